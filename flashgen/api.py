@@ -1,0 +1,244 @@
+"""``build(spec) -> Kernel``: the whole path, from a spec to something that can be called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from flashgen.arch import Arch, arch_for_capability, get_arch
+from flashgen.errors import EmulationError, LaunchError, PlanError, SpecError
+from flashgen.launch.variant import Loadable, Variant
+from flashgen.plan.model import AttentionPlan, Role
+from flashgen.spec import AttentionSpec, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.compile.binary import Binary, Resources
+    from flashgen.launch.executor import Executor
+    from flashgen.launch.target import Target
+    from flashgen.render import KernelSource
+
+TargetName = Literal["gpu", "emulator"]
+#: What the emulator runs when no arch is named: the oldest that has every feature of the mma.sync kernels.
+EMULATED_ARCH = "sm_80"
+
+_kernels: dict[tuple[AttentionSpec, Schedule | None, str, str], Kernel] = {}
+_lock = threading.Lock()
+
+
+def build(
+    spec: AttentionSpec,
+    schedule: Schedule | None = None,
+    *,
+    arch: str | Arch | None = None,
+    target: TargetName = "gpu",
+) -> Kernel:
+    """Plans, renders and compiles the kernels of a spec; equal arguments give the same Kernel again.
+
+    ``arch=None`` means the current GPU's (NoGpuError without one). With an arch named, no GPU is needed to
+    build, inspect and save; only calling the kernel needs one.
+    """
+    if not isinstance(spec, AttentionSpec):
+        raise SpecError(f"spec={spec!r} is not an AttentionSpec; write AttentionSpec(head_dim=128, dtype='bf16')")
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise SpecError(f"schedule={schedule!r} is not a Schedule; write Schedule(tile_q=128), or leave it out")
+    if target not in ("gpu", "emulator"):
+        raise SpecError(f"target={target!r} is unknown; use 'gpu' or 'emulator'")
+    row = _arch(arch, target)
+    key = (spec, schedule, row.name, target)
+    kernel = _kernels.get(key)
+    if kernel is None:
+        # Two threads may build the same kernel; the cache compiles it once, and the first one here stays.
+        built = Kernel(make_variant(spec, schedule, row, target), target, schedule)
+        with _lock:
+            kernel = _kernels.setdefault(key, built)
+    return kernel
+
+
+def _arch(arch: str | Arch | None, target: TargetName) -> Arch:
+    if arch is not None:
+        return get_arch(arch)
+    if target == "emulator":
+        return get_arch(EMULATED_ARCH)
+    from flashgen.launch.driver import current_device, get_driver
+
+    driver = get_driver()
+    return arch_for_capability(driver.capability(current_device()))
+
+
+def make_variant(
+    spec: AttentionSpec,
+    schedule: Schedule | None,
+    arch: Arch,
+    target: TargetName,
+    access_bytes: int | None = None,
+) -> Variant:
+    """All kernels of a spec for arguments aligned to ``access_bytes``, by default as the head dims allow."""
+    from flashgen.plan import plan
+    from flashgen.sources import sources_of
+
+    attention = plan(spec, schedule, arch, access_bytes=access_bytes)
+    sources = sources_of(attention)
+    if target == "emulator":
+        return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources.items()})
+    from flashgen.cache import default_cache
+
+    cache = default_cache()
+    loadables = {}
+    for role, source in sources.items():
+        binary, _ = cache.get_or_compile(source, _compile)
+        loadables[role] = Loadable(source.plan, source, binary)
+    return Variant(attention, loadables)
+
+
+def _compile(source: KernelSource) -> Binary:
+    """Compiles from a fresh rendering if that is the same text: it knows the template line of every error."""
+    from flashgen.compile import compile_source
+    from flashgen.render import render
+
+    fresh = render(source.plan)
+    return compile_source(fresh if fresh.text == source.text else source)
+
+
+class Kernel:
+    """A built spec: callable, inspectable, and fit to be saved. Safe to call from many threads."""
+
+    def __init__(self, variant: Variant, target: TargetName, asked: Schedule | None = None) -> None:
+        self.plan: AttentionPlan = variant.plan
+        self._variant = variant
+        self._asked = asked
+        self._target_name: TargetName = target
+        self._executor_made: Executor | None = None
+        self._making = threading.Lock()
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """What is computed."""
+        return self.plan.spec
+
+    @property
+    def schedule(self) -> Schedule:
+        """How it is laid out, as completed by the plan."""
+        return self.plan.schedule
+
+    @property
+    def arch(self) -> Arch:
+        """The GPU generation it was built for."""
+        return self.plan.arch
+
+    @property
+    def source(self) -> dict[Role, str]:
+        """The CUDA C++ of each kernel."""
+        return {role: kernel.source.text for role, kernel in self._variant.kernels.items()}
+
+    @property
+    def binaries(self) -> dict[Role, Binary]:
+        """The compiled kernels; empty for the emulator."""
+        return {role: k.binary for role, k in self._variant.kernels.items() if k.binary is not None}
+
+    @property
+    def report(self) -> dict[Role, Resources]:
+        """Registers, spills and shared memory of each compiled kernel."""
+        return {role: binary.resources for role, binary in self.binaries.items()}
+
+    def __call__(self, q: Any, k: Any, v: Any, *, scale: float | None = None, stream: Any = None) -> tuple[Any, Any]:
+        """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
+
+        q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``, any strides whose last one is 1.
+        Runs on the arguments' device and on their library's current stream; ``stream`` is for arrays of
+        libraries other than torch and CuPy. No gradients are recorded.
+        """
+        return (self._executor_made or self._executor()).forward(q, k, v, scale, stream)
+
+    def backward(
+        self,
+        do: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        *,
+        scale: float | None = None,
+        stream: Any = None,
+    ) -> tuple[Any, Any, Any]:
+        """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's."""
+        return (self._executor_made or self._executor()).backward(do, q, k, v, out, lse, scale, stream)
+
+    def warmup(self, device: int | None = None, *, access_bytes: int | Iterable[int] | None = None) -> Kernel:
+        """Compiles and loads now what calls would otherwise load on first use; needed before graph capture.
+
+        ``device`` is a CUDA ordinal (default: the current one). ``access_bytes`` names alignments below the
+        default that unaligned views will need.
+        """
+        executor = self._executor()
+        if self._target_name == "emulator":
+            device = -1
+        elif device is None:
+            from flashgen.launch.driver import current_device
+
+            device = current_device()
+        wanted = (access_bytes,) if access_bytes is None or isinstance(access_bytes, int) else access_bytes
+        for access in wanted:
+            if access not in (None, 2, 4, 8, 16):
+                raise LaunchError(f"access_bytes={access!r} is not supported; use 2, 4, 8 or 16")
+            executor.load(device, access)
+        return self
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes each kernel's ``.cu`` and ``.cubin`` and a ``manifest.json``; returns the directory."""
+        from flashgen.manifest import save
+
+        return save(self.plan, self._variant.kernels, Path(directory))
+
+    @property
+    def target(self) -> Target:
+        """Where calls run."""
+        return self._executor().target
+
+    def _executor(self) -> Executor:
+        if self._executor_made is None:
+            from flashgen.launch.executor import Executor
+            from flashgen.plan import workspace_floats
+
+            with self._making:
+                if self._executor_made is None:
+                    target = _make_target(self._target_name)
+                    self._executor_made = Executor(self._variant, self._realigned, target, workspace_floats)
+        return self._executor_made
+
+    def _realigned(self, access_bytes: int) -> Variant:
+        """The kernels for less aligned arguments, by the schedule that was asked for.
+
+        Asynchronous copies have a least width, so the stages asked for may not exist; then the plan chooses.
+        """
+
+        def made(schedule: Schedule | None) -> Variant:
+            return make_variant(self.spec, schedule, self.arch, self._target_name, access_bytes)
+
+        try:
+            return made(self._asked)
+        except PlanError:
+            if self._asked is None:
+                raise
+            backward = replace(self._asked.backward, stages=None)
+            return made(replace(self._asked, stages=None, backward=backward))
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.spec.describe()}, {self.arch.name}, target={self._target_name!r})"
+
+
+def _make_target(name: TargetName) -> Target:
+    if name == "gpu":
+        from flashgen.launch.gpu import GpuTarget
+
+        return GpuTarget()
+    from flashgen.launch.host import HostTarget
+
+    try:
+        from flashgen import emulator
+    except ImportError as error:
+        raise EmulationError(f"the emulator is not available ({error}); build with target='gpu'") from error
+    return HostTarget(emulator.load)

@@ -1,0 +1,101 @@
+"""Facts per GPU generation, one row each; nothing else in the project knows a shared-memory size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """What a plan must know of a GPU generation."""
+
+    name: str
+    #: The numeric compute capability, 10 * major + minor.
+    capability: int
+    #: Shared memory one block may ask for (opt-in maximum), and one multiprocessor has, in bytes.
+    max_smem_per_block: int
+    smem_per_multiprocessor: int
+    max_threads_per_multiprocessor: int
+    max_blocks_per_multiprocessor: int
+    #: Asynchronous global-to-shared copies (cp.async).
+    has_cp_async: bool
+    #: bf16 tensor-core operands.
+    has_bf16: bool
+    #: Four-wide float reductions to global memory (red.global.add.v4.f32).
+    has_vector_reduction: bool
+    example: str
+
+    registers_per_multiprocessor = 65536
+    max_registers_per_thread = 255
+    #: What the driver keeps of each block's shared memory.
+    reserved_smem_per_block = 1024
+
+    @property
+    def major(self) -> int:
+        """Cubins run only within their major capability."""
+        return self.capability // 10
+
+    def runs_on(self, capability: int) -> bool:
+        """Whether a cubin for this architecture loads on a device of that compute capability."""
+        if self.name.endswith("a"):
+            return self.capability == capability
+        return self.major == capability // 10 and self.capability <= capability
+
+
+def _row(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int, example: str) -> Arch:
+    digits = int(name.removeprefix("sm_").removesuffix("a"))
+    return Arch(
+        name=name,
+        capability=digits,
+        max_smem_per_block=block_kib * 1024,
+        smem_per_multiprocessor=sm_kib * 1024,
+        max_threads_per_multiprocessor=threads,
+        max_blocks_per_multiprocessor=blocks,
+        has_cp_async=digits >= 80,
+        has_bf16=digits >= 80,
+        has_vector_reduction=digits >= 90,
+        example=example,
+    )
+
+
+ARCHS: dict[str, Arch] = {
+    row.name: row
+    for row in (
+        _row("sm_75", 64, 64, 1024, 16, "T4, RTX 20"),
+        _row("sm_80", 163, 164, 2048, 32, "A100"),
+        _row("sm_86", 99, 100, 1536, 16, "A10, RTX 30"),
+        _row("sm_87", 163, 164, 1536, 16, "Jetson Orin"),
+        _row("sm_89", 99, 100, 1536, 24, "L4, L40, RTX 40"),
+        _row("sm_90", 227, 228, 2048, 32, "H100, H200"),
+        _row("sm_90a", 227, 228, 2048, 32, "H100, H200, with Hopper-only instructions"),
+        _row("sm_100", 227, 228, 2048, 32, "B200"),
+        _row("sm_100a", 227, 228, 2048, 32, "B200, with Blackwell-only instructions"),
+        _row("sm_103", 227, 228, 2048, 32, "B300"),
+        _row("sm_120", 99, 100, 1536, 24, "RTX 50"),
+    )
+}
+
+
+def get_arch(name: str | Arch) -> Arch:
+    """The row for a name like ``sm_80`` (``80`` and ``8.0`` are understood too)."""
+    if isinstance(name, Arch):
+        return name
+    text = str(name).lower().strip()
+    text = text if text.startswith("sm_") else "sm_" + text.replace(".", "").removeprefix("sm")
+    if text not in ARCHS:
+        raise PlanError(f"arch={name!r} is not known; use one of {', '.join(ARCHS)}")
+    return ARCHS[text]
+
+
+def arch_for_capability(capability: int) -> Arch:
+    """The best row whose cubins load on a device of this compute capability."""
+    fitting = [a for a in ARCHS.values() if a.runs_on(capability) and not a.name.endswith("a")]
+    if not fitting:
+        major, minor = divmod(capability, 10)
+        raise PlanError(
+            f"compute capability {major}.{minor} is not supported; flashgen knows {', '.join(ARCHS)} "
+            "and later minor versions of each"
+        )
+    return max(fitting, key=lambda a: a.capability)

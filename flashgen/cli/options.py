@@ -1,0 +1,111 @@
+"""The options that describe a kernel: declared once, taken by every command that needs a kernel."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from typer import Option
+
+from flashgen.cli.request import Request, make_request
+
+SPEC = "Spec: what to compute"
+SCHEDULE = "Schedule: how (what is left out is chosen)"
+
+
+def _option(panel: str, name: str, help: str, metavar: str | None = None) -> Any:
+    return Option(name, help=help, metavar=metavar, rich_help_panel=panel)
+
+
+def kernel_options(
+    head_dim: Annotated[int | None, _option(SPEC, "--head-dim", "Length of query and key vectors, 1 to 256.")] = None,
+    head_dim_v: Annotated[int | None, _option(SPEC, "--head-dim-v", "Length of value vectors, if different.")] = None,
+    dtype: Annotated[str | None, _option(SPEC, "--dtype", "bf16 (default), fp16 or fp32.", "NAME")] = None,
+    causal: Annotated[bool, _option(SPEC, "--causal", "No query attends to a later key (bottom-right).")] = False,
+    window: Annotated[
+        list[str] | None,
+        _option(
+            SPEC,
+            "--window",
+            "Keys before and after a query's own; -1 is no limit. ALIGN: bottom-right (default) or top-left. "
+            "Repeatable; masks intersect.",
+            "LEFT,RIGHT[,ALIGN]",
+        ),
+    ] = None,
+    forward_only: Annotated[bool, _option(SPEC, "--forward-only", "Leave the backward pass out.")] = False,
+    deterministic: Annotated[bool, _option(SPEC, "--deterministic", "Backward bitwise reproducible.")] = False,
+    spec: Annotated[
+        Path | None, _option(SPEC, "--spec", "Read the spec from a file, instead of the above.", "FILE.toml")
+    ] = None,
+    tile_q: Annotated[int | None, _option(SCHEDULE, "--tile-q", "Query rows a block works on.")] = None,
+    tile_kv: Annotated[int | None, _option(SCHEDULE, "--tile-kv", "Keys taken per step.")] = None,
+    stages: Annotated[int | None, _option(SCHEDULE, "--stages", "Depth of the key/value ring, 1 to 4.")] = None,
+    warps: Annotated[int | None, _option(SCHEDULE, "--warps", "Warps per block: 1, 2, 4, 8 or 16.")] = None,
+    warp_partition: Annotated[
+        str | None,
+        _option(SCHEDULE, "--warp-partition", "Warps own query rows, or key columns.", "split-q|split-k"),
+    ] = None,
+    backward_tile_q: Annotated[int | None, _option(SCHEDULE, "--backward-tile-q", "--tile-q, backward.")] = None,
+    backward_tile_kv: Annotated[int | None, _option(SCHEDULE, "--backward-tile-kv", "--tile-kv, backward.")] = None,
+    backward_stages: Annotated[int | None, _option(SCHEDULE, "--backward-stages", "--stages, backward.")] = None,
+    backward_warps: Annotated[int | None, _option(SCHEDULE, "--backward-warps", "--warps, backward.")] = None,
+    arch: Annotated[
+        list[str] | None,
+        _option(
+            SCHEDULE,
+            "--arch",
+            "GPU generation; repeatable. Default: the GPU found, else sm_80, sm_90a.",
+            "NAME",
+        ),
+    ] = None,
+) -> Request:
+    """The request that these options make."""
+    return make_request(
+        spec_options={
+            "head_dim": head_dim,
+            "head_dim_v": head_dim_v,
+            "dtype": dtype,
+            "causal": causal,
+            "window": window or [],
+            "forward_only": forward_only,
+            "deterministic": deterministic,
+        },
+        spec_file=spec,
+        forward={
+            "tile_q": tile_q,
+            "tile_kv": tile_kv,
+            "stages": stages,
+            "warps": warps,
+            "warp_partition": warp_partition,
+        },
+        backward={
+            "tile_q": backward_tile_q,
+            "tile_kv": backward_tile_kv,
+            "stages": backward_stages,
+            "warps": backward_warps,
+        },
+        arch_names=arch or [],
+    )
+
+
+def with_kernel_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a Request, as one that takes the kernel options in its place."""
+    shared = inspect.signature(kernel_options).parameters
+    own = list(inspect.signature(command).parameters.values())[1:]
+    hints = get_type_hints(kernel_options, include_extras=True) | get_type_hints(command, include_extras=True)
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        request = kernel_options(**{name: values.pop(name) for name in shared})
+        command(request, **values)
+
+    # typer reads both; positions do not matter, since it passes every value by name.
+    parameters = [*shared.values(), *own]
+    wrapper.__annotations__ = {p.name: hints[p.name] for p in parameters} | {"return": None}
+    wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    return wrapper

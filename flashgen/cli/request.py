@@ -1,0 +1,160 @@
+"""From option values to a spec, a schedule and architectures; everything wrong is said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from flashgen.arch import Arch, get_arch
+from flashgen.errors import PlanError, SpecError
+from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, WarpPartition, causal, full, window
+from flashgen.spec.mask import Align
+from flashgen.spec.schedule import PartitionKind
+
+T = TypeVar("T")
+
+#: How many warps share the tile when only their partition is named.
+DEFAULT_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for; no schedule and no architectures mean: choose."""
+
+    spec: AttentionSpec
+    schedule: Schedule | None = None
+    archs: tuple[Arch, ...] = ()
+
+
+@dataclass(slots=True)
+class Violations:
+    """Everything found wrong so far."""
+
+    found: list[str] = field(default_factory=list)
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        """What ``make`` returns, or None with its complaints noted."""
+        try:
+            return make()
+        except SpecError as error:
+            self.found += error.violations
+        except PlanError as error:
+            self.found.append(str(error))
+        return None
+
+    def check(self) -> None:
+        """Raise if anything was found."""
+        if self.found:
+            raise SpecError(*dict.fromkeys(self.found))
+
+
+def make_request(
+    spec_options: dict[str, Any],
+    spec_file: Path | None,
+    forward: dict[str, Any],
+    backward: dict[str, Any],
+    arch_names: Iterable[str],
+) -> Request:
+    """A request from options by their Python names, unset ones None, False or empty."""
+    violations = Violations()
+    from_file = Schedule()
+    spec: AttentionSpec | None = None
+    if spec_file is None:
+        spec = _spec_from_options(violations, **spec_options)
+    else:
+        loaded = violations.attempt(lambda: _spec_from_file(spec_file, spec_options))
+        if loaded is not None:
+            spec, from_file = loaded
+    schedule = _schedule(violations, from_file, forward, backward)
+    archs = [violations.attempt(lambda name=name: get_arch(name)) for name in arch_names]  # type: ignore[misc]
+    violations.check()
+    assert spec is not None
+    return Request(spec, schedule, tuple(dict.fromkeys(a for a in archs if a is not None)))
+
+
+def _spec_from_file(path: Path, spec_options: dict[str, Any]) -> tuple[AttentionSpec, Schedule]:
+    from flashgen.spec.files import load_spec
+
+    given = ["--" + name.replace("_", "-") for name, value in spec_options.items() if value]
+    if given:
+        raise SpecError(f"{', '.join(given)} cannot go with --spec; put them into {path}, or leave --spec out")
+    return load_spec(path)
+
+
+def _spec_from_options(
+    violations: Violations,
+    *,
+    head_dim: int | None,
+    head_dim_v: int | None,
+    dtype: str | None,
+    causal: bool,
+    window: list[str],
+    forward_only: bool,
+    deterministic: bool,
+) -> AttentionSpec | None:
+    if head_dim is None:
+        violations.found.append("head_dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
+    if head_dim_v == 0:  # AttentionSpec reads 0 as "same as head_dim"; a person who typed it did not mean that
+        violations.found.append("head_dim_v=0 is out of range; use a whole number from 1 to 256")
+    mask = _mask(violations, causal, window)
+    return violations.attempt(
+        lambda: AttentionSpec(
+            1 if head_dim is None else head_dim,
+            head_dim_v=head_dim_v or 0,
+            dtype=dtype or "bf16",
+            mask=mask,
+            direction="forward" if forward_only else "both",
+            deterministic=deterministic,
+        )
+    )
+
+
+def _mask(violations: Violations, is_causal: bool, windows: list[str]) -> Mask:
+    parts = [causal()] if is_causal else []
+    for text in windows:
+        part = violations.attempt(lambda text=text: parse_window(text))  # type: ignore[misc]
+        parts += [part] if part is not None else []
+    return reduce(and_, parts, full())
+
+
+def parse_window(text: str) -> Mask:
+    """A mask from ``LEFT,RIGHT`` or ``LEFT,RIGHT,ALIGN``; -1 is no limit."""
+    sides, align = text.split(","), "bottom-right"
+    if len(sides) == 3:
+        align = sides.pop().strip()
+    try:
+        left, right = (int(side) for side in sides)
+    except ValueError:
+        raise SpecError(
+            f"window={text!r} is not LEFT,RIGHT; write two whole numbers such as 512,0 (-1 is no limit)"
+        ) from None
+    return window(left, right, align=cast(Align, align))
+
+
+def _schedule(
+    violations: Violations, base: Schedule, forward: dict[str, Any], backward: dict[str, Any]
+) -> Schedule | None:
+    """``base`` with every option that is given in place of what it says; None when nothing is said at all."""
+    partition = violations.attempt(lambda: _partition(base.warps, forward["warps"], forward["warp_partition"]))
+    tiles = _over(base, {name: forward[name] for name in ("tile_q", "tile_kv", "stages")})
+    back = violations.attempt(lambda: BackwardSchedule(**_over(base.backward, backward)))
+    schedule = violations.attempt(lambda: Schedule(**tiles, warps=partition, backward=back or BackwardSchedule()))
+    return None if schedule == Schedule() else schedule
+
+
+def _over(base: object, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: getattr(base, name) if value is None else value for name, value in options.items()}
+
+
+def _partition(base: WarpPartition | None, count: int | None, kind: str | None) -> WarpPartition | None:
+    if count is None and kind is None:
+        return base
+    if kind is None:
+        kind = base.kind if base else "split_q"
+    if count is None:
+        count = base.count if base else DEFAULT_WARPS
+    return WarpPartition(cast(PartitionKind, kind.replace("-", "_")), count)

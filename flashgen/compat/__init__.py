@@ -1,0 +1,1 @@
+"""Other libraries' function names over flashgen's kernels."""

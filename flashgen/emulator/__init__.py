@@ -1,0 +1,11 @@
+"""Run a kernel's source on the CPU, thread by thread, and report what a GPU would hide.
+
+``load(source)`` compiles the very text that NVRTC compiles, against host meanings of the primitives.
+"""
+
+from __future__ import annotations
+
+from flashgen.emulator.guard import guarded_copy
+from flashgen.emulator.kernel import Buffer, EmulatedKernel, load
+
+__all__ = ["Buffer", "EmulatedKernel", "guarded_copy", "load"]

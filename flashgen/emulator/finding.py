@@ -1,0 +1,80 @@
+"""A finding of the runtime as an EmulationError that says what, where, who and how to see it again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from flashgen.emulator.library import PlaceRecord, ReportRecord
+from flashgen.errors import EmulationError
+
+#: Files of the emulator itself; people look for their own lines.
+_INTERNAL = ("flashgen/emu/primitives.h", "flashgen/emu/abi.h", "flashgen emulator entry")
+
+
+Grid: TypeAlias = tuple[int, int, int]
+
+
+def emulation_error(report: ReportRecord, kernel: str, grid: Grid, options: Mapping[str, object]) -> EmulationError:
+    """The error for a report that the runtime filled in; ``options`` repeat the launch."""
+    lines = [f"{_text(report.kind)}: {_text(report.what)}", *_describe(report.place, grid)]
+    if report.other_role:
+        lines += [f"  {_text(report.other_role)}:", *_describe(report.other, grid)]
+    repeat = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    lines.append(f"  in kernel {kernel}, {repeat}")
+    return EmulationError("\n".join(lines))
+
+
+def _describe(place: PlaceRecord, grid: Grid) -> list[str]:
+    """Where and who, a line each."""
+    calls = _inlined_places(place) or _called_from(place)
+    lines = [f"  {'at' if i == 0 else 'called from'} {call}" for i, call in enumerate(calls)]
+    if place.thread >= 0:
+        warp, lane = divmod(place.thread, 32)
+        lines.append(f"  by {_block(place, grid)}, warp {warp}, lane {lane} (thread {place.thread})")
+    elif place.block >= 0:
+        lines.append(f"  by {_block(place, grid)}")
+    return lines
+
+
+def _block(place: PlaceRecord, grid: Grid) -> str:
+    if grid[1:] == (1, 1):
+        return f"block {place.block}"
+    rest, x = divmod(place.block, grid[0])
+    z, y = divmod(rest, grid[1])
+    return f"block ({x}, {y}, {z})"
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _called_from(place: PlaceRecord) -> list[str]:
+    return [f"{_text(place.file)}:{place.line}"] if place.line >= 0 else []
+
+
+def _inlined_places(place: PlaceRecord) -> list[str]:
+    """The chain of inlined calls at the place's code address, innermost first; empty where no tool tells."""
+    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    if not place.library or not place.code_offset or tool is None:
+        return []
+    command = [tool, "-i", "-e", _text(place.library), hex(place.code_offset)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = (line.split(" (discriminator")[0].strip() for line in done.stdout.splitlines())
+    # Compilers put the directory that they ran in before the relative names of #line.
+    known = [_shorten(line) for line in lines if not line.startswith("?") and not line.endswith((":0", ":?"))]
+    return [line for line in known if not any(name in line for name in _INTERNAL)]
+
+
+def _shorten(place: str) -> str:
+    """``templates/...`` and ``flashgen/...`` paths from where they start; others as they are."""
+    for root in ("templates/", "flashgen/", "kernels/"):
+        _, found, rest = place.partition(f"/{root}")
+        if found:
+            return root + rest
+    return place

@@ -1,0 +1,141 @@
+"""A kernel compiled for the CPU, and how it is launched."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashgen.emulator.build import kernel_library
+from flashgen.emulator.finding import emulation_error
+from flashgen.emulator.library import (
+    SCHEDULES,
+    BufferRecord,
+    LaunchRecord,
+    ReportRecord,
+    launch_lock,
+    load_runtime,
+)
+from flashgen.errors import LaunchError
+
+if TYPE_CHECKING:
+    from flashgen.render import KernelSource
+
+#: Parameter structs may hold tensor maps, which are 64-byte aligned.
+_PARAMS_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of the caller that a kernel may touch; everything else is out of bounds."""
+
+    name: str
+    address: int
+    bytes: int
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """A kernel's library, loaded."""
+
+    library: ctypes.CDLL
+    entry: int | None
+    params_bytes: int
+
+
+def _load(path: Path) -> _Build:
+    library = ctypes.CDLL(str(path))
+    entry = ctypes.cast(library.flashgen_emu_entry, ctypes.c_void_p).value
+    return _Build(library, entry, ctypes.c_uint.in_dll(library, "flashgen_emu_params_bytes").value)
+
+
+class EmulatedKernel:
+    """One kernel, ready to run on the CPU."""
+
+    def __init__(self, name: str, text: str, *, threads: int = 0, smem_bytes: int = 0) -> None:
+        self.name = name
+        self._threads = threads
+        self._smem_bytes = smem_bytes
+        self._text = text
+        # The runtime first: the kernel's library asks for it by name.
+        self._runtime = load_runtime()
+        self._builds: dict[bool, _Build] = {}
+        self._build(race=False)
+
+    def launch(
+        self,
+        blocks: int | tuple[int, int, int],
+        params: bytes,
+        buffers: Sequence[Buffer] = (),
+        *,
+        threads: int | None = None,
+        smem_bytes: int | None = None,
+        schedule: str = "sequential",
+        seed: int = 0,
+        race: bool = False,
+        resident: int | None = None,
+    ) -> None:
+        """Run the grid to its end; EmulationError when the kernel did what it must not.
+
+        ``blocks`` counts them along x, or along x, y and z.
+
+        ``threads`` and ``smem_bytes`` are the plan's unless given. ``schedule`` says in which order threads
+        run: sequential, reverse, random or priority, the last two drawn from ``seed``. ``resident`` blocks
+        run at the same time, by default one, and two under the schedules drawn from a seed. Without
+        ``buffers``, global addresses are not checked.
+
+        ``race=True`` runs a build that tells of each load and store: unordered accesses of shared memory or,
+        by several blocks, of writable buffers; reads of shared memory that nobody wrote; bytes used while a
+        copy is in flight; addresses out of bounds or misaligned.
+        """
+        if schedule not in SCHEDULES:
+            raise LaunchError(f"schedule={schedule!r} is not known; use one of {', '.join(SCHEDULES)}")
+        build = self._build(race)
+        if len(params) != build.params_bytes:
+            raise LaunchError(
+                f"params has {len(params)} bytes, but the parameter struct of {self.name} has"
+                f" {build.params_bytes}; pack it from the plan's parameter table"
+            )
+        storage = ctypes.create_string_buffer(len(params) + _PARAMS_ALIGNMENT)
+        aligned = -(-ctypes.addressof(storage) // _PARAMS_ALIGNMENT) * _PARAMS_ALIGNMENT
+        ctypes.memmove(aligned, params, len(params))
+        records = (BufferRecord * len(buffers))(
+            *(BufferRecord(b.name.encode(), b.address, b.bytes, b.writable) for b in buffers)
+        )
+        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+        if resident is None:
+            resident = 2 if schedule in ("random", "priority") else 1
+        request = LaunchRecord(
+            entry=build.entry,
+            params=aligned,
+            params_bytes=len(params),
+            grid=grid,
+            threads=self._threads if threads is None else threads,
+            shared_bytes=self._smem_bytes if smem_bytes is None else smem_bytes,
+            schedule=SCHEDULES[schedule],
+            seed=seed % 2**64,
+            race=race,
+            resident=resident,
+            buffers=records,
+            buffer_count=len(buffers),
+        )
+        report = ReportRecord()
+        with launch_lock:
+            failed = self._runtime.flashgen_emu_launch(ctypes.byref(request), ctypes.byref(report))
+        if failed:
+            repeat = {"schedule": schedule, "seed": seed, "race": race, "resident": resident}
+            raise emulation_error(report, self.name, grid, repeat)
+
+    def _build(self, race: bool) -> _Build:
+        if race not in self._builds:
+            self._builds[race] = _load(kernel_library(self.name, self._text, race=race))
+        return self._builds[race]
+
+
+def load(source: KernelSource) -> EmulatedKernel:
+    """Compile ``source`` for the CPU (once; it is cached) and load it."""
+    plan = source.plan
+    return EmulatedKernel(source.name, source.text, threads=plan.threads, smem_bytes=plan.smem.bytes)

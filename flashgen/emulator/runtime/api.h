@@ -1,0 +1,58 @@
+// What Python asks of the runtime library (flashgen/emulator/library.py holds the same layouts for ctypes).
+#pragma once
+#include <cstdint>
+
+enum FlashgenEmuSchedule : int32_t { kSequential, kReverse, kRandom, kPriority };
+
+// An array of the caller that the kernel may touch.
+struct FlashgenEmuBuffer {
+  const char* name;
+  uint64_t address;
+  uint64_t bytes;
+  int32_t writable;
+};
+
+struct FlashgenEmuLaunch {
+  void (*entry)(const void* params);
+  const void* params;
+  uint64_t params_bytes;
+  // Blocks along x, y and z.
+  int64_t grid[3];
+  int32_t threads;
+  int32_t shared_bytes;
+  int32_t schedule;
+  uint64_t seed;
+  // The kernel was built with access hooks: watch every load and store.
+  int32_t race;
+  // Blocks that run at the same time; their threads take turns.
+  int32_t resident;
+  const FlashgenEmuBuffer* buffers;
+  int32_t buffer_count;
+};
+
+// Who was where. Unknown numbers are -1, an unknown file is empty, an unknown code address is 0.
+struct FlashgenEmuPlace {
+  char file[512];
+  int32_t line;
+  int64_t block;
+  int32_t thread;
+  // A library and an address in it, from which a debugger's tools know the chain of inlined calls.
+  char library[1024];
+  uint64_t code_offset;
+};
+
+// What a finding says. `other` is the other side of a race, if `other_role` is not empty.
+struct FlashgenEmuReport {
+  char kind[64];
+  char what[6000];
+  FlashgenEmuPlace place;
+  char other_role[64];
+  FlashgenEmuPlace other;
+};
+
+#pragma GCC visibility push(default)
+extern "C" {
+// 0, or 1 with the report filled in. One launch at a time per process.
+int flashgen_emu_launch(const FlashgenEmuLaunch* launch, FlashgenEmuReport* report);
+}
+#pragma GCC visibility pop

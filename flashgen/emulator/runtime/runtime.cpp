@@ -1,0 +1,215 @@
+// The emulator's runtime, one translation unit: a launch runs every block of the grid, thread by thread.
+#include "api.h"
+#include "block.h"
+#include "copies.h"
+#include "deadlock.h"
+#include "faults.h"
+#include "hooks.h"
+#include "warp.h"
+
+FlashgenEmuThread* flashgen_emu_thread = nullptr;
+
+namespace flashgen::emu {
+
+// A block of whom the last thread has returned gives its place to the next; the main stack sees to that,
+// because the returning thread's own stack is about to be used again.
+[[noreturn]] static void thread_main() {
+  runtime.launch.entry(runtime.launch.params);
+  Thread& thread = self();
+  Block& block = *thread.block;
+  thread.site = {nullptr, 0};
+  thread.code = nullptr;
+  thread.state = State::done;
+  thread.warp->live &= ~(1u << thread.lane);
+  if (thread.warp->arrived != 0) {
+    fail("divergent collective",
+         "this lane returned from the kernel while %d lanes of its warp wait at %s (%s:%d)",
+         __builtin_popcount(thread.warp->arrived), name_of(thread.warp->op),
+         base_name(thread.warp->site.file), thread.warp->site.line);
+  }
+  if (--block.live == 0) leave();
+  release_if_complete(block);
+  Thread* next = find_ready(true);
+  if (next == nullptr) report_deadlock();
+  resume(*next);
+  __builtin_unreachable();
+}
+
+static void start_thread(Block& block, i32 index, size_t stack) {
+  Thread& thread = block.threads[index];
+  thread.thread_idx = index;
+  const int64_t* grid = runtime.launch.grid;
+  thread.block_idx_x = static_cast<i32>(block.index % grid[0]);
+  thread.block_idx_y = static_cast<i32>(block.index / grid[0] % grid[1]);
+  thread.block_idx_z = static_cast<i32>(block.index / grid[0] / grid[1]);
+  thread.shared_memory = block.shared;
+  thread.block = &block;
+  thread.warp_idx = index / kWarpSize;
+  thread.warp = &block.warps[thread.warp_idx];
+  thread.lane = index % kWarpSize;
+  thread.state = State::ready;
+  thread.site = {nullptr, 0};
+  thread.code = nullptr;
+  thread.copies.clear();
+  thread.groups.clear();
+  thread.uncommitted = 0;
+  thread.stack = reinterpret_cast<u64>(stacks.bottom(stack));
+  prepare(thread.context, stacks.bottom(stack) + page_bytes(), stacks.top(stack), thread_main);
+}
+
+static void start_block(size_t place, i64 index) {
+  Block& block = runtime.blocks[place];
+  const i32 threads = runtime.launch.threads;
+  block.index = index;
+  block.live = threads;
+  block.barrier = {};
+  block.shared = shared_pool.slot(place, shared_bytes());
+  shared_pool.poison(place);
+  block.started = true;
+  for (Warp& warp : block.warps) {
+    warp.ready = warp.live = kAllLanes;
+    warp.arrived = 0;
+    warp.priority = static_cast<i32>(random_bits() & 0xffff);
+  }
+  const auto warps = static_cast<u32>(threads / kWarpSize);
+  block.ready_warps = warps == 32 ? kAllLanes : (1u << warps) - 1;
+  for (i32 i = 0; i < threads; ++i)
+    start_thread(block, i, place * static_cast<size_t>(threads) + static_cast<size_t>(i));
+  if (runtime.launch.race) {
+    start_clocks(block);
+    block.shadow = block_shadows[place].get();
+    block.shadow->forget();
+  }
+}
+
+// What lies around shared memory, up to the pages that trap, must be as it was.
+static void check_surroundings(size_t place) {
+  Block& block = runtime.blocks[place];
+  if (!block.started) return;
+  block.started = false;
+  const i64 stray = shared_pool.stray_write(place, block.shared, shared_bytes());
+  if (stray == SharedPool::kNone) return;
+  report_for_block(block, "shared memory out of bounds",
+                   "a store to offset %lld of %u bytes of shared memory", static_cast<long long>(stray),
+                   shared_bytes());
+}
+
+// The order in which blocks start.
+static void choose_order() {
+  const i64 blocks = runtime.block_count;
+  runtime.order.resize(static_cast<size_t>(blocks));
+  for (i64 i = 0; i < blocks; ++i) {
+    runtime.order[static_cast<size_t>(i)] = runtime.launch.schedule == kReverse ? blocks - 1 - i : i;
+  }
+  if (!runtime.randomised) return;
+  for (size_t i = runtime.order.size(); i > 1; --i)
+    std::swap(runtime.order[i - 1], runtime.order[random_bits() % i]);
+}
+
+static void run_grid() {
+  runtime.started = 0;
+  size_t resident = 0;
+  while (!runtime.failed) {
+    resident = 0;
+    for (size_t place = 0; place < runtime.blocks.size() && !runtime.failed; ++place) {
+      if (runtime.blocks[place].live == 0) check_surroundings(place);
+    }
+    if (runtime.failed) return;
+    for (size_t place = 0; place < runtime.blocks.size(); ++place) {
+      if (runtime.blocks[place].live == 0 && runtime.started < runtime.order.size()) {
+        start_block(place, runtime.order[runtime.started++]);
+      }
+      resident += runtime.blocks[place].live > 0;
+    }
+    if (resident == 0) return;
+    runtime.current = nullptr;
+    resume(*find_ready(false));
+  }
+}
+
+static bool refuse(const char* what, long long value) {
+  FlashgenEmuReport& report = *runtime.report;
+  snprintf(report.kind, sizeof report.kind, "launch refused");
+  snprintf(report.what, sizeof report.what, what, value);
+  runtime.failed = true;
+  return false;
+}
+
+static bool prepare_shadows() {
+  block_shadows.resize(runtime.blocks.size());
+  for (size_t place = 0; place < block_shadows.size(); ++place) {
+    std::unique_ptr<Shadow>& shadow = block_shadows[place];
+    if (shadow == nullptr) shadow = std::make_unique<Shadow>();
+    const u8* shared = shared_pool.slot(place, shared_bytes());
+    if (!shadow->prepare(reinterpret_cast<u64>(shared), shared_bytes())) return false;
+  }
+  buffer_shadows.clear();
+  for (const FlashgenEmuBuffer& buffer : runtime.buffers) {
+    buffer_shadows.push_back(std::make_unique<Shadow>());
+    if (buffer.writable && !buffer_shadows.back()->prepare(buffer.address, buffer.bytes)) return false;
+  }
+  return true;
+}
+
+static bool prepare_launch(const FlashgenEmuLaunch& launch) {
+  if (launch.threads <= 0 || launch.threads > kMaxThreads || launch.threads % kWarpSize != 0)
+    return refuse("threads=%lld is not a multiple of 32 from 32 to 1024", launch.threads);
+  if (launch.shared_bytes < 0 || launch.shared_bytes > kMaxSharedBytes)
+    return refuse("smem_bytes=%lld is more shared memory than any GPU gives a block (232448)",
+                  launch.shared_bytes);
+  if (launch.resident < 1) return refuse("resident=%lld is not a positive number of blocks", launch.resident);
+  for (const int64_t blocks : launch.grid) {
+    if (blocks < 0 || blocks > kMaxBlocks)
+      return refuse("%lld blocks along one axis are not from 0 to 2^31 - 1", blocks);
+  }
+  const i64 blocks = launch.grid[0] * launch.grid[1] * launch.grid[2];
+  if (blocks > kMaxBlocks) return refuse("%lld blocks are more than the emulator numbers", blocks);
+  runtime.block_count = blocks;
+  const auto places = static_cast<size_t>(launch.resident <= blocks ? launch.resident
+                                          : blocks > 0              ? blocks
+                                                                    : 1);
+  const auto threads = static_cast<size_t>(launch.threads);
+  if (!stacks.grow(places * threads) ||
+      !shared_pool.prepare(places, static_cast<size_t>(launch.shared_bytes)))
+    return refuse("no memory for the stacks of %lld threads", launch.threads);
+  runtime.launch = launch;
+  runtime.buffers.assign(launch.buffers, launch.buffers + launch.buffer_count);
+  runtime.blocks.resize(places);
+  for (Block& block : runtime.blocks) {
+    block.live = 0;
+    block.ready_warps = 0;
+    block.started = false;
+    block.threads.resize(threads);
+    block.warps.resize(threads / kWarpSize);
+  }
+  if (launch.race && !prepare_shadows()) return refuse("no memory to watch %lld blocks", launch.resident);
+  runtime.randomised = launch.schedule == kRandom || launch.schedule == kPriority;
+  runtime.random_state = launch.seed * 0x9e3779b97f4a7c15ull + 0x1234567ull;
+  if (runtime.random_state == 0) runtime.random_state = 1;
+  choose_order();
+  return true;
+}
+
+}  // namespace flashgen::emu
+
+int flashgen_emu_launch(const FlashgenEmuLaunch* launch, FlashgenEmuReport* report) {
+  using namespace flashgen::emu;
+  memset(report, 0, sizeof *report);
+  report->place.line = report->place.thread = -1;
+  report->place.block = -1;
+  runtime.report = report;
+  runtime.failed = false;
+  runtime.current = nullptr;
+  if (!prepare_launch(*launch)) return 1;
+  FaultGuard guard;
+  if (sigsetjmp(fault_return, 1) == 0) {
+    in_kernel = true;
+    run_grid();
+  } else {
+    describe_fault();
+  }
+  in_kernel = false;
+  runtime.current = nullptr;
+  buffer_shadows.clear();
+  return runtime.failed ? 1 : 0;
+}

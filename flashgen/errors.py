@@ -1,0 +1,47 @@
+"""Every exception flashgen raises on purpose; each message names the thing, its value and the remedy."""
+
+from __future__ import annotations
+
+
+class FlashgenError(Exception):
+    """Base of all flashgen errors."""
+
+
+class SpecError(FlashgenError, ValueError):
+    """A spec or schedule contradicts itself; ``violations`` lists every problem found, not only the first."""
+
+    def __init__(self, *violations: str) -> None:
+        self.violations = tuple(violations)
+        super().__init__("\n".join(violations))
+
+
+class PlanError(FlashgenError, ValueError):
+    """The spec is sound, but no kernel for it fits the chosen architecture and schedule."""
+
+
+class CompileError(FlashgenError, RuntimeError):
+    """NVRTC or the host compiler refused the source; ``log`` is what it printed, by template line."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        self.log = log
+        super().__init__(message + ("\n" + log if log else ""))
+
+
+class CacheError(FlashgenError, RuntimeError):
+    """The kernel cache directory is not safe to read from."""
+
+
+class LaunchError(FlashgenError, RuntimeError):
+    """A call's arguments, device or stream do not allow the launch; nothing was launched."""
+
+
+class ArgumentError(LaunchError, ValueError):
+    """A tensor argument has a shape, dtype, stride or device the kernel does not accept."""
+
+
+class NoGpuError(LaunchError):
+    """No NVIDIA GPU (or no driver) was found and the operation needs one."""
+
+
+class EmulationError(FlashgenError, RuntimeError):
+    """The emulator found a fault in the kernel it ran."""

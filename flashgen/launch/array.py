@@ -1,0 +1,106 @@
+"""``ArrayInfo``: what a launch must know of an array, whichever library it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flashgen.dtypes import ALIASES
+from flashgen.errors import ArgumentError
+
+HOST = -1
+#: The widest access kernels are planned for; a pointer aligned further than this is no better.
+MAX_ACCESS_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """An array argument: where it lies, its extents, and its strides in elements."""
+
+    name: str
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    #: A name of ``flashgen.dtypes``, or the library's own spelling when flashgen does not know the type.
+    dtype: str
+    #: CUDA ordinal, or ``HOST``.
+    device: int
+
+    @property
+    def where(self) -> str:
+        """The device in words."""
+        return "the CPU" if self.device == HOST else f"cuda:{self.device}"
+
+
+class Framework(Protocol):
+    """How one array library is read, and how outputs are allocated in it."""
+
+    name: str
+
+    def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
+        """A hashable summary of all but the addresses (their low bits are part of it), and the addresses."""
+
+    def describe(self, name: str, array: Any) -> ArrayInfo:
+        """Everything about one array; a typed error if it is no such array."""
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+        """A new contiguous array on the device of ``like``."""
+
+    def pointer(self, array: Any) -> int:
+        """The address of an array made by ``empty``."""
+
+    def stream(self, device: int, requested: Any) -> int:
+        """The raw handle of the stream to launch on."""
+
+
+def dtype_name(spelling: str) -> str:
+    """flashgen's name for a dtype as a library spells it (``torch.float16``, ``bfloat16`` ...)."""
+    text = spelling.rpartition(".")[2].lower()
+    return ALIASES[text].name if text in ALIASES else spelling
+
+
+def elements(name: str, byte_strides: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """Strides in elements from strides in bytes."""
+    for stride in byte_strides:
+        if stride % item_bytes:
+            raise ArgumentError(
+                f"{name} has a stride of {stride} bytes, no multiple of its {item_bytes}-byte elements; "
+                "pass a contiguous copy"
+            )
+    return tuple(stride // item_bytes for stride in byte_strides)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return tuple(strides)
+
+
+def canonical(info: ArrayInfo) -> ArrayInfo:
+    """The same array with the strides that no address depends on made plain: 1 at the end, 0 elsewhere."""
+    if 0 in info.shape:
+        strides = contiguous_strides(info.shape)
+        return ArrayInfo(info.name, info.pointer, info.shape, strides, info.dtype, info.device)
+    if 1 not in info.shape:
+        return info
+    last = len(info.shape) - 1
+    strides = tuple(
+        (1 if i == last else 0) if size == 1 else stride
+        for i, (size, stride) in enumerate(zip(info.shape, info.strides, strict=True))
+    )
+    return ArrayInfo(info.name, info.pointer, info.shape, strides, info.dtype, info.device)
+
+
+def alignment(infos: Sequence[ArrayInfo], item_bytes: int) -> int:
+    """The largest power of two, at most 16, that divides every address and stride but the last, in bytes."""
+    bits = MAX_ACCESS_BYTES
+    for info in infos:
+        if 0 in info.shape:
+            continue
+        bits |= info.pointer
+        for stride in info.strides[:-1]:
+            bits |= stride * item_bytes
+    return bits & -bits

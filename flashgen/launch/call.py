@@ -1,0 +1,117 @@
+"""Prepared calls: everything that shapes, strides and dtypes settle, worked out once per combination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flashgen.errors import ArgumentError
+from flashgen.launch.array import ArrayInfo, contiguous_strides
+from flashgen.launch.packing import Packer, parameter_values
+from flashgen.launch.target import Buffer, Ready, Step
+from flashgen.launch.variant import Variant
+from flashgen.plan.model import Problem, Role
+
+#: Launch order of a backward pass; roles that a plan lacks are left out.
+BACKWARD_ROLES: tuple[Role, ...] = ("prepare", "main", "query", "finish")
+#: The largest grid along x.
+#: The most blocks a grid has along x, y and z.
+MAX_GRID = (2**31 - 1, 65535, 65535)
+#: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
+_PARAMETER_NAMES = {"do": "dout", "out": "o"}
+
+
+class Output(NamedTuple):
+    """An array that a call allocates, whether to return it or as a workspace."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def at(self, pointer: int) -> ArrayInfo:
+        """The array once it has an address."""
+        return ArrayInfo(self.name, pointer, self.shape, contiguous_strides(self.shape), self.dtype, 0)
+
+
+class Call(NamedTuple):
+    """A validated combination of arguments, ready for any addresses."""
+
+    device: int
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+
+
+def make_ready(variant: Variant, handles: Mapping[Role, Any]) -> dict[Role, Ready]:
+    """Loaded kernels by role, with what every launch of them needs."""
+    return {
+        role: Ready(handles[role], kernel.plan, kernel.plan.smem.bytes, Packer(kernel.plan.params))
+        for role, kernel in variant.kernels.items()
+    }
+
+
+def make_steps(
+    kernels: Mapping[Role, Ready],
+    roles: Sequence[Role],
+    problem: Problem,
+    values: Mapping[str | None, float],
+) -> tuple[Step, ...]:
+    """The launches for those of ``roles`` that exist and have anything to do."""
+    steps = []
+    for role in roles:
+        kernel = kernels.get(role)
+        if kernel is None:
+            continue
+        grid = kernel.plan.grid(problem)
+        if any(size > limit for size, limit in zip(grid, MAX_GRID, strict=True)):
+            raise ArgumentError(
+                f"batch={problem.batch}, heads={problem.heads_q}, len_q={problem.len_q} and "
+                f"len_kv={problem.len_kv} need {grid} thread blocks; "
+                f"CUDA launches at most {MAX_GRID}: split the batch or the heads"
+            )
+        if all(grid):
+            steps.append(Step(kernel, grid, kernel.packer.template(values)))
+    return tuple(steps)
+
+
+def forward_outputs(problem: Problem, head_dim_v: int, dtype: str) -> tuple[Output, ...]:
+    """``o`` and ``lse``."""
+    return (
+        Output("o", (problem.batch, problem.len_q, problem.heads_q, head_dim_v), dtype),
+        Output("lse", (problem.batch, problem.heads_q, problem.len_q), "fp32"),
+    )
+
+
+def backward_outputs(
+    problem: Problem, head_dim: int, head_dim_v: int, dtype: str, workspace: int
+) -> tuple[Output, ...]:
+    """``dq``, ``dk``, ``dv``, and the workspaces ``dsum`` and ``dq_accum``."""
+    batch, heads_kv, len_kv = problem.batch, problem.heads_kv, problem.len_kv
+    return (
+        Output("dq", (batch, problem.len_q, problem.heads_q, head_dim), dtype),
+        Output("dk", (batch, len_kv, heads_kv, head_dim), dtype),
+        Output("dv", (batch, len_kv, heads_kv, head_dim_v), dtype),
+        Output("dsum", (batch, problem.heads_q, problem.len_q), "fp32"),
+        Output("dq_accum", (workspace,), "fp32"),
+    )
+
+
+def call_values(
+    problem: Problem,
+    band: tuple[int, int],
+    scale: float,
+    inputs: Sequence[ArrayInfo],
+    outputs: Sequence[Output],
+) -> dict[str | None, float]:
+    """All parameter values but addresses; arrays without strides of their own (lse, dsum ...) bring none."""
+    strides = [(_PARAMETER_NAMES.get(a.name, a.name), a.strides) for a in inputs if len(a.shape) == 4]
+    strides += [(o.name, contiguous_strides(o.shape)) for o in outputs if len(o.shape) == 4]
+    return parameter_values(problem, band, scale, strides)
+
+
+def host_buffer(info: ArrayInfo, item_bytes: int, *, writable: bool) -> Buffer:
+    """The stretch of memory an array spans."""
+    if 0 in info.shape:
+        return Buffer(info.name, info.pointer, 0, writable)
+    steps = [(size - 1) * stride for size, stride in zip(info.shape, info.strides, strict=True)]
+    low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+    return Buffer(info.name, info.pointer + low * item_bytes, (high - low + 1) * item_bytes, writable)

@@ -1,0 +1,49 @@
+"""CuPy arrays: allocated by CuPy, launched on CuPy's current stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.dtypes import DTYPES
+from flashgen.errors import ArgumentError
+from flashgen.launch.array import ArrayInfo, dtype_name, elements
+
+
+class CupyArrays:
+    """Adapter for cupy.ndarray."""
+
+    name = "CuPy"
+
+    def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
+        """Shapes, strides, dtypes, devices and low address bits; and the addresses."""
+        pointers = tuple(a.data.ptr for a in arrays)
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        return (*((a.shape, a.strides, a.dtype, a.device.id) for a in arrays), bits & 15), pointers
+
+    def describe(self, name: str, array: Any) -> ArrayInfo:
+        """Everything about one array."""
+        strides = elements(name, tuple(array.strides), array.dtype.itemsize)
+        dtype = dtype_name(array.dtype.name)
+        return ArrayInfo(name, array.data.ptr, tuple(array.shape), strides, dtype, array.device.id)
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+        """From CuPy's memory pool."""
+        import cupy
+
+        with like.device:
+            return cupy.empty(shape, dtype=DTYPES[dtype].numpy())
+
+    def pointer(self, array: Any) -> int:
+        """The address of an array."""
+        return int(array.data.ptr)
+
+    def stream(self, device: int, requested: Any) -> int:
+        """CuPy's current stream of the device."""
+        import cupy
+
+        if requested is not None:
+            raise ArgumentError("stream= is not for CuPy arrays; wrap the call in 'with stream:'")
+        with cupy.cuda.Device(device):
+            return int(cupy.cuda.get_current_stream().ptr)

@@ -1,0 +1,184 @@
+"""The CUDA driver through cuda.bindings: the few calls a launch needs, with typed errors.
+
+Nothing here creates a context. Each device's primary context is used, the one every framework shares.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flashgen.errors import LaunchError, NoGpuError
+
+_NO_GPU = "install the NVIDIA driver, or name an arch (arch='sm_80') to build without a GPU"
+
+
+class CudaDriver:
+    """An initialised driver with at least one device."""
+
+    def __init__(self) -> None:
+        try:
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise NoGpuError(f"cuda.bindings cannot be imported ({error}); install cuda-bindings") from error
+        self.api: Any = driver
+        self.success: Any = driver.CUresult.CUDA_SUCCESS
+        self.launch_kernel: Any = driver.cuLaunchKernel
+        self._get_current: Any = driver.cuCtxGetCurrent
+        self.process = os.getpid()
+        self._contexts: dict[int, int] = {}
+        self._lock = threading.Lock()
+        try:
+            (status,) = driver.cuInit(0)
+        except RuntimeError as error:
+            raise NoGpuError(f"no NVIDIA driver was found; {_NO_GPU}") from error
+        if status != self.success:
+            raise NoGpuError(f"the NVIDIA driver reports {self._describe(status)}; {_NO_GPU}")
+        if self.device_count() == 0:
+            raise NoGpuError(f"the NVIDIA driver sees no GPU; {_NO_GPU} (CUDA_VISIBLE_DEVICES may hide it)")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls a driver function by name; LaunchError, in the driver's words, if it fails."""
+        status, *results = getattr(self.api, name)(*arguments)
+        if status != self.success:
+            raise LaunchError(f"{name} failed: {self._describe(status)}")
+        return results[0] if results else None
+
+    def _describe(self, status: Any) -> str:
+        name, text = (self.api.cuGetErrorName(status)[1], self.api.cuGetErrorString(status)[1])
+        words = [part.decode(errors="replace") for part in (name, text) if isinstance(part, bytes)]
+        return ": ".join(words) or str(status)
+
+    def fail(self, what: str, status: Any) -> LaunchError:
+        """The error for a failed launch, to be raised by the caller."""
+        return LaunchError(f"{what} failed: {self._describe(status)}")
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Runs a block with the device's primary context current."""
+        self.push_context(self.primary_context(device))
+        try:
+            yield
+        finally:
+            self.pop_context()
+
+    def device_count(self) -> int:
+        """How many GPUs this process may use."""
+        return int(self.call("cuDeviceGetCount"))
+
+    def capability(self, device: int) -> int:
+        """10 * major + minor of a device."""
+        attribute = self.api.CUdevice_attribute
+        handle = self._device(device)
+        major = self.call("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle)
+        minor = self.call("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)
+        return 10 * int(major) + int(minor)
+
+    def _device(self, device: int) -> Any:
+        if not 0 <= device < self.device_count():
+            raise LaunchError(f"cuda:{device} does not exist; this process sees {self.device_count()} GPU(s)")
+        return self.call("cuDeviceGet", device)
+
+    def device_of(self, pointer: int) -> int:
+        """The ordinal of the device that an address belongs to."""
+        attribute = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(self.call("cuPointerGetAttribute", attribute, pointer))
+
+    def primary_context(self, device: int) -> int:
+        """The device's primary context, retained once and kept for the life of the process."""
+        with self._lock:
+            if device not in self._contexts:
+                self._contexts[device] = int(self.call("cuDevicePrimaryCtxRetain", self._device(device)))
+            return self._contexts[device]
+
+    def current_context(self) -> int:
+        """The calling thread's context, 0 for none."""
+        return int(self._get_current()[1])
+
+    def current_device(self) -> int | None:
+        """The ordinal of the calling thread's device, None when it has no context."""
+        return int(self.call("cuCtxGetDevice")) if self.current_context() else None
+
+    def push_context(self, context: int) -> None:
+        """Makes a context current until ``pop_context``."""
+        self.call("cuCtxPushCurrent", context)
+
+    def pop_context(self) -> None:
+        """Back to the context before ``push_context``."""
+        self.call("cuCtxPopCurrent")
+
+    def load(self, image: bytes) -> Any:
+        """A library handle for a cubin; it serves every device that can run it."""
+        return self.call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+
+    def function(self, library: Any, name: str, smem_bytes: int) -> Any:
+        """A kernel of a library, loaded into the current context and allowed its dynamic shared memory."""
+        kernel = self.call("cuLibraryGetKernel", library, name.encode())
+        function = self.call("cuKernelGetFunction", kernel)
+        attribute = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.call("cuFuncSetAttribute", function, attribute, smem_bytes)
+        return function
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a CUDA graph is being captured where this stream could see it."""
+        status, *results = self.api.cuStreamIsCapturing(stream)
+        if status == self.api.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+            return True
+        if status != self.success:
+            raise LaunchError(f"cuStreamIsCapturing failed: {self._describe(status)}")
+        return bool(results[0] != self.api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+    def wait(self, stream: int, producer: int) -> None:
+        """Makes later work on ``stream`` wait for what ``producer`` holds now."""
+        flags = self.api.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        event = self.call("cuEventCreate", flags)
+        try:
+            self.call("cuEventRecord", event, producer)
+            self.call("cuStreamWaitEvent", stream, event, 0)
+        finally:
+            self.call("cuEventDestroy", event)
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Device memory in stream order."""
+        return int(self.call("cuMemAllocAsync", nbytes, stream))
+
+    def free(self, pointer: int, stream: int) -> None:
+        """Returns memory of ``allocate`` in stream order."""
+        self.call("cuMemFreeAsync", pointer, stream)
+
+
+_driver: CudaDriver | None = None
+_lock = threading.Lock()
+
+
+def get_driver() -> CudaDriver:
+    """The process's driver, initialised on first use; NoGpuError when there is none."""
+    global _driver
+    with _lock:
+        if _driver is None:
+            _driver = CudaDriver()
+    check_process(_driver.process)
+    return _driver
+
+
+def check_process(process: int) -> None:
+    """CUDA does not survive a fork: refuses to go on in a child of the process that started it."""
+    if os.getpid() != process:
+        raise LaunchError(
+            "this process was forked from one that had already started CUDA, which does not survive a fork; "
+            "start workers with the 'spawn' method (multiprocessing.set_start_method('spawn'))"
+        )
+
+
+def current_device() -> int:
+    """The device of unplaced work: torch's current one if torch runs CUDA, else the driver's, else 0."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.current_device())
+    device = get_driver().current_device()
+    return 0 if device is None else device

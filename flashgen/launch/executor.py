@@ -1,0 +1,182 @@
+"""Runs a kernel's calls: finds or prepares the call, allocates outputs, launches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flashgen.dtypes import DTYPES
+from flashgen.errors import ArgumentError, LaunchError
+from flashgen.launch.arguments import check_backward, check_forward, check_scale
+from flashgen.launch.array import Framework, alignment, canonical
+from flashgen.launch.call import (
+    BACKWARD_ROLES,
+    Call,
+    backward_outputs,
+    call_values,
+    forward_outputs,
+    host_buffer,
+    make_ready,
+    make_steps,
+)
+from flashgen.launch.frameworks import common_framework, framework_of
+from flashgen.launch.target import Buffer, Ready, Target
+from flashgen.launch.variant import Variant
+from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
+
+_NAMES: dict[Pass, tuple[str, ...]] = {
+    "forward": ("q", "k", "v"),
+    "backward": ("do", "q", "k", "v", "out", "lse"),
+}
+_ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("forward",), "backward": BACKWARD_ROLES}
+#: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse``, which comes last.
+_STRIDED = 5
+#: How many combinations of shapes and strides are remembered per kernel and pass.
+_CALLS_KEPT = 1024
+
+MakeVariant = Callable[[int], Variant]
+WorkspaceFloats = Callable[[AttentionPlan, Problem], int]
+
+
+class Executor:
+    """Calls of one built kernel; safe to use from many threads."""
+
+    def __init__(
+        self, variant: Variant, make_variant: MakeVariant, target: Target, workspace_floats: WorkspaceFloats
+    ) -> None:
+        self.spec = variant.plan.spec
+        self.target = target
+        self._make_variant = make_variant
+        self._workspace_floats = workspace_floats
+        self._default = max(k.access_bytes for k in variant.plan.kernels)
+        self._variants = {self._default: variant}
+        self._loaded: dict[tuple[int, int], Mapping[Role, Ready]] = {}
+        self._lock = threading.Lock()
+        self._forward_calls: dict[Any, Call] = {}
+        self._backward_calls: dict[Any, Call] = {}
+
+    def forward(self, q: Any, k: Any, v: Any, scale: Any = None, stream: Any = None) -> tuple[Any, Any]:
+        """``(o, lse)`` of a forward pass."""
+        self.target.check()
+        arrays = (q, k, v)
+        if scale is not None:
+            scale = check_scale(scale)
+        framework = framework_of(q)
+        signature, pointers = _signature(framework, "forward", arrays, stream)
+        key = (signature, scale)
+        call = self._forward_calls.get(key)
+        if call is None:
+            call = self._prepare("forward", framework, arrays, scale, stream)
+            _remember(self._forward_calls, key, call)
+        device, steps, (o_spec, lse_spec) = call
+        handle = framework.stream(device, stream)
+        o = framework.empty(q, o_spec.shape, o_spec.dtype, handle)
+        lse = framework.empty(q, lse_spec.shape, lse_spec.dtype, handle)
+        if steps:
+            addresses = (*pointers, framework.pointer(o), framework.pointer(lse))
+            buffers = self._buffers("forward", framework, arrays, call, (o, lse))
+            self.target.launch(steps, device, handle, addresses, buffers)
+        return o, lse
+
+    def backward(
+        self, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any = None, stream: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """``(dq, dk, dv)`` of a backward pass."""
+        self.target.check()
+        arrays = (do, q, k, v, out, lse)
+        if scale is not None:
+            scale = check_scale(scale)
+        framework = framework_of(q)
+        signature, pointers = _signature(framework, "backward", arrays, stream)
+        key = (signature, scale)
+        call = self._backward_calls.get(key)
+        if call is None:
+            call = self._prepare("backward", framework, arrays, scale, stream)
+            _remember(self._backward_calls, key, call)
+        device, steps, outputs = call
+        handle = framework.stream(device, stream)
+        made = tuple(framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs)
+        if steps:
+            addresses = (*pointers[1:], pointers[0], *(framework.pointer(a) for a in made))
+            buffers = self._buffers("backward", framework, arrays, call, made)
+            self.target.launch(steps, device, handle, addresses, buffers)
+        return made[0], made[1], made[2]
+
+    def load(self, device: int, access_bytes: int | None = None) -> None:
+        """Compiles and loads a variant now (the default one unless ``access_bytes`` names another)."""
+        access = self._default if access_bytes is None else min(access_bytes, self._default)
+        self._kernels(access, device, None)
+
+    def _prepare(
+        self, pass_: Pass, framework: Framework, arrays: tuple[Any, ...], scale: float | None, stream: Any
+    ) -> Call:
+        """Validates the arguments and settles everything that does not change with their addresses."""
+        names, spec = _NAMES[pass_], self.spec
+        common_framework(names, arrays)
+        infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
+        check = check_forward if pass_ == "forward" else check_backward
+        problem = check(spec, *infos, on_host=self.target.on_host)
+        device = infos[0].device
+        access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
+        kernels = self._kernels(access, device, framework.stream(device, stream))
+        if pass_ == "forward":
+            outputs = forward_outputs(problem, spec.head_dim_v, spec.dtype)
+        else:
+            workspace = self._workspace_floats(self._variants[access].plan, problem)
+            outputs = backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspace)
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv)
+        factor = spec.default_scale if scale is None else scale
+        values = call_values(problem, band, factor, infos, outputs)
+        return Call(device, make_steps(kernels, _ROLES[pass_], problem, values), outputs)
+
+    def _kernels(self, access: int, device: int, stream: int | None) -> Mapping[Role, Ready]:
+        """The loaded kernels for an alignment; the only place that compiles or loads."""
+        kernels = self._loaded.get((access, device))
+        if kernels is not None:
+            return kernels
+        if stream is not None and self.target.is_capturing(stream, device):
+            raise LaunchError(
+                f"a CUDA graph is being captured, and the kernel for {access}-byte aligned arguments is not "
+                f"loaded on cuda:{device}; call kernel.warmup({device}, access_bytes={access}) first"
+            )
+        with self._lock:
+            if access not in self._variants:
+                self._variants[access] = self._make_variant(access)
+            variant = self._variants[access]
+            if (access, device) not in self._loaded:
+                self._loaded[access, device] = make_ready(variant, self.target.load(variant, device))
+        return self._loaded[access, device]
+
+    def _buffers(
+        self,
+        pass_: Pass,
+        framework: Framework,
+        arrays: Sequence[Any],
+        call: Call,
+        made: Sequence[Any],
+    ) -> tuple[Buffer, ...]:
+        """What the emulator may let the kernels touch."""
+        if not self.target.on_host:
+            return ()
+        inputs = [canonical(framework.describe(n, a)) for n, a in zip(_NAMES[pass_], arrays, strict=True)]
+        outputs = [o.at(framework.pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
+        return (
+            *(host_buffer(i, DTYPES[i.dtype].bytes, writable=False) for i in inputs),
+            *(host_buffer(i, DTYPES[i.dtype].bytes, writable=True) for i in outputs),
+        )
+
+
+def _signature(framework: Framework, pass_: Pass, arrays: tuple[Any, ...], stream: Any) -> tuple[Any, tuple[int, ...]]:
+    try:
+        return framework.signature(arrays, stream)
+    except (AttributeError, TypeError) as error:
+        # Most likely a mixture of array libraries, or no array at all: say which.
+        common_framework(_NAMES[pass_], arrays)
+        raise ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}") from error
+
+
+def _remember(calls: dict[Any, Call], key: Any, call: Call) -> None:
+    if len(calls) >= _CALLS_KEPT:
+        calls.clear()
+    calls[key] = call

@@ -1,0 +1,92 @@
+"""Arrays of any other library, through DLPack or the CUDA array interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.errors import ArgumentError, LaunchError
+from flashgen.launch import dlpack
+from flashgen.launch.array import ArrayInfo, contiguous_strides, elements
+from flashgen.launch.device_array import DeviceArray
+from flashgen.launch.driver import current_device, get_driver
+
+_TYPESTR = {"f2": "fp16", "f4": "fp32"}
+#: The legacy default stream by its explicit handle, which DLPack and the CUDA array interface use too.
+LEGACY_STREAM = 1
+
+
+class ForeignArrays:
+    """Adapter for objects with ``__dlpack__`` (preferred: it knows bf16) or ``__cuda_array_interface__``."""
+
+    name = "foreign (DLPack or CUDA-array)"
+
+    def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
+        """Everything but the addresses, and the addresses; makes the stream wait for the producers."""
+        stream = self.stream(0, requested)
+        infos = [self._read("array", a, stream) for a in arrays]
+        bits = 0
+        for info in infos:
+            bits |= info.pointer
+        key = (*((i.shape, i.strides, i.dtype, i.device) for i in infos), bits & 15)
+        return key, tuple(i.pointer for i in infos)
+
+    def describe(self, name: str, array: Any) -> ArrayInfo:
+        """Everything about one array."""
+        return self._read(name, array, None)
+
+    def _read(self, name: str, array: Any, stream: int | None) -> ArrayInfo:
+        if hasattr(array, "__dlpack__"):
+            kind, _ = array.__dlpack_device__()
+            # -1 asks the producer not to synchronise: the launch has ordered the streams already, or will.
+            wanted = None if kind == dlpack.CPU else -1 if stream is None else stream
+            return dlpack.read(name, array.__dlpack__(stream=wanted))
+        return _from_interface(name, array.__cuda_array_interface__, stream)
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+        """Stream-ordered memory of the driver; refused during graph capture, which would keep its address."""
+        driver = get_driver()
+        device = self._read("array", like, None).device
+        with driver.on(device):
+            capturing = driver.is_capturing(stream)
+        if capturing:
+            raise LaunchError(
+                "outputs for arrays of this library cannot be allocated while a CUDA graph is captured; "
+                "use torch or CuPy arrays there"
+            )
+        return DeviceArray(driver, shape, dtype, device, stream)
+
+    def pointer(self, array: Any) -> int:
+        """The address of an array made by ``empty``."""
+        return int(array.info.pointer)
+
+    def stream(self, device: int, requested: Any) -> int:
+        """The caller's ``stream=`` (a handle, or an object with one), else the legacy default stream."""
+        if requested is None:
+            return LEGACY_STREAM
+        for attribute in ("cuda_stream", "ptr", "handle"):
+            requested = getattr(requested, attribute, requested)
+        try:
+            return int(requested) or LEGACY_STREAM
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"stream={requested!r} is not a stream; pass its handle as an int") from error
+
+
+def _from_interface(name: str, interface: dict[str, Any], stream: int | None) -> ArrayInfo:
+    typestr = interface["typestr"]
+    dtype = _TYPESTR.get(typestr[1:], typestr) if typestr[0] in "<|=" else typestr
+    shape = tuple(interface["shape"])
+    byte_strides = interface.get("strides")
+    if byte_strides is None:
+        strides = contiguous_strides(shape)
+    else:
+        strides = elements(name, tuple(byte_strides), int(typestr[2:]))
+    if interface.get("mask") is not None:
+        raise ArgumentError(f"{name} has a validity mask, which flashgen does not read; pass a plain array")
+    pointer = interface["data"][0] or 0
+    driver = get_driver()
+    device = driver.device_of(pointer) if pointer else current_device()
+    producer = interface.get("stream")
+    if producer is not None and stream is not None and producer != stream:
+        with driver.on(device):
+            driver.wait(stream, producer)
+    return ArrayInfo(name, pointer, shape, strides, dtype, device)

@@ -1,0 +1,107 @@
+"""The GPU target: cubins in the primary context of the arguments' device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from os import getpid
+from typing import Any
+
+from flashgen.errors import LaunchError
+from flashgen.launch.driver import CudaDriver, check_process, get_driver
+from flashgen.launch.packing import Scratch
+from flashgen.launch.target import Buffer, Step
+from flashgen.launch.variant import Variant
+from flashgen.plan.model import Role
+
+
+class GpuTarget:
+    """Loads cubins through the driver library API and launches them on the caller's stream."""
+
+    name = "gpu"
+    on_host = False
+
+    def __init__(self, driver: CudaDriver | None = None) -> None:
+        self._driver = driver
+        self._scratch = Scratch()
+        self._contexts: dict[int, int] = {}
+        self._libraries: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def driver(self) -> CudaDriver:
+        """The driver, found on first use (a kernel can be built and saved without one)."""
+        if self._driver is None:
+            self._driver = get_driver()
+        return self._driver
+
+    def load(self, variant: Variant, device: int) -> Mapping[Role, Any]:
+        """Loads every kernel of the variant eagerly, so that no later launch has to."""
+        driver = self.driver
+        check_process(driver.process)
+        arch, capability = variant.plan.arch, driver.capability(device)
+        if not arch.runs_on(capability):
+            raise LaunchError(
+                f"this kernel was built for {arch.name}, and cuda:{device} has compute capability "
+                f"{capability // 10}.{capability % 10}; build it for that device"
+            )
+        with self._lock:
+            self._contexts[device] = driver.primary_context(device)
+            with driver.on(device):
+                return {role: self._function(variant, role) for role in variant.kernels}
+
+    def _function(self, variant: Variant, role: Role) -> Any:
+        kernel = variant.kernels[role]
+        if kernel.binary is None:
+            raise LaunchError(f"kernel {kernel.plan.name} has no cubin; build it with target='gpu'")
+        if id(kernel) not in self._libraries:
+            self._libraries[id(kernel)] = (self.driver.load(kernel.binary.image), kernel)
+        library, _ = self._libraries[id(kernel)]
+        return self.driver.function(library, kernel.plan.name, kernel.plan.smem.bytes)
+
+    def check(self) -> None:
+        """Refuses calls from a forked child."""
+        if self._driver is not None and getpid() != self._driver.process:
+            check_process(self._driver.process)
+
+    def is_capturing(self, stream: int, device: int) -> bool:
+        """Whether the stream is being captured into a CUDA graph."""
+        # The thread may have no context yet, and then not even the default stream has a meaning.
+        with self.driver.on(device):
+            return self.driver.is_capturing(stream)
+
+    def launch(
+        self,
+        steps: Sequence[Step],
+        device: int,
+        stream: int,
+        pointers: Sequence[int],
+        buffers: Sequence[Buffer] = (),
+    ) -> None:
+        """Launches on the stream, with the device's primary context current for as long as that takes."""
+        driver = self.driver
+        context = self._contexts[device]
+        foreign = driver.current_context() != context
+        if foreign:
+            driver.push_context(context)
+        try:
+            scratch, launch_kernel, success = self._scratch, driver.launch_kernel, driver.success
+            memory, params = scratch.memory, scratch.kernel_params
+            for kernel, grid, template in steps:
+                kernel.packer.write(memory, template, pointers)
+                (status,) = launch_kernel(
+                    kernel.handle,
+                    *grid,
+                    kernel.plan.threads,
+                    1,
+                    1,
+                    kernel.smem_bytes,
+                    stream,
+                    params,
+                    0,
+                )
+                if status is not success and status != success:
+                    raise driver.fail(f"launching {kernel.plan.name}", status)
+        finally:
+            if foreign:
+                driver.pop_context()

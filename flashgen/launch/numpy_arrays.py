@@ -1,0 +1,46 @@
+"""NumPy arrays, for the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from flashgen.dtypes import DTYPES
+from flashgen.errors import ArgumentError
+from flashgen.launch.array import HOST, ArrayInfo, dtype_name, elements
+
+
+class NumpyArrays:
+    """Adapter for numpy.ndarray."""
+
+    name = "NumPy"
+
+    def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
+        """Shapes, strides, dtypes and low address bits; and the addresses."""
+        pointers = tuple(self.pointer(a) for a in arrays)
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        return (*((a.shape, a.strides, a.dtype.name) for a in arrays), bits & 15), pointers
+
+    def describe(self, name: str, array: Any) -> ArrayInfo:
+        """Everything about one array."""
+        if not array.dtype.isnative:
+            raise ArgumentError(f"{name} has byte order {array.dtype.byteorder!r}; convert it to the native one")
+        strides = elements(name, array.strides, array.dtype.itemsize)
+        return ArrayInfo(name, self.pointer(array), array.shape, strides, dtype_name(array.dtype.name), HOST)
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+        """Poisoned with NaN, so that what a kernel fails to write shows."""
+        return numpy.full(shape, numpy.nan, dtype=DTYPES[dtype].numpy())
+
+    def pointer(self, array: Any) -> int:
+        """The address of an array."""
+        return int(array.__array_interface__["data"][0])
+
+    def stream(self, device: int, requested: Any) -> int:
+        """There are no streams on a CPU."""
+        if requested is not None:
+            raise ArgumentError("stream= has no meaning for NumPy arrays; leave it out")
+        return 0

@@ -1,0 +1,117 @@
+"""Kernel parameters: one struct by value, packed from the plan's table.
+
+All but the addresses of a call is settled by its shapes, so it is packed once into a template;
+a launch copies the template into this thread's scratch memory and writes the addresses over it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from flashgen.errors import LaunchError
+from flashgen.plan.model import ParamTable, Problem
+
+#: The order in which calls hand over addresses; a forward call stops after ``lse``.
+POINTERS = ("q", "k", "v", "o", "lse", "dout", "dq", "dk", "dv", "dsum", "dq_accum")
+#: The driver's limit on a kernel's parameters.
+MAX_PARAMS_BYTES = 4096
+_LOG2_E = math.log2(math.e)
+
+PointerRun = tuple[int, struct.Struct, Callable[[Sequence[int]], tuple[int, ...]]]
+
+
+class Scratch(threading.local):
+    """Parameter memory of the calling thread, and the array of one pointer that the driver wants."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(MAX_PARAMS_BYTES)
+        self.memory = memoryview(self.buffer).cast("B")
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
+        self.kernel_params = ctypes.addressof(self._pointers)
+
+
+class Packer:
+    """Writes the parameter struct of one kernel."""
+
+    __slots__ = ("_fields", "_names", "_padding", "_runs", "size")
+
+    def __init__(self, table: ParamTable) -> None:
+        self.size = table.bytes
+        if self.size > MAX_PARAMS_BYTES:
+            raise LaunchError(f"the parameter struct takes {self.size} bytes; CUDA allows {MAX_PARAMS_BYTES}")
+        self._fields = struct.Struct(table.format)
+        self._padding = bytes(self.size - self._fields.size)
+        self._names = tuple(None if p.kind == "void*" else p.name for p in table.params)
+        self._runs = _pointer_runs(table)
+
+    def template(self, values: Mapping[str | None, float]) -> bytes:
+        """The parameters with the addresses, whose value is that of None, left blank."""
+        return self._fields.pack(*[values[name] for name in self._names]) + self._padding
+
+    def write(self, memory: memoryview, template: bytes, pointers: Sequence[int]) -> None:
+        """The complete parameters, into the first ``size`` bytes of ``memory``."""
+        memory[: self.size] = template
+        for offset, layout, pick in self._runs:
+            layout.pack_into(memory, offset, *pick(pointers))
+
+
+def field_offsets(table: ParamTable) -> dict[str, int]:
+    """Byte offset of every field of the parameter struct."""
+    codes = table.format[1:]
+    return {
+        name: struct.calcsize("@" + codes[: i + 1]) - struct.calcsize("@" + codes[i])
+        for i, name in enumerate(table.names)
+    }
+
+
+def _pointer_runs(table: ParamTable) -> tuple[PointerRun, ...]:
+    """Stretches of adjacent address fields: offset, layout, and how to pick their addresses."""
+    offsets = field_offsets(table)
+    runs: list[PointerRun] = []
+    for is_pointer, group in groupby(table.params, key=lambda p: p.kind == "void*"):
+        if is_pointer:
+            names = [p.name for p in group]
+            places = [POINTERS.index(name) for name in names]
+            runs.append((offsets[names[0]], struct.Struct(f"@{len(names)}Q"), _picker(places)))
+    return tuple(runs)
+
+
+def _picker(places: list[int]) -> Any:
+    if len(places) == 1:
+        only = places[0]
+        return lambda pointers: (pointers[only],)
+    return itemgetter(*places)
+
+
+def parameter_values(
+    problem: Problem,
+    band: tuple[int, int],
+    scale: float,
+    strides: Iterable[tuple[str, tuple[int, ...]]],
+) -> dict[str | None, float]:
+    """Every value that is not an address, by the name the parameter tables use; None stands for addresses."""
+    values: dict[str | None, float] = {
+        None: 0,
+        "batch": problem.batch,
+        "heads_q": problem.heads_q,
+        "heads_kv": problem.heads_kv,
+        "len_q": problem.len_q,
+        "len_kv": problem.len_kv,
+        "group": problem.heads_q // max(problem.heads_kv, 1),
+        "band_lower": band[0],
+        "band_upper": band[1],
+        "scale": scale,
+        "scale_log2": scale * _LOG2_E,
+    }
+    for name, (batch, row, head, _) in strides:
+        values[name + "_batch"] = batch
+        values[name + "_row"] = row
+        values[name + "_head"] = head
+    return values

@@ -1,0 +1,65 @@
+"""Where kernels run: the seam between a prepared call and a GPU or the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from flashgen.launch.packing import Packer
+from flashgen.launch.variant import Variant
+from flashgen.plan.model import KernelPlan, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A stretch of host memory that a kernel may touch; the emulator faults everything outside."""
+
+    name: str
+    address: int
+    bytes: int
+    writable: bool
+
+
+class Ready(NamedTuple):
+    """A loaded kernel with what every launch of it needs."""
+
+    handle: Any
+    plan: KernelPlan
+    smem_bytes: int
+    packer: Packer
+
+
+class Step(NamedTuple):
+    """One launch of a call: everything settled but the addresses and the stream."""
+
+    kernel: Ready
+    grid: tuple[int, int, int]
+    template: bytes
+
+
+class Target(Protocol):
+    """A place that loads kernels and launches them."""
+
+    name: str
+    #: Whether arrays must lie in host memory.
+    on_host: bool
+
+    def load(self, variant: Variant, device: int) -> Mapping[Role, Any]:
+        """Handles for a variant's kernels on a device."""
+
+    def check(self) -> None:
+        """Refuses calls from a process that can launch nothing, before anything is allocated."""
+
+    def is_capturing(self, stream: int, device: int) -> bool:
+        """Whether a CUDA graph is being captured, so that nothing may be compiled or loaded now."""
+
+    def launch(
+        self,
+        steps: Sequence[Step],
+        device: int,
+        stream: int,
+        pointers: Sequence[int],
+        buffers: Sequence[Buffer],
+    ) -> None:
+        """Launches the steps one after another; ``buffers`` is empty unless ``on_host``."""

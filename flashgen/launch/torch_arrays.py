@@ -1,0 +1,79 @@
+"""torch tensors: read through their own methods, allocated by torch, launched on torch's current stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashgen.errors import ArgumentError
+from flashgen.launch.array import HOST, ArrayInfo, dtype_name
+
+_PLAIN = (
+    (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if hasattr(torch.nn, "Buffer")
+    else (
+        torch.Tensor,
+        torch.nn.Parameter,
+    )
+)
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def _raw_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+class TorchArrays:
+    """Adapter for plain torch tensors."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        # The raw getter spares building a Stream object at every launch.
+        self._current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
+
+    @staticmethod
+    def check_type(kind: type) -> None:
+        """Tensor subclasses may hold no memory of their own (DTensor, FakeTensor), so they are refused."""
+        if kind not in _PLAIN:
+            raise ArgumentError(
+                f"{kind.__qualname__} is a tensor subclass; pass plain torch.Tensors, or call "
+                "flashgen.torch.attention, which goes through torch's dispatcher"
+            )
+
+    def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
+        """Types, shapes, strides, dtypes, devices and low address bits; and the addresses."""
+        pointers = tuple([a.data_ptr() for a in arrays])
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        # This runs at every call: one flat tuple is quicker to make and to hash than one per tensor.
+        key: list[Any] = [bits & 15]
+        for a in arrays:
+            key += (a.shape, a.stride(), a.dtype, a.get_device(), type(a))
+        return tuple(key), pointers
+
+    def describe(self, name: str, array: Any) -> ArrayInfo:
+        """Everything about one tensor."""
+        if array.layout is not torch.strided:
+            raise ArgumentError(f"{name} has layout {array.layout}; pass a strided (dense) tensor")
+        if array.device.type not in ("cuda", "cpu"):
+            raise ArgumentError(f"{name} is on {array.device}; pass a tensor on an NVIDIA GPU (device 'cuda')")
+        device = array.get_device() if array.is_cuda else HOST
+        shape, strides = tuple(array.shape), tuple(array.stride())
+        return ArrayInfo(name, array.data_ptr(), shape, strides, dtype_name(str(array.dtype)), device)
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+        """From torch's caching allocator, so that streams and graphs are torch's concern."""
+        return like.new_empty(shape, dtype=_DTYPES[dtype])
+
+    def pointer(self, array: Any) -> int:
+        """The address of a tensor."""
+        return int(array.data_ptr())
+
+    def stream(self, device: int, requested: Any) -> int:
+        """torch's current stream of the device."""
+        if requested is not None:
+            raise ArgumentError("stream= is not for torch tensors; wrap the call in 'with torch.cuda.stream(stream):'")
+        return 0 if device == HOST else self._current_stream(device)

@@ -1,0 +1,30 @@
+"""Public names that load on first use: a package costs only what is taken from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, tuple[str, ...]], modules: tuple[str, ...] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's ``__getattr__`` and ``__dir__``: names by the module that defines them, and submodules."""
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home_of[name]), name)
+        # Kept, so that the next look goes past this function.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of, *modules})
+
+    return find, names

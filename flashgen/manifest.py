@@ -1,0 +1,64 @@
+"""A built kernel as files: sources, cubins, and a manifest that says how to launch them from any language."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flashgen.launch.packing import field_offsets
+from flashgen.launch.variant import Loadable
+from flashgen.plan.model import AttentionPlan, Role
+
+SCHEMA = 1
+
+
+def save(plan: AttentionPlan, kernels: Mapping[Role, Loadable], directory: Path) -> Path:
+    """Writes every kernel's source and cubin and the manifest, which comes last, into ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for kernel in kernels.values():
+        (directory / f"{kernel.plan.name}.cu").write_text(kernel.source.text, encoding="utf-8")
+        if kernel.binary is not None:
+            (directory / f"{kernel.plan.name}.cubin").write_bytes(kernel.binary.image)
+    text = json.dumps(manifest(plan, kernels), indent=2) + "\n"
+    (directory / "manifest.json").write_text(text, encoding="utf-8")
+    return directory
+
+
+def manifest(plan: AttentionPlan, kernels: Mapping[Role, Loadable]) -> dict[str, Any]:
+    """What a launcher in another language needs: entry points, grids, shared memory, parameter layouts."""
+    from flashgen import __version__
+
+    return {
+        "schema": SCHEMA,
+        "flashgen": __version__,
+        "spec": dataclasses.asdict(plan.spec),
+        "arch": plan.arch.name,
+        "kernels": [_entry(kernel) for kernel in kernels.values()],
+    }
+
+
+def _entry(kernel: Loadable) -> dict[str, Any]:
+    plan, binary = kernel.plan, kernel.binary
+    offsets = field_offsets(plan.params)
+    return {
+        "name": plan.name,
+        "role": plan.role,
+        "pass": plan.pass_,
+        "algorithm": plan.algorithm,
+        "source": f"{plan.name}.cu",
+        "cubin": None if binary is None else f"{plan.name}.cubin",
+        "threads": plan.threads,
+        "smem_bytes": plan.smem.bytes,
+        "access_bytes": plan.access_bytes,
+        "grid": {"tile": plan.grid_tile, "over": plan.grid_over, "heads": plan.grid_heads},
+        "params_bytes": plan.params.bytes,
+        "params": [
+            {"name": p.name, "kind": p.kind, "declared": p.declared, "offset": offsets[p.name]}
+            for p in plan.params.params
+        ],
+        "registers": None if binary is None else binary.resources.registers,
+        "spill_bytes": None if binary is None else binary.resources.spill_bytes,
+    }

@@ -1,0 +1,112 @@
+"""What attention means: forward and backward for one head in a few lines each, in NumPy float64.
+
+Every kernel is tested against this file. It favours the formula over speed: scores are whole matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashgen.oracle.problem import Problem, read_problem
+from flashgen.spec import AttentionSpec, Mask
+
+Floats = NDArray[np.float64]
+Pairs = NDArray[np.bool_]
+
+
+def forward(spec: AttentionSpec, q: Any, k: Any, v: Any, *, scale: float | None = None) -> tuple[Floats, Floats]:
+    """``O = softmax(scale * Q K^T) V`` and the row-wise log-sum-exp, as float64 ``(o, lse)``.
+
+    q is (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); o is (B, Sq, H, Dv), lse (B, H, Sq).
+    """
+    problem = read_problem(spec, q, k, v, scale=scale)
+    allowed = allowed_pairs(spec.mask, problem.len_q, problem.len_kv)
+    o = np.zeros((problem.batch, problem.len_q, problem.heads, spec.head_dim_v))
+    lse = np.zeros((problem.batch, problem.heads, problem.len_q))
+    for b, h in np.ndindex(problem.batch, problem.heads):
+        head = forward_head(*_head_inputs(problem, b, h), allowed, problem.scale)
+        o[b, :, h], lse[b, h] = head.o, head.lse
+    return o, lse
+
+
+def backward(
+    spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any, *, scale: float | None = None
+) -> tuple[Floats, Floats, Floats]:
+    """Gradients ``(dq, dk, dv)`` of ``sum(do * o)`` in float64; a k/v head sums over its query heads."""
+    problem = read_problem(spec, q, k, v, do, scale=scale)
+    assert problem.do is not None, "do was given"
+    allowed = allowed_pairs(spec.mask, problem.len_q, problem.len_kv)
+    dq, dk, dv = (np.zeros_like(x) for x in (problem.q, problem.k, problem.v))
+    for b, h in np.ndindex(problem.batch, problem.heads):
+        inputs = _head_inputs(problem, b, h)
+        head_dq, head_dk, head_dv = backward_head(*inputs, problem.do[b, :, h], allowed, problem.scale)
+        h_kv = h // problem.group
+        dq[b, :, h] = head_dq
+        with np.errstate(invalid="ignore"):
+            dk[b, :, h_kv] += head_dk
+            dv[b, :, h_kv] += head_dv
+    return dq, dk, dv
+
+
+def allowed_pairs(mask: Mask, len_q: int, len_kv: int) -> Pairs:
+    """``[q, k]`` is true where query q may attend to key k."""
+    lower, upper = mask.diagonals(len_q, len_kv)
+    distance = np.arange(len_kv)[None, :] - np.arange(len_q)[:, None]
+    return np.asarray((lower <= distance) & (distance <= upper))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadForward:
+    """The forward pass of one head, with the probabilities that the backward pass needs."""
+
+    p: Floats
+    o: Floats
+    lse: Floats
+
+
+def forward_head(q: Floats, k: Floats, v: Floats, allowed: Pairs, scale: float) -> HeadForward:
+    """One head: ``S = scale Q K^T``, minus infinity where not allowed; ``P = softmax(S)``; ``O = P V``."""
+    with np.errstate(all="ignore"):
+        scores = np.where(allowed, scale * (q @ k.T), -np.inf)
+        peak = scores.max(axis=1, initial=-np.inf)
+        peak = np.where(peak == -np.inf, 0.0, peak)  # an empty row: exp(-inf - 0) = 0
+        weights = np.exp(scores - peak[:, None])
+        total = weights.sum(axis=1)
+        p = np.where(allowed, weights / np.where(total == 0.0, 1.0, total)[:, None], 0.0)
+        return HeadForward(p, o=contract(p, v, allowed), lse=peak + np.log(total))
+
+
+def backward_head(
+    q: Floats, k: Floats, v: Floats, do: Floats, allowed: Pairs, scale: float
+) -> tuple[Floats, Floats, Floats]:
+    """One head: ``dV = P^T dO; dS = P (dO V^T - rowsum(dO O)); dQ = scale dS K; dK = scale dS^T Q``."""
+    head = forward_head(q, k, v, allowed, scale)
+    with np.errstate(all="ignore"):
+        row_sum = (do * head.o).sum(axis=1, keepdims=True)
+        ds = np.where(allowed, head.p * (do @ v.T - row_sum), 0.0)
+        dv = contract(head.p.T, do, allowed.T)
+        dq = scale * contract(ds, k, allowed)
+        dk = scale * contract(ds.T, q, allowed.T)
+    return dq, dk, dv
+
+
+def contract(weights: Floats, rows: Floats, allowed: Pairs) -> Floats:
+    """``weights @ rows`` over allowed pairs only.
+
+    A plain product would let a NaN or inf in ``rows`` through a weight of zero (0 * NaN is NaN), so rows
+    that are not finite are left out of it and added where they are allowed.
+    """
+    finite: Pairs = np.all(np.isfinite(rows), axis=1)
+    total = weights @ np.where(finite[:, None], rows, 0.0)
+    for j in np.flatnonzero(~finite):
+        total += np.where(allowed[:, j, None], weights[:, j, None] * rows[j], 0.0)
+    return np.asarray(total, dtype=np.float64)
+
+
+def _head_inputs(problem: Problem, b: int, h: int) -> tuple[Floats, Floats, Floats]:
+    h_kv = h // problem.group
+    return problem.q[b, :, h], problem.k[b, :, h_kv], problem.v[b, :, h_kv]

@@ -1,0 +1,113 @@
+"""The inputs of one attention call: checked against each other and the spec, converted once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashgen.errors import ArgumentError
+from flashgen.spec import AttentionSpec
+
+Array = NDArray[Any]
+#: NumPy dtype kinds that hold no real numbers (ml_dtypes are of kind "V", so the list says what is refused).
+_NOT_REAL = "bcOSUMm"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Arrays of one attention call in a working dtype, with their sizes by name."""
+
+    q: Array
+    k: Array
+    v: Array
+    do: Array | None
+    scale: float
+
+    @property
+    def batch(self) -> int:
+        """How many sequences."""
+        return int(self.q.shape[0])
+
+    @property
+    def len_q(self) -> int:
+        """Queries per sequence."""
+        return int(self.q.shape[1])
+
+    @property
+    def len_kv(self) -> int:
+        """Keys per sequence."""
+        return int(self.k.shape[1])
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return int(self.q.shape[2])
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        heads_kv = int(self.k.shape[2])
+        return self.heads // heads_kv if heads_kv else 1
+
+
+def read_problem(
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any = None,
+    *,
+    scale: float | None = None,
+    dtype: Any = np.float64,
+) -> Problem:
+    """Check every shape (one ``ArgumentError`` lists all that is wrong) and convert to ``dtype``."""
+    given = {"q": q, "k": k, "v": v} | ({} if do is None else {"do": do})
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    problems = [
+        f"{name} has dtype {a.dtype}; pass real numbers (fp16, bf16, fp32 or fp64)"
+        for name, a in arrays.items()
+        if a.dtype.kind in _NOT_REAL
+    ]
+    problems += [
+        f"{name} has shape {a.shape}; pass four dimensions: (batch, length, heads, head_dim)"
+        for name, a in arrays.items()
+        if a.ndim != 4
+    ]
+    factor = spec.default_scale if scale is None else scale
+    if isinstance(factor, bool) or not isinstance(factor, (int, float, np.number)) or not math.isfinite(factor):
+        problems.append(f"scale={scale!r} is not a finite number; leave it out for 1 / sqrt(head_dim)")
+    if not problems:
+        problems = _shape_violations(spec, {name: a.shape for name, a in arrays.items()})
+    if problems:
+        raise ArgumentError("\n".join(problems))
+    with np.errstate(all="ignore"):
+        converted = {name: a.astype(dtype) for name, a in arrays.items()}
+    return Problem(converted["q"], converted["k"], converted["v"], converted.get("do"), float(factor))
+
+
+def _shape_violations(spec: AttentionSpec, shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    q, k, v = shapes["q"], shapes["k"], shapes["v"]
+    problems = []
+    for name, shape, wanted, field in (
+        ("q", q, spec.head_dim, "head_dim"),
+        ("k", k, spec.head_dim, "head_dim"),
+        ("v", v, spec.head_dim_v, "head_dim_v"),
+    ):
+        if shape[3] != wanted:
+            problems.append(f"{name} has shape {shape}; its last dimension must be the spec's {field}={wanted}")
+    for name, shape in (("k", k), ("v", v)):
+        if shape[0] != q[0]:
+            problems.append(f"{name} has batch {shape[0]}, q has {q[0]}; make them equal")
+    if k[1] != v[1]:
+        problems.append(f"k has {k[1]} keys and v has {v[1]}; make the lengths equal")
+    if k[2] != v[2]:
+        problems.append(f"k has {k[2]} heads and v has {v[2]}; make the numbers of heads equal")
+    if q[2] % k[2] if k[2] else q[2]:
+        problems.append(f"q has {q[2]} heads and k has {k[2]}; q's must be a multiple of k's")
+    if "do" in shapes and shapes["do"] != (*q[:3], spec.head_dim_v):
+        problems.append(f"do has shape {shapes['do']}; it must match the output, {(*q[:3], spec.head_dim_v)}")
+    return problems

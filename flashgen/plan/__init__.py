@@ -1,0 +1,67 @@
+"""Deciding everything: spec + schedule + architecture -> ``AttentionPlan``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashgen.arch import Arch, get_arch
+from flashgen.errors import PlanError
+from flashgen.plan.backward import chosen_backward, plan_backward
+from flashgen.plan.forward import chosen_schedule, padded, plan_forward
+from flashgen.plan.model import AttentionPlan, KernelPlan, Problem
+from flashgen.spec import AttentionSpec, Schedule
+
+__all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspace_floats"]
+
+
+def plan(
+    spec: AttentionSpec,
+    schedule: Schedule | None = None,
+    arch: str | Arch = "sm_80",
+    *,
+    access_bytes: int | None = None,
+) -> AttentionPlan:
+    """Plans every kernel of ``spec`` for ``arch``; refuses, in a sentence, what cannot be built.
+
+    ``access_bytes`` is the alignment that tensors will have; by default what contiguous ones have.
+    """
+    row = get_arch(arch)
+    asked = schedule or Schedule()
+    if spec.dtype == "bf16" and not row.has_bf16:
+        raise PlanError(
+            f"dtype='bf16' needs tensor cores of sm_80 or later, and arch='{row.name}' has none for it; "
+            "use dtype='fp16' or 'fp32'."
+        )
+    access = access_bytes or default_access_bytes(spec)
+    if access not in (2, 4, 8, 16) or access < spec.element.bytes or default_access_bytes(spec) % access:
+        raise PlanError(
+            f"access_bytes={access} does not divide the rows of {spec.describe()}; "
+            f"use a power of two from {spec.element.bytes} to {default_access_bytes(spec)}."
+        )
+    forward = plan_forward(spec, asked, row, access)
+    chosen = chosen_schedule(forward)
+    kernels: tuple[KernelPlan, ...] = (forward,)
+    if spec.needs_backward:
+        backward = plan_backward(spec, asked, row, access)
+        chosen = replace(chosen, backward=chosen_backward(next(k for k in backward if k.role == "main")))
+        kernels += backward
+    return AttentionPlan(spec, chosen, row, kernels)
+
+
+def default_access_bytes(spec: AttentionSpec) -> int:
+    """The widest access that divides the rows of contiguous tensors of this spec."""
+    size = spec.element.bytes
+    access = 16
+    while (spec.head_dim * size) % access or (spec.head_dim_v * size) % access:
+        access //= 2
+    return access
+
+
+def workspace_floats(attention: AttentionPlan, problem: Problem) -> int:
+    """How many floats the dQ workspace of a backward call has; 0 when it needs none."""
+    if not attention.has("finish"):
+        return 0
+    finish = attention.kernel("finish")
+    tile = int(finish.constant("tile_q")) * padded(attention.spec.head_dim)
+    tiles, heads, batch = finish.grid(problem)
+    return tiles * heads * batch * tile

@@ -1,0 +1,331 @@
+"""Planning the backward kernels: prepare, main, and then query (deterministic) or finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashgen.arch import Arch
+from flashgen.plan import params
+from flashgen.plan.forward import WARP, copies_asynchronously, padded
+from flashgen.plan.limits import Tiling, choose, smem_fault, stages_fault
+from flashgen.plan.model import Constant, KernelPlan, ParamTable, Role, SmemMap
+from flashgen.plan.naming import kernel_name
+from flashgen.plan.smem import SmemLayout
+from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
+
+_ALGORITHM = "FlashAttention-2"
+#: Registers a thread may spend on the accumulators that are alive together.
+_MAX_ACCUMULATORS = 208
+
+
+def plan_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> tuple[KernelPlan, ...]:
+    """The backward kernels of a spec, in the order in which they run."""
+    given = _given(schedule.backward)
+    asynchronous = copies_asynchronously(arch, access_bytes)
+    tiling = choose(
+        "backward",
+        tuple(_rows(spec, arch)),
+        given,
+        arch,
+        lambda t: _main_fault(spec, arch, t, asynchronous),
+        lambda t: _main_smem(spec, t).bytes,
+    )
+    shares = Shares.of(spec, tiling)
+    common = _Common(spec, arch, access_bytes, schedule if schedule != Schedule() else None)
+    kernels = [common.prepare(tiling, shares), common.main(tiling, shares)]
+    if spec.deterministic:
+        query = choose(
+            "dQ",
+            tuple(_query_rows(spec, arch)),
+            {},
+            arch,
+            lambda t: _query_fault(spec, arch, t),
+            lambda t: _query_smem(spec, t).bytes,
+        )
+        kernels.append(common.query(query))
+    else:
+        kernels.append(common.finish(tiling, shares))
+    return tuple(kernels)
+
+
+def chosen_backward(main: KernelPlan) -> BackwardSchedule:
+    """The main kernel's plan as the schedule it amounts to."""
+    names = ("tile_q", "tile_kv", "stages", "warps")
+    return BackwardSchedule(**{n: int(main.constant(n)) for n in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How many warps stand above one another on each product of the main kernel."""
+
+    scores: int
+    dk: int
+    dv: int
+    dq: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, tiling: Tiling) -> Shares:
+        """The division of each product that fetches the fewest operand fragments; 0 where none exists."""
+        dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+        return cls(
+            scores=_best_share(tiling.tile_q, tiling.tile_kv, tiling.warps),
+            dk=_best_share(tiling.tile_kv, dim, tiling.warps),
+            dv=_best_share(tiling.tile_kv, dim_v, tiling.warps),
+            dq=_best_share(tiling.tile_q, dim, tiling.warps),
+        )
+
+
+def _best_share(rows: int, columns: int, warps: int) -> int:
+    """Warps above one another on a rows x columns product (0: the product cannot be divided so)."""
+    options = [
+        above
+        for above in (1, 2, 4, 8, 16)
+        if warps % above == 0 and rows % (16 * above) == 0 and columns % (8 * (warps // above)) == 0
+    ]
+
+    # A warp fetches its rows and its columns once per step: the squarest share fetches least. Of two equal
+    # ones, the one with an even number of column blocks, which load in pairs.
+    def cost(above: int) -> tuple[int, int, int]:
+        columns_each = columns // (warps // above)
+        return rows // above + columns_each, columns_each % 16, above
+
+    return min(options, key=cost, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    spec: AttentionSpec
+    arch: Arch
+    access_bytes: int
+    schedule: Schedule | None
+
+    def prepare(self, tiling: Tiling, shares: Shares) -> KernelPlan:
+        """D = rowsum(dO * O), and a cleared workspace."""
+        workspace = 0 if self.spec.deterministic else tiling.tile_q * padded(self.spec.head_dim)
+        return self._kernel(
+            "prepare",
+            threads=256,
+            config_type="PrepareConfig",
+            config=(
+                Constant("head_dim_v", self.spec.head_dim_v),
+                Constant("tile_q", tiling.tile_q),
+                Constant("workspace_floats", workspace, "of the dQ workspace, per tile of queries"),
+                Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
+            ),
+            params=params.PREPARE_DETERMINISTIC if self.spec.deterministic else params.PREPARE,
+            smem=SmemMap(),
+            tile=tiling.tile_q,
+            switches=frozenset() if self.spec.deterministic else frozenset({"workspace"}),
+        )
+
+    def main(self, tiling: Tiling, shares: Shares) -> KernelPlan:
+        """dK and dV, with dQ added to the workspace unless the spec is deterministic."""
+        switches = {"ring"} if tiling.stages > 1 else set()
+        if not self.spec.deterministic:
+            switches.add("workspace")
+        return self._kernel(
+            "main",
+            threads=tiling.warps * WARP,
+            config_type="BackwardConfig",
+            config=self._config(tiling, shares),
+            params=params.MAIN_DETERMINISTIC if self.spec.deterministic else params.MAIN,
+            smem=_main_smem(self.spec, tiling),
+            tile=tiling.tile_kv,
+            over_kv=True,
+            reasons=(tiling.reason,) if tiling.reason else (),
+            switches=frozenset(switches),
+        )
+
+    def query(self, tiling: Tiling) -> KernelPlan:
+        """dQ by itself, one block per tile of queries."""
+        shares = Shares(tiling.warps, 1, 1, tiling.warps)
+        return self._kernel(
+            "query",
+            threads=tiling.warps * WARP,
+            config_type="BackwardConfig",
+            config=self._config(tiling, shares),
+            params=params.QUERY,
+            smem=_query_smem(self.spec, tiling),
+            tile=tiling.tile_q,
+            reasons=(tiling.reason,) if tiling.reason else (),
+        )
+
+    def finish(self, tiling: Tiling, shares: Shares) -> KernelPlan:
+        """dQ from the workspace to its dtype."""
+        size = tiling.tile_q * padded(self.spec.head_dim) * self.spec.element.bytes
+        return self._kernel(
+            "finish",
+            threads=tiling.warps * WARP,
+            config_type="BackwardConfig",
+            config=self._config(tiling, shares),
+            params=params.FINISH,
+            smem=SmemLayout().then("q", size, "dQ_i").map(),
+            tile=tiling.tile_q,
+        )
+
+    def _config(self, tiling: Tiling, shares: Shares) -> tuple[Constant, ...]:
+        spec, arch = self.spec, self.arch
+        return (
+            Constant("head_dim", spec.head_dim),
+            Constant("head_dim_v", spec.head_dim_v),
+            Constant("tile_q", tiling.tile_q, "B_r: query rows per step"),
+            Constant("tile_kv", tiling.tile_kv, "B_c: keys per block"),
+            Constant("stages", tiling.stages, "tiles of queries under way at once"),
+            Constant("warps", tiling.warps),
+            Constant("score_warps", shares.scores, "warps above one another on S, dP"),
+            Constant("dk_warps", shares.dk, "on dK"),
+            Constant("dv_warps", shares.dv, "on dV"),
+            Constant("dq_warps", shares.dq, "on dQ"),
+            Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
+            Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
+            Constant("vector_reduction", arch.has_vector_reduction, "four-wide additions to global memory"),
+            Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
+            Constant("async_copy", copies_asynchronously(arch, self.access_bytes)),
+            Constant("turing", not arch.has_cp_async, "half-depth tensor-core steps"),
+        )
+
+    def _kernel(
+        self,
+        role: Role,
+        *,
+        threads: int,
+        config_type: str,
+        config: tuple[Constant, ...],
+        params: ParamTable,
+        smem: SmemMap,
+        tile: int,
+        over_kv: bool = False,
+        reasons: tuple[str, ...] = (),
+        switches: frozenset[str] = frozenset(),
+    ) -> KernelPlan:
+        return KernelPlan(
+            name=kernel_name(self.spec, role, self.arch),
+            pass_="backward",
+            role=role,
+            algorithm=_ALGORITHM,
+            template=f"backward_{role}.cu.j2",
+            spec=self.spec,
+            arch=self.arch,
+            threads=threads,
+            config_type=config_type,
+            config=config,
+            params=params,
+            smem=smem,
+            grid_tile=tile,
+            grid_over="kv" if over_kv else "q",
+            grid_heads="kv" if over_kv else "q",
+            access_bytes=self.access_bytes,
+            reasons=reasons,
+            schedule=self.schedule,
+            switches=switches if self.spec.mask.is_full else switches | {"masked"},
+        )
+
+
+def _given(schedule: BackwardSchedule) -> dict[str, int]:
+    values = {n: getattr(schedule, n) for n in ("tile_q", "tile_kv", "stages", "warps")}
+    return {n: v for n, v in values.items() if v is not None}
+
+
+def _main_fault(spec: AttentionSpec, arch: Arch, tiling: Tiling, asynchronous: bool) -> str | None:
+    shares = Shares.of(spec, tiling)
+    if 0 in (shares.scores, shares.dk, shares.dv, shares.dq):
+        return (
+            f"{tiling.describe()} cannot be divided among {tiling.warps} warps in blocks of 16 x 8; "
+            "use fewer warps or larger tiles."
+        )
+    if tiling.stages > 2:
+        return f"stages={tiling.stages} is more than the backward kernel uses; use 1 or 2."
+    if tiling.stages > 1 and not asynchronous:
+        return stages_fault(arch, tiling)
+    threads = tiling.warps * WARP
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    accumulators = tiling.tile_kv * (dim + dim_v) / threads
+    accumulators += max(2 * tiling.tile_q * tiling.tile_kv, tiling.tile_q * dim) / threads
+    if accumulators > _MAX_ACCUMULATORS:
+        return (
+            f"{tiling.describe()} needs {accumulators:g} registers per thread for accumulators alone "
+            f"(at most {_MAX_ACCUMULATORS}); use smaller tiles or more warps."
+        )
+    return smem_fault(arch, tiling, _main_smem(spec, tiling).bytes)
+
+
+def _query_fault(spec: AttentionSpec, arch: Arch, tiling: Tiling) -> str | None:
+    return smem_fault(arch, tiling, _query_smem(spec, tiling).bytes)
+
+
+def _main_smem(spec: AttentionSpec, tiling: Tiling) -> SmemMap:
+    size = spec.element.bytes
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    slots = f", {tiling.stages} slots" if tiling.stages > 1 else ""
+    return (
+        SmemLayout()
+        .then("k", tiling.tile_kv * dim * size, "K_j, and dK_j at the end")
+        .then("v", tiling.tile_kv * dim_v * size, "V_j, and dV_j at the end")
+        .then("q", tiling.stages * tiling.tile_q * dim * size, "Q_i" + slots)
+        .then("do", tiling.stages * tiling.tile_q * dim_v * size, "dO_i" + slots)
+        .then("p", tiling.tile_q * tiling.tile_kv * size, "P_ij")
+        .then("ds", tiling.tile_q * tiling.tile_kv * size, "dS_ij")
+        .then("lse", tiling.stages * tiling.tile_q * 4, "L_i" + slots)
+        .then("dsum", tiling.stages * tiling.tile_q * 4, "D_i" + slots)
+        .map()
+    )
+
+
+def _query_smem(spec: AttentionSpec, tiling: Tiling) -> SmemMap:
+    size = spec.element.bytes
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    return (
+        SmemLayout()
+        .then("q", tiling.tile_q * dim * size, "Q_i, and dQ_i at the end")
+        .then("do", tiling.tile_q * dim_v * size, "dO_i")
+        .then("k", tiling.tile_kv * dim * size, "K_j")
+        .then("v", tiling.tile_kv * dim_v * size, "V_j")
+        .then("lse", tiling.tile_q * 4, "L_i")
+        .then("dsum", tiling.tile_q * 4, "D_i")
+        .map()
+    )
+
+
+def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
+    """The schedule table of the main kernel: rows in order of preference, each with its reason."""
+    dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
+    fits = "the largest tile that shared memory and registers hold"
+    if not spec.element.is_half:
+        yield Tiling(32, 32, 4, 1, "float tiles are twice as large")
+        yield Tiling(16, 32, 4, 1, fits)
+        yield Tiling(16, 16, 2, 1, fits)
+        return
+    if arch.has_cp_async:
+        if dim <= 64:
+            yield Tiling(128, 64, 4, 1, "64 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
+            yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
+        elif dim <= 128:
+            if spec.mask.is_full:
+                yield Tiling(64, 128, 8, 2, "32 x 32 scores per warp, and queries one step ahead")
+            yield Tiling(64, 64, 4, 2, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
+            yield Tiling(64, 128, 8, 2, "32 x 32 scores per warp, and queries one step ahead")
+        yield Tiling(64, 64, 8, 1, fits)
+        yield Tiling(32, 64, 8, 1, fits)
+        yield Tiling(32, 32, 4, 1, fits)
+    yield Tiling(64, 64, 4, 1, fits)
+    yield Tiling(32, 64, 4, 1, fits)
+    yield Tiling(32, 32, 4, 1, fits)
+    yield Tiling(16, 32, 4, 1, fits)
+    yield Tiling(16, 16, 2, 1, fits)
+
+
+def _query_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
+    dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
+    fits = "the largest tile that shared memory holds"
+    if spec.element.is_half:
+        if dim <= 128 and arch.has_cp_async:
+            yield Tiling(64, 64, 4, 1, "16 query rows per warp, no exchange between warps")
+        yield Tiling(64, 32, 4, 1, fits)
+        yield Tiling(32, 32, 2, 1, fits)
+        yield Tiling(32, 16, 2, 1, fits)
+    else:
+        if dim <= 128:
+            yield Tiling(64, 32, 4, 1, fits)
+        yield Tiling(32, 16, 2, 1, fits)
+    yield Tiling(16, 16, 1, 1, fits)

@@ -1,0 +1,167 @@
+"""The plan: every decision about a kernel, taken once, as frozen values that print well."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flashgen.arch import Arch
+from flashgen.spec import AttentionSpec, Schedule
+
+Pass = Literal["forward", "backward"]
+#: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
+Role = Literal["forward", "prepare", "main", "query", "finish"]
+
+#: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
+_FORMATS = {"void*": "Q", "int64": "q", "int32": "i", "float": "f"}
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One field of a kernel's parameter struct."""
+
+    name: str
+    #: Key of ``_FORMATS``.
+    kind: str
+    #: How the field is declared in C++, e.g. ``const element_t*``.
+    declared: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParamTable:
+    """The parameter struct: read by the template (declaration) and by the launcher (packing)."""
+
+    params: tuple[Param, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Field names in struct order."""
+        return tuple(p.name for p in self.params)
+
+    @property
+    def format(self) -> str:
+        """The ``struct`` format; native alignment, which the field order makes equal to C++'s."""
+        return "@" + "".join(_FORMATS[p.kind] for p in self.params)
+
+    @property
+    def bytes(self) -> int:
+        """sizeof the struct, tail padding included."""
+        size = struct.calcsize(self.format)
+        return (size + 7) // 8 * 8
+
+
+@dataclass(frozen=True, slots=True)
+class SmemRegion:
+    """A named stretch of dynamic shared memory."""
+
+    name: str
+    offset: int
+    bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SmemMap:
+    """The shared-memory map: read by the template (offsets) and by the launcher (size)."""
+
+    regions: tuple[SmemRegion, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Dynamic shared memory to ask for at launch."""
+        return max((r.offset + r.bytes for r in self.regions), default=0)
+
+    def __getitem__(self, name: str) -> SmemRegion:
+        for region in self.regions:
+            if region.name == name:
+                return region
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The sizes of one call."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    len_q: int
+    len_kv: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One member of the kernel's ``constexpr`` config struct."""
+
+    name: str
+    value: int | bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """One ``__global__`` function, decided completely; rendering and launching only read it."""
+
+    #: The ``extern "C"`` symbol and file stem, e.g. ``forward_d128_causal_sm80``.
+    name: str
+    pass_: Pass
+    role: Role
+    algorithm: str
+    template: str
+    spec: AttentionSpec
+    arch: Arch
+    threads: int
+    #: C++ struct name of the config, and its members in declaration order.
+    config_type: str
+    config: tuple[Constant, ...]
+    params: ParamTable
+    smem: SmemMap
+    #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch.
+    grid_tile: int
+    grid_over: Literal["q", "kv"]
+    grid_heads: Literal["q", "kv"]
+    #: Alignment in bytes that pointers and strides of the tensors must have.
+    access_bytes: int
+    min_blocks: int = 1
+    #: Why the schedule is what it is, one sentence each.
+    reasons: tuple[str, ...] = ()
+    #: The schedule that was asked for, as far as one was.
+    schedule: Schedule | None = None
+    #: Named switches that templates may test.
+    switches: frozenset[str] = frozenset()
+
+    def constant(self, name: str) -> int | bool:
+        """A config member's value."""
+        for c in self.config:
+            if c.name == name:
+                return c.value
+        raise KeyError(name)
+
+    def grid(self, problem: Problem) -> tuple[int, int, int]:
+        """Thread blocks along x (tiles), y (heads) and z (sequences); a 0 means: nothing to launch."""
+        length = problem.len_q if self.grid_over == "q" else problem.len_kv
+        heads = problem.heads_q if self.grid_heads == "q" else problem.heads_kv
+        return -(-length // self.grid_tile), heads, problem.batch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """All kernels of a spec on an architecture, with the schedule as completed by the heuristics."""
+
+    spec: AttentionSpec
+    schedule: Schedule
+    arch: Arch
+    kernels: tuple[KernelPlan, ...] = field(repr=False)
+
+    def kernel(self, role: Role) -> KernelPlan:
+        """The kernel that plays ``role``."""
+        for k in self.kernels:
+            if k.role == role:
+                return k
+        raise KeyError(role)
+
+    def has(self, role: Role) -> bool:
+        """Whether some kernel plays ``role``."""
+        return any(k.role == role for k in self.kernels)

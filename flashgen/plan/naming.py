@@ -1,0 +1,29 @@
+"""Kernel names: what a reader needs to tell files apart, e.g. ``forward_d128_causal_sm80``."""
+
+from __future__ import annotations
+
+from flashgen.arch import Arch
+from flashgen.plan.model import Role
+from flashgen.spec import AttentionSpec, Mask, causal
+
+_STEMS: dict[Role, str] = {
+    "forward": "forward",
+    "prepare": "backward_prepare",
+    "main": "backward_main",
+    "query": "backward_query",
+    "finish": "backward_finish",
+}
+
+
+def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str:
+    """The ``extern "C"`` symbol and file stem; ``words`` tell of an unusual schedule."""
+    dims = f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}x{spec.head_dim_v}"
+    parts = [_STEMS[role], dims, spec.dtype if spec.dtype != "bf16" else "", _mask_word(spec.mask), *words]
+    parts += ["deterministic" if spec.deterministic and role != "forward" else "", arch.name.replace("_", "")]
+    return "_".join(p for p in parts if p)
+
+
+def _mask_word(mask: Mask) -> str:
+    if mask.is_full:
+        return ""
+    return "causal" if mask in (causal(), causal("top-left")) else "window"

@@ -1,0 +1,56 @@
+"""The parameter tables: which fields each kernel's struct has, in which order."""
+
+from __future__ import annotations
+
+from flashgen.plan.model import Param, ParamTable
+
+_NOTES = {
+    "lse": "log-sum-exp, (batch, heads_q, len_q)",
+    "dsum": "D = rowsum(dO * O), (batch, heads_q, len_q)",
+    "dq_accum": "workspace that dQ is summed in",
+    "group": "query heads per key/value head",
+    "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
+    "scale_log2": "scale * log2(e)",
+}
+_SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
+
+
+def _table(
+    reads: tuple[str, ...],
+    writes: tuple[str, ...],
+    *,
+    row_reads: tuple[str, ...] = (),
+    row_writes: tuple[str, ...] = (),
+    sizes: tuple[str, ...] = _SIZES,
+    scales: tuple[str, ...] = ("scale_log2",),
+) -> ParamTable:
+    """Pointers, then strides, then sizes, then scales: widest first, so the struct has no holes."""
+    pointers = [Param(t, "void*", "const element_t*") for t in reads]
+    pointers += [Param(t, "void*", "element_t*") for t in writes]
+    pointers += [Param(t, "void*", "const float*", _NOTES.get(t, "")) for t in row_reads]
+    pointers += [Param(t, "void*", "float*", _NOTES.get(t, "")) for t in row_writes]
+    strides = [
+        Param(f"{t}_{axis}", "int64", "i64", "strides are in elements" if i == j == 0 else "")
+        for i, t in enumerate((*reads, *writes))
+        for j, axis in enumerate(("batch", "row", "head"))
+    ]
+    numbers = [Param(name, "int32", "i32", _NOTES.get(name, "")) for name in sizes]
+    floats = [Param(name, "float", "float", _NOTES.get(name, "")) for name in scales]
+    return ParamTable((*pointers, *strides, *numbers, *floats))
+
+
+FORWARD = _table(("q", "k", "v"), ("o",), row_writes=("lse",))
+PREPARE = _table(("o", "dout"), (), row_writes=("dsum", "dq_accum"), sizes=("heads_q", "len_q"), scales=())
+PREPARE_DETERMINISTIC = _table(("o", "dout"), (), row_writes=("dsum",), sizes=("heads_q", "len_q"), scales=())
+MAIN = _table(
+    ("q", "k", "v", "dout"),
+    ("dk", "dv"),
+    row_reads=("lse", "dsum"),
+    row_writes=("dq_accum",),
+    scales=("scale", "scale_log2"),
+)
+MAIN_DETERMINISTIC = _table(
+    ("q", "k", "v", "dout"), ("dk", "dv"), row_reads=("lse", "dsum"), scales=("scale", "scale_log2")
+)
+QUERY = _table(("q", "k", "v", "dout"), ("dq",), row_reads=("lse", "dsum"), scales=("scale", "scale_log2"))
+FINISH = _table((), ("dq",), row_reads=("dq_accum",), sizes=("heads_q", "len_q"), scales=("scale",))

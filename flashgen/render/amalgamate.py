@@ -1,0 +1,106 @@
+"""Headers in place: every ``#include "flashgen/..."`` becomes the header's text, once each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from flashgen.errors import CompileError
+from flashgen.render.paths import include_dir
+from flashgen.render.source import Origin
+
+Line = tuple[str, Origin]
+
+_INCLUDE = re.compile(r'\s*#\s*include\s*(?:"([^"]*)"|(<.*>|.*))')
+_PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
+_CONDITIONAL = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
+#: The emulator's headers stay outside: they mean something only to a C++ compiler with an include path.
+_EMULATOR = "flashgen/emu/"
+
+
+def amalgamate(lines: list[Line]) -> list[Line]:
+    """``lines`` with all flashgen headers in place, ``#pragma once`` gone and blank lines never doubled."""
+    work = _Amalgamation()
+    work.add(lines)
+    return work.out
+
+
+@dataclass(slots=True)
+class _Amalgamation:
+    out: list[Line] = field(default_factory=list)
+    #: Header -> the preprocessor branches it was put into.
+    seen: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    #: One number for each branch of an #if that is open now.
+    branches: list[int] = field(default_factory=list)
+    branches_seen: int = 0
+
+    def add(self, lines: list[Line]) -> None:
+        """Append lines, following includes."""
+        for text, origin in lines:
+            include = _INCLUDE.match(text)
+            if include is None or (include[1] or "").startswith(_EMULATOR):
+                self._append(text, origin)
+            else:
+                self._include(include[1], origin, text)
+
+    def _append(self, text: str, origin: Origin) -> None:
+        if not text and (not self.out or not self.out[-1][0] or _CONDITIONAL.match(self.out[-1][0])):
+            return
+        self._follow_conditional(text)
+        self.out.append((text, origin))
+
+    def _follow_conditional(self, text: str) -> None:
+        match = _CONDITIONAL.match(text)
+        if match is None:
+            return
+        if match[1] not in ("if", "ifdef", "ifndef") and self.branches:
+            self.branches.pop()
+        if match[1] != "endif":
+            self.branches_seen += 1
+            self.branches.append(self.branches_seen)
+
+    def _include(self, name: str | None, origin: Origin, text: str) -> None:
+        if name is None or not name.startswith("flashgen/"):
+            raise _refusal(origin, f"{text.strip()} cannot be included; kernels stand on flashgen's own headers alone")
+        here = tuple(self.branches)
+        if name in self.seen:
+            # Text that stands in one branch of an #if is missing where that branch is not taken.
+            if self.seen[name] != here[: len(self.seen[name])]:
+                raise _refusal(
+                    origin,
+                    f"{name} is already in place inside an #if that does not reach here; "
+                    "include the header that holds the #if instead",
+                )
+            return
+        self.seen[name] = here
+        self.add(_read_header(name, origin))
+
+
+def _read_header(name: str, included_at: Origin) -> list[Line]:
+    try:
+        text = (include_dir() / name).read_text(encoding="utf-8")
+    except OSError:
+        raise _refusal(included_at, f"there is no header {name} under {include_dir()}") from None
+    lines = [
+        (line.rstrip(), Origin(name, number))
+        for number, line in enumerate(text.splitlines(), start=1)
+        if not _PRAGMA_ONCE.match(line)
+    ]
+    # The comment that opens a header goes below what the header includes, next to what it speaks of.
+    comment = list(takewhile(lambda line: line[0].startswith("//"), lines))
+    includes = list(takewhile(lambda line: _INCLUDE.match(line[0]) or not line[0], lines[len(comment) :]))
+    return [
+        *includes,
+        *comment,
+        *_separated(comment, lines[len(comment) + len(includes) :]),
+        ("", Origin(name, len(lines))),
+    ]
+
+
+def _separated(comment: list[Line], rest: list[Line]) -> list[Line]:
+    return [("", comment[-1][1]), *rest] if comment else rest
+
+
+def _refusal(origin: Origin, message: str) -> CompileError:
+    return CompileError(f"{origin.file}:{origin.line}: {message}")

@@ -1,0 +1,34 @@
+"""``KernelSource``: the text of one kernel."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flashgen.plan.model import KernelPlan
+
+
+class Origin(NamedTuple):
+    """A line of a template or header, by its path under the templates directory."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """One self-contained ``.cu`` file for NVRTC, and for g++ with the emulator."""
+
+    plan: KernelPlan = field(repr=False)
+    text: str = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The ``extern "C"`` symbol and file stem."""
+        return self.plan.name
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text, in hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()

@@ -1,0 +1,83 @@
+"""What the comment at the top of a generated source says: the spec, the command for it, the plan."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from flashgen.plan.model import KernelPlan, Role
+from flashgen.render.layout import COLUMN_LIMIT
+from flashgen.spec.command import rebuild_command
+
+_ROLES: dict[Role, str] = {
+    "forward": "forward pass: O and the log-sum-exp of each row",
+    "prepare": "backward pass, first: D = rowsum(dO * O)",
+    "main": "backward pass: dK and dV, and dQ where it is summed with atomics",
+    "query": "backward pass: dQ, without atomics",
+    "finish": "backward pass, last: dQ from the workspace",
+}
+#: Config members that the line about tiles names first.
+_TILES = ("tile_q", "tile_kv", "stages", "warps")
+_LABEL = 9
+
+
+def summary(plan: KernelPlan) -> list[str]:
+    """The lines of the comment, without the slashes."""
+    title = f"{plan.name}: {plan.algorithm}, {_ROLES[plan.role]}."
+    return [*_wrap(title), "", *_facts(plan)]
+
+
+def _facts(plan: KernelPlan) -> Iterator[str]:
+    # Imported on use: the module that reads and writes spec files brings msgspec with it.
+    from flashgen.spec.files import spec_to_json
+
+    # These two are to be copied, so they are never broken into lines.
+    yield _labelled("spec", spec_to_json(plan.spec))
+    yield _labelled("rebuild", rebuild_command(plan.spec, plan.schedule, plan.arch.name))
+    yield from _paragraphs("for", [f"{plan.arch.name} ({plan.arch.example})"])
+    yield from _paragraphs("plan", [_tiles(plan)])
+    yield from _paragraphs("grid", [_grid(plan)])
+    yield from _shared_memory(plan)
+    yield from _paragraphs("because", plan.reasons)
+
+
+def _tiles(plan: KernelPlan) -> str:
+    values = {c.name: c.value for c in plan.config}
+    parts = [f"{name} {values[name]}" for name in _TILES if name in values]
+    parts.append(f"{plan.threads} threads")
+    if plan.min_blocks > 1:
+        parts.append(f"registers for {plan.min_blocks} blocks per multiprocessor")
+    return ", ".join(parts)
+
+
+def _grid(plan: KernelPlan) -> str:
+    rows = {"q": "query", "kv": "key"}[plan.grid_over]
+    heads = {"q": "query", "kv": "key/value"}[plan.grid_heads]
+    return f"one block for every {plan.grid_tile} {rows} rows of every {heads} head and batch entry"
+
+
+def _shared_memory(plan: KernelPlan) -> Iterator[str]:
+    regions = plan.smem.regions
+    if not regions:
+        return
+    yield _labelled("smem", f"{plan.smem.bytes} bytes")
+    names = max(len(r.name) for r in regions)
+    digits = len(str(max(r.offset + r.bytes for r in regions)))
+    for r in regions:
+        span = f"{r.offset:>{digits}} to {r.offset + r.bytes:>{digits}}"
+        yield _labelled("", f"  {r.name:<{names}}  {span}  {r.note}".rstrip())
+
+
+def _paragraphs(label: str, texts: tuple[str, ...] | list[str]) -> Iterator[str]:
+    for text in texts:
+        for line in _wrap(text, _LABEL):
+            yield _labelled(label, line)
+            label = ""
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _wrap(text: str, indent: int = 0) -> list[str]:
+    return textwrap.wrap(text, COLUMN_LIMIT - len("// ") - indent, break_long_words=False)

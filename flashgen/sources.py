@@ -1,0 +1,115 @@
+"""The sources of a plan, rendered once per machine: a warm build does without the template engine.
+
+A text is kept under a digest of all it depends on: the plan, every template and header, and the code that
+plans and renders. The entry is an ordinary one of the kernel cache, checksummed like a cubin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from flashgen import settings
+from flashgen.cache import default_cache
+from flashgen.compile.binary import Binary, Resources
+from flashgen.plan.model import AttentionPlan, Role
+from flashgen.render import KernelSource, render, templates_dir
+
+_KIND = "rendered sources"
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+#: The code that a text depends on, its plan given: what rendering imports, errors and settings aside.
+RENDERING_CODE = ("arch", "dtypes.py", "plan", "render", "spec")
+
+
+def sources_of(plan: AttentionPlan) -> dict[Role, KernelSource]:
+    """The source of every kernel of the plan, by role."""
+    if settings.override_dir() is not None:
+        # A kernel author's edits must show at once, and are not ours to keep.
+        return _rendered(plan)
+    digest = rendering_digest()
+    try:
+        # No compiler made it, so none is named.
+        entry, _ = default_cache().obtain(_key(plan, digest), lambda: _packed(plan, digest), build_id="")
+    except _ChangedMeanwhileError:
+        return _rendered(plan)
+    texts = json.loads(entry.image)
+    return {kernel.role: KernelSource(kernel, texts[kernel.role]) for kernel in plan.kernels}
+
+
+def rendering_digest() -> str:
+    """A digest of the templates and headers as they are now, and of the code as this process found it."""
+    return f"{_templates_digest()} {_code_digest()}"
+
+
+class _ChangedMeanwhileError(Exception):
+    """Somebody edits templates or code while this process runs; nothing may be kept under an old digest."""
+
+
+def _rendered(plan: AttentionPlan) -> dict[Role, KernelSource]:
+    return {kernel.role: render(kernel) for kernel in plan.kernels}
+
+
+def _packed(plan: AttentionPlan, digest: str) -> Binary:
+    texts = {role: source.text for role, source in _rendered(plan).items()}
+    # Afterwards, because rendering imports on demand what a digest from before may not have seen.
+    if f"{_templates_digest()} {_code_digest.__wrapped__()}" != digest:
+        raise _ChangedMeanwhileError
+    name = f"{plan.kernels[0].name} and its kin"
+    return Binary(name, plan.arch.name, json.dumps(texts).encode(), Resources(0, 0, 0, 0), 0.0, _KIND)
+
+
+def _key(plan: AttentionPlan, digest: str) -> str:
+    text = json.dumps([_KIND, digest, _plain(plan)], sort_keys=True)
+    return hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A plan as nested lists that say everything about it, in an order that no hash seed changes."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if dataclasses.is_dataclass(value):
+        names = value.__dataclass_fields__
+        return [type(value).__name__, *[_plain(getattr(value, name)) for name in names]]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    raise TypeError(f"a plan holds a {type(value).__qualname__}, which has no canonical text")
+
+
+def _templates_digest() -> str:
+    return _digest_of([str(templates_dir())])
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    return _digest_of([os.path.join(_PACKAGE, name) for name in RENDERING_CODE])
+
+
+def _digest_of(roots: list[str]) -> str:
+    """Of contents, not of times: an installer may give every release's files the same time."""
+    digest = hashlib.sha256(usedforsecurity=False)
+    for root in roots:
+        for path in _files_below(root):
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    data = file.read()
+            except OSError:
+                # An editor's lock or temporary file: gone again, or a link to nowhere.
+                continue
+            digest.update(f"{path[len(root) :]} {len(data)}\n".encode("utf-8", "surrogateescape"))
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _files_below(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+    elif not path.endswith("__pycache__"):
+        for name in sorted(os.listdir(path)):
+            yield from _files_below(os.path.join(path, name))

@@ -1,0 +1,153 @@
+"""Specs and schedules as TOML and JSON.
+
+A file holds the fields of ``AttentionSpec`` at the top and, where a schedule is wanted, a table
+``[schedule]``, with ``[schedule.warps]`` and ``[schedule.backward]`` inside. A mask is ``"full"``,
+``"causal"``, a table such as ``{left = 512, right = 0, align = "top-left"}`` whose missing sides are open,
+or a list of these, all of which must hold. Writing is canonical: equal specs give equal text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flashgen.errors import SpecError
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.mask import Band, Mask, causal
+from flashgen.spec.reading import parse_json, parse_toml, schedule_from_dict, spec_from_dict
+from flashgen.spec.schedule import Schedule
+
+SUFFIXES = (".toml", ".json")
+
+
+def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
+    """Every field by name, in one fixed order, as plain values."""
+    return {
+        "head_dim": spec.head_dim,
+        "head_dim_v": spec.head_dim_v,
+        "dtype": spec.dtype,
+        "mask": _mask_to_plain(spec.mask),
+        "direction": spec.direction,
+        "deterministic": spec.deterministic,
+    }
+
+
+def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
+    """The fields that are not left to the plan, as plain values."""
+    warps = schedule.warps and {"kind": schedule.warps.kind, "count": schedule.warps.count}
+    backward = {name: getattr(schedule.backward, name) for name in ("tile_q", "tile_kv", "stages", "warps")}
+    fields = {name: getattr(schedule, name) for name in ("tile_q", "tile_kv", "stages")}
+    return _given(fields | {"warps": warps, "backward": _given(backward) or None})
+
+
+def spec_to_json(spec: AttentionSpec) -> str:
+    """One line of JSON."""
+    return _json(spec_to_dict(spec))
+
+
+def spec_from_json(text: str | bytes) -> AttentionSpec:
+    """The spec of ``spec_to_json``'s text, or of any JSON object with a spec's fields."""
+    return spec_from_dict(parse_json(text))
+
+
+def spec_to_toml(spec: AttentionSpec, schedule: Schedule | None = None) -> str:
+    """A TOML document, with the schedule's tables when it says anything."""
+    tables = [_toml_fields(spec_to_dict(spec))]
+    fields = schedule_to_dict(schedule or Schedule())
+    warps, backward = fields.pop("warps", None), fields.pop("backward", None)
+    for name, table in (("schedule", fields), ("schedule.warps", warps), ("schedule.backward", backward)):
+        if table:
+            tables.append(f"[{name}]\n{_toml_fields(table)}")
+    return "\n".join(tables)
+
+
+def spec_from_toml(text: str) -> AttentionSpec:
+    """The spec of a TOML document without a schedule."""
+    return spec_from_dict(parse_toml(text))
+
+
+def load_spec(path: str | Path) -> tuple[AttentionSpec, Schedule]:
+    """Read a ``.toml`` or ``.json`` file; one ``SpecError`` lists everything that is wrong with it."""
+    path = Path(path)
+    suffix = _checked_suffix(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read ({error.strerror}); name a TOML or JSON spec file") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    problems: list[str] = []
+    try:
+        values = parse_toml(text) if suffix == ".toml" else parse_json(text)
+        schedule_values = values.pop("schedule", {})
+        try:
+            spec = spec_from_dict(values)
+        except SpecError as error:
+            problems += error.violations
+        try:
+            schedule = schedule_from_dict(schedule_values)
+        except SpecError as error:
+            problems += error.violations
+    except SpecError as error:
+        problems += error.violations
+    if problems:
+        raise SpecError(*(f"{path}: {problem}" for problem in problems))
+    return spec, schedule
+
+
+def dump_spec(spec: AttentionSpec, schedule: Schedule | None, path: str | Path) -> None:
+    """Write a file that ``load_spec`` reads back as the same spec and schedule."""
+    path = Path(path)
+    if _checked_suffix(path) == ".toml":
+        text = spec_to_toml(spec, schedule)
+    else:
+        fields = schedule_to_dict(schedule or Schedule())
+        text = _json(spec_to_dict(spec) | ({"schedule": fields} if fields else {})) + "\n"
+    path.write_bytes(text.encode("utf-8"))
+
+
+def _checked_suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise SpecError(f"{path} has the suffix {suffix!r}; a spec file's name ends in {' or '.join(SUFFIXES)}")
+    return suffix
+
+
+def _mask_to_plain(mask: Mask) -> Any:
+    bands = [
+        "causal" if part == causal() else _band_to_plain(band, align)
+        for part, band, align in (
+            (Mask(bottom_right=mask.bottom_right), mask.bottom_right, None),
+            (Mask(top_left=mask.top_left), mask.top_left, "top-left"),
+        )
+        if not band.is_full
+    ]
+    return "full" if not bands else bands[0] if len(bands) == 1 else bands
+
+
+def _band_to_plain(band: Band, align: str | None) -> dict[str, Any]:
+    return _given({"left": band.left, "right": band.right, "align": align})
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _json(values: Any) -> str:
+    import msgspec
+
+    return msgspec.json.encode(values).decode()
+
+
+def _toml_fields(fields: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in fields.items())
+
+
+def _toml_value(value: Any) -> str:
+    """Numbers, booleans and the closed set of words a spec holds look the same in TOML and JSON."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml_value(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return _json(value)

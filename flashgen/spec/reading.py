@@ -1,0 +1,161 @@
+"""Plain values, as TOML and JSON give them, into specs and schedules; every violation is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from flashgen.errors import SpecError
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.mask import Mask, causal, full, window
+from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
+from flashgen.spec.show import show
+
+SPEC_FIELDS = ("head_dim", "head_dim_v", "dtype", "mask", "direction", "deterministic")
+SCHEDULE_FIELDS = ("tile_q", "tile_kv", "stages", "warps", "backward")
+WARP_FIELDS = ("kind", "count")
+BACKWARD_FIELDS = ("tile_q", "tile_kv", "stages", "warps")
+MASK_FIELDS = ("left", "right", "align")
+JSON_REMEDY = 'write an object such as {"head_dim": 64}'
+MASK_REMEDY = 'use "full", "causal", a table {left = 512, right = 0}, or a list of these'
+WARPS_REMEDY = 'write {kind = "split_q", count = 4}'
+_INT64 = range(-(2**63), 2**63)
+T = TypeVar("T")
+
+
+def parse_json(text: str | bytes) -> dict[str, Any]:
+    """The object in a JSON text."""
+    import msgspec
+
+    try:
+        values = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SpecError(f"the text is not JSON ({error}); {JSON_REMEDY}") from error
+    if not isinstance(values, dict):
+        raise SpecError(f"the text holds {show(values)}; {JSON_REMEDY}")
+    return values
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The top table of a TOML text."""
+    import msgspec
+
+    try:
+        return dict(msgspec.toml.decode(text))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SpecError(f"the text is not TOML ({error}); write lines such as head_dim = 64") from error
+
+
+def spec_from_dict(values: Mapping[str, Any]) -> AttentionSpec:
+    """A spec from its fields by name; fields left out take their defaults."""
+    problems: list[str] = []
+    fields = _known_fields(values, SPEC_FIELDS, "", problems)
+    if "head_dim" not in values:
+        problems.append("head_dim is missing; add it, a whole number from 1 to 256")
+    fields.setdefault("head_dim", 1)  # so that the other fields are judged too
+    if "mask" in fields:
+        plain = fields.pop("mask")
+        fields["mask"] = _collect(problems, "", lambda: mask_from_plain(plain)) or full()
+    spec = _collect(problems, "", lambda: AttentionSpec(**fields))
+    return _result(spec, problems)
+
+
+def schedule_from_dict(values: Any) -> Schedule:
+    """A schedule from its fields by name; what is left out is the plan's choice."""
+    problems: list[str] = []
+    table = _table(values, "schedule", f"write [schedule] with {', '.join(SCHEDULE_FIELDS)}")
+    fields = _known_fields(table, SCHEDULE_FIELDS, "schedule.", problems)
+    if "warps" in fields:
+        warps = fields.pop("warps")
+        fields["warps"] = _collect(problems, "", lambda: _warps_from_plain(warps))
+    if "backward" in fields:
+        backward = fields.pop("backward")
+        fields["backward"] = _collect(problems, "", lambda: _backward_from_plain(backward)) or BackwardSchedule()
+    schedule = _collect(problems, "schedule ", lambda: Schedule(**fields))
+    return _result(schedule, problems)
+
+
+def mask_from_plain(value: Any) -> Mask:
+    """A mask from a word, a table, or a list of these that must all hold."""
+    if not isinstance(value, list):
+        return _part_of_mask(value, "mask")
+    problems: list[str] = []
+    combined = full()
+    for i, part in enumerate(value):
+        try:
+            combined = combined & _part_of_mask(part, f"mask[{i}]")
+        except SpecError as error:
+            problems += error.violations
+    return _result(combined, problems)
+
+
+def _part_of_mask(value: Any, name: str) -> Mask:
+    if value == "full":
+        return full()
+    if value == "causal":
+        return causal()
+    problems: list[str] = []
+    fields = _known_fields(_table(value, name, MASK_REMEDY, "a mask"), MASK_FIELDS, f"{name}.", problems)
+    return _result(_collect(problems, f"{name}: ", lambda: window(**fields)), problems)
+
+
+def _warps_from_plain(value: Any) -> WarpPartition:
+    problems: list[str] = []
+    fields: dict[str, Any]
+    table = _table(value, "schedule.warps", WARPS_REMEDY)
+    fields = _known_fields(table, WARP_FIELDS, "schedule.warps.", problems)
+    problems += [f"schedule.warps.{n} is missing; {WARPS_REMEDY}" for n in WARP_FIELDS if n not in table]
+    fields = {"kind": "split_q", "count": 4, **fields}
+    return _result(_collect(problems, "schedule.warps: ", lambda: WarpPartition(**fields)), problems)
+
+
+def _backward_from_plain(value: Any) -> BackwardSchedule:
+    problems: list[str] = []
+    table = _table(value, "schedule.backward", f"write [schedule.backward] with {', '.join(BACKWARD_FIELDS)}")
+    fields = _known_fields(table, BACKWARD_FIELDS, "schedule.backward.", problems)
+    return _result(_collect(problems, "schedule ", lambda: BackwardSchedule(**fields)), problems)
+
+
+def _table(value: Any, name: str, remedy: str, noun: str = "a table") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{name}={show(value)} is not {noun}; {remedy}")
+    return value
+
+
+def _known_fields(values: Mapping[str, Any], known: Sequence[str], prefix: str, problems: list[str]) -> dict[str, Any]:
+    """The fields that can be handed on; ``problems`` gains a sentence for each that cannot."""
+    fields = {}
+    for name, value in values.items():
+        if name not in known:
+            problems.append(f"{prefix}{str(name)[:60]}={show(value)} is not a field; {_remedy(name, known)}")
+        elif value is None:
+            problems.append(f"{prefix}{name}=null is not a value; leave the field out for its default")
+        elif isinstance(value, int) and value not in _INT64:
+            problems.append(f"{prefix}{name}={show(value)} is too large; integers have 64 bits here")
+        else:
+            fields[name] = value
+    return fields
+
+
+def _remedy(name: str, known: Sequence[str]) -> str:
+    import difflib
+
+    if name == "schedule":
+        return "a schedule is read by load_spec, at the top of a file"
+    close = difflib.get_close_matches(str(name)[:60], known, 1)
+    return f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+
+
+def _collect(problems: list[str], prefix: str, make: Callable[[], T]) -> T | None:
+    """What ``make`` gives; or None, and ``problems`` gains its violations."""
+    try:
+        return make()
+    except SpecError as error:
+        problems += [prefix + violation for violation in error.violations]
+        return None
+
+
+def _result(value: T | None, problems: list[str]) -> T:
+    if problems or value is None:
+        raise SpecError(*problems)
+    return value

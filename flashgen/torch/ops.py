@@ -1,0 +1,140 @@
+"""``torch.ops.flashgen.forward`` and ``.backward``: the kernels as dispatcher operators.
+
+The mask travels as four optional numbers: ``left`` and ``right`` are those of the window that aligns the
+last query with the last key, ``left_from_start`` and ``right_from_start`` of the one that aligns the first
+with the first. So ``right=0`` is a causal mask.
+Every output is contiguous, whatever the strides of the inputs; the shape functions say the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from flashgen.torch.function import rows_contiguous
+from flashgen.torch.kernels import forward_kernel, kernel_for
+
+_MASK = (
+    "float? scale=None, int? left=None, int? right=None, "
+    "int? left_from_start=None, int? right_from_start=None, bool deterministic=False"
+)
+library = torch.library.Library("flashgen", "DEF")
+library.define(f"forward(Tensor q, Tensor k, Tensor v, {_MASK}) -> (Tensor, Tensor)")
+library.define(
+    f"backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_MASK}) -> (Tensor, Tensor, Tensor)"
+)
+
+#: For selective activation checkpointing: save the results of these operators rather than compute them again.
+SAC_SAVE = (torch.ops.flashgen.forward.default,)
+
+_Limit = int | None
+
+
+def _forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None = None,
+    left: _Limit = None,
+    right: _Limit = None,
+    left_from_start: _Limit = None,
+    right_from_start: _Limit = None,
+    deterministic: bool = False,
+) -> tuple[Any, Any]:
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    limits = (left, right, left_from_start, right_from_start)
+    return forward_kernel(q, v, limits, deterministic=deterministic)(q, k, v, scale=scale)
+
+
+def _backward(
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    scale: float | None = None,
+    left: _Limit = None,
+    right: _Limit = None,
+    left_from_start: _Limit = None,
+    right_from_start: _Limit = None,
+    deterministic: bool = False,
+) -> tuple[Any, Any, Any]:
+    do, q, k, v = (rows_contiguous(x) for x in (do, q, k, v))
+    limits = (left, right, left_from_start, right_from_start)
+    kernel = kernel_for(q, v, limits, gradients=True, deterministic=deterministic)
+    return kernel.backward(do, q, k, v, rows_contiguous(out), lse.contiguous(), scale=scale)
+
+
+# CPU tensors reach the same functions, whose errors say what to do.
+for _device in ("CUDA", "CPU"):
+    library.impl("forward", _forward, _device)
+    library.impl("backward", _backward, _device)
+
+
+def _forward_shapes(q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, Any]:
+    batch, len_q, heads, _dim = q.shape
+    return (
+        q.new_empty((batch, len_q, heads, v.shape[-1])),
+        q.new_empty((batch, heads, len_q), dtype=torch.float32),
+    )
+
+
+def _backward_shapes(do: Any, q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, Any, Any]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+torch.library.register_fake("flashgen::forward", _forward_shapes, lib=library)
+torch.library.register_fake("flashgen::backward", _backward_shapes, lib=library)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+    q, k, v, *ctx.options = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, out, lse)
+
+
+def _differentiate(ctx: Any, do: Any, _: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse = ctx.saved_tensors
+    gradients = torch.ops.flashgen.backward(do, q, k, v, out, lse, *ctx.options)
+    return *gradients, *(None for _ in ctx.options)
+
+
+torch.library.register_autograd("flashgen::forward", _differentiate, setup_context=_keep, lib=library)
+
+
+def autocast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """The tensors in the autocast dtype, where autocast would change them."""
+    dtype = torch.get_autocast_dtype("cuda")
+
+    def cast(x: Any) -> Any:
+        eligible = x.is_cuda and x.is_floating_point() and x.dtype not in (torch.float64, dtype)
+        return x.to(dtype) if eligible else x
+
+    return cast(q), cast(k), cast(v)
+
+
+def _forward_autocast(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return torch.ops.flashgen.forward(*autocast(q, k, v), *options)
+
+
+library.impl("forward", _forward_autocast, "AutocastCUDA")
+
+
+@register_flop_formula(torch.ops.flashgen.forward)
+def _forward_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Two products over every pair; masks are not taken off, as torch's own formulas do not."""
+    batch, len_q, heads, dim = q
+    return int(2 * batch * heads * len_q * k[1] * (dim + v[-1]))
+
+
+@register_flop_formula(torch.ops.flashgen.backward)
+def _backward_flops(do: Any, q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Five products: the scores again, dP and dV over head_dim_v, dQ and dK over head_dim."""
+    batch, len_q, heads, dim = q
+    return int(2 * batch * heads * len_q * k[1] * (3 * dim + 2 * v[-1]))

@@ -1,0 +1,81 @@
+// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
+#pragma once
+#include "flashgen/product.cuh"
+
+namespace flashgen {
+
+struct Range {
+  i32 begin, end;
+  FLASHGEN_DEVICE i32 size() const { return end - begin; }
+};
+
+// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+template <bool has_lower, bool has_upper>
+struct Band {
+  static constexpr bool limited = has_lower || has_upper;
+  i32 lower, upper;
+  i32 len_q, len_kv;
+
+  // Tiles of keys that some query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
+    if constexpr (has_upper) end = smaller(end, q_end + upper);
+    return clamp(begin / tile, end, tile);
+  }
+
+  // Tiles of queries that may attend to some key of [k_begin, k_end).
+  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
+    i32 begin = 0, end = len_q;
+    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
+    if constexpr (has_lower) end = smaller(end, k_end - lower);
+    return clamp(begin / tile, end, tile);
+  }
+
+  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
+  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool empty = k_begin >= len_kv;
+    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
+    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    return empty;
+  }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
+    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    return full;
+  }
+
+  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
+    bool allowed = q < len_q && k < len_kv;
+    if constexpr (has_lower) allowed &= k - q >= lower;
+    if constexpr (has_upper) allowed &= k - q <= upper;
+    return allowed;
+  }
+
+ private:
+  FLASHGEN_DEVICE static Range clamp(i32 first, i32 end, i32 tile) {
+    return {first, larger(first, ceil_div(larger(end, 0), tile))};
+  }
+};
+
+// Puts `value` wherever the band forbids the pair; the warp's block begins at (first_q, first_key).
+template <class Band, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Band& band,
+                                i32 first_q, i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if (!band.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
+      }
+    }
+  }
+}
+
+}  // namespace flashgen

@@ -1,0 +1,92 @@
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
+// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
+// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
+// taken out before the product, and what they should have reached becomes NaN afterwards.
+#pragma once
+#include "flashgen/band.cuh"
+#include "flashgen/stream.cuh"
+
+namespace flashgen {
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<half_t> = 0x04000400u;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <>
+constexpr u32 kToInfinity<float> = 0x00800000u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+
+template <class T>
+FLASHGEN_DEVICE T not_a_number() {
+  if constexpr (kIsFloat<T>) {
+    return float_of(0x7fffffffu);
+  } else {
+    return T{0x7fff};
+  }
+}
+
+// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
+  u32 bad = 0;
+#pragma unroll 4
+  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+  }
+  return block_any(bad != 0);
+}
+
+// Puts 0 for every element that is not finite.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+#pragma unroll 1
+  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
+    u32& word = reinterpret_cast<u32*>(tile.data)[i];
+    const u32 signs = signs_of_bad<typename Tile::Element>(word);
+    // From the sign bit of each bad element to all of its bits.
+    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+  }
+  block_sync();
+}
+
+// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
+// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
+// thread takes columns of its own.
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Band>
+FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
+                                      GlobalRows<const typename Tile::Element> source, Range keys,
+                                      const Band& band, Thread thread) {
+  const i32 end_q = smaller(first_q + Tile::rows, band.len_q);
+#pragma unroll 1
+  for (i32 column = thread.index(); column < head_dim; column += threads) {
+#pragma unroll 1
+    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
+      const i32 first_key = key / tile_kv * tile_kv;
+      if (band.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+        continue;
+#pragma unroll 1
+      for (i32 q = first_q; q < end_q; ++q) {
+        if (band.allows(q, key))
+          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
+      }
+    }
+  }
+}
+
+}  // namespace flashgen

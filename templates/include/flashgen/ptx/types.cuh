@@ -1,0 +1,25 @@
+// Integer and 16-bit element types, without any CUDA header.
+#pragma once
+
+namespace flashgen {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+// IEEE binary16 and bfloat16 as bits; arithmetic happens in float or on tensor cores.
+struct half_t {
+  u16 bits;
+};
+struct bfloat16_t {
+  u16 bits;
+};
+
+struct alignas(16) Vec16 {
+  u32 words[4];
+};
+
+}  // namespace flashgen

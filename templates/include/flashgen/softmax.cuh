@@ -1,0 +1,135 @@
+// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+#pragma once
+#include "flashgen/product.cuh"
+
+namespace flashgen {
+
+// The four lanes that share a row of accumulators combine their values.
+FLASHGEN_DEVICE float row_maximum(float x) {
+  x = maximum(x, shuffle_xor(x, 1));
+  return maximum(x, shuffle_xor(x, 2));
+}
+FLASHGEN_DEVICE float row_total(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
+
+// A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
+// same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
+constexpr float kMaximumLag = 8.0f;
+
+// Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
+template <i32 row_blocks>
+struct OnlineSoftmax {
+  // log2 of the factor taken out of the row: (running maximum of the scores) * scale * log2(e).
+  float maximum_log2[row_blocks][2];
+  // This lane's share of the row's sum of exponentials.
+  float sum[row_blocks][2];
+
+  FLASHGEN_DEVICE void reset() {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        maximum_log2[m][h] = -kInfinity;
+        sum[m][h] = 0.0f;
+      }
+    }
+  }
+
+  // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
+  template <i32 columns, i32 out_columns>
+  FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
+                              Accumulator<row_blocks, out_columns>& out, float scale_log2) {
+    // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
+    // is the rule, the lanes of a row need not even agree on one.
+    float highest[row_blocks][2];
+    bool lagging = false;
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) highest[m][h] = maximum(scores[m][0][2 * h], scores[m][0][2 * h + 1]);
+    }
+#pragma unroll
+    for (i32 n = 1; n < columns; ++n) {
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          highest[m][h] = maximum(highest[m][h], maximum(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
+        }
+      }
+    }
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        highest[m][h] *= scale_log2;
+        lagging |= highest[m][h] > maximum_log2[m][h] + kMaximumLag;
+      }
+    }
+    if (warp_any(lagging)) rescale(highest, out);
+
+    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
+    float shift[row_blocks][2];
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) shift[m][h] = maximum_log2[m][h] == -kInfinity ? 0.0f : maximum_log2[m][h];
+    }
+#pragma unroll
+    for (i32 n = 0; n < columns; ++n) {
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) {
+          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -shift[m][e / 2]));
+        }
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
+      }
+    }
+  }
+
+  // Adds up the lanes' shares; afterwards every lane of a row has the row's sum.
+  FLASHGEN_DEVICE void finish() {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) sum[m][h] = row_total(sum[m][h]);
+    }
+  }
+
+  // 1 / sum, and 0 for a row that attended to nothing.
+  FLASHGEN_DEVICE float normalizer(i32 m, i32 h) const { return sum[m][h] == 0.0f ? 0.0f : 1.0f / sum[m][h]; }
+
+  // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
+  FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
+    return sum[m][h] == 0.0f ? -kInfinity : (maximum_log2[m][h] + log2_approx(sum[m][h])) * kLn2;
+  }
+
+ private:
+  // Each row decides for itself, so no row's result depends on its neighbours.
+  template <i32 out_columns>
+  FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
+                               Accumulator<row_blocks, out_columns>& out) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float tile_maximum = row_maximum(highest[m][h]);
+        const bool lags = tile_maximum > maximum_log2[m][h] + kMaximumLag;
+        const float factor = lags ? exp2_approx(maximum_log2[m][h] - tile_maximum) : 1.0f;
+        if (lags) maximum_log2[m][h] = tile_maximum;
+        sum[m][h] *= factor;
+#pragma unroll
+        for (i32 n = 0; n < out_columns; ++n) {
+          out[m][n][2 * h] *= factor;
+          out[m][n][2 * h + 1] *= factor;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flashgen

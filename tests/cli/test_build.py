@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen.cli.gpus import Gpu
+from flashgen.cli.verification import Verification
+from flashgen.errors import CompileError
+
+GOOD = Verification("emulator", 22, 1e-3, 5e-3, True)
+BAD = Verification("emulator", 22, 2e-2, 5e-3, False, ("sm_80: FAILED: dq of one query: error 2e-2",))
+KERNEL_KEYS = [
+    "name",
+    "pass",
+    "arch",
+    "algorithm",
+    "source",
+    "cubin",
+    "registers",
+    "spill_bytes",
+    "smem_bytes",
+    "compile_seconds",
+    "cached",
+]
+
+
+def verified(monkeypatch: pytest.MonkeyPatch, outcome: Verification | None) -> None:
+    monkeypatch.setattr("flashgen.cli.verification.verify_all", lambda plans, gpus: outcome)
+
+
+def test_json_is_one_object_of_the_documented_shape_and_all_of_stdout(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified(monkeypatch, GOOD)
+    result = flashgen("build", "--head-dim", "128", "--causal", "--json")
+    assert result.code == 0
+    value = json.loads(result.out)
+    assert list(value) == ["schema", "spec", "kernels", "verify"]
+    assert value["schema"] == 1
+    assert value["spec"]["head_dim"] == 128
+    assert value["spec"]["mask"] == "causal"
+    assert value["verify"] == {
+        "target": "emulator",
+        "cases": 22,
+        "max_error": 1e-3,
+        "bound": 5e-3,
+        "ok": True,
+    }
+    for kernel in value["kernels"]:
+        assert list(kernel) == KERNEL_KEYS
+        assert kernel["pass"] in ("forward", "backward")
+        assert isinstance(kernel["registers"], int)
+        assert kernel["compile_seconds"] == 0.25
+        assert kernel["cached"] is False
+    assert [k["name"] for k in value["kernels"] if k["pass"] == "forward"] == [
+        "forward_d128_causal_sm80",
+        "forward_d128_causal_sm90a",
+    ]
+    assert "compiling forward_d128_causal_sm80" in result.err
+
+
+def test_source_and_cubin_lie_where_the_report_says(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("build", "--head-dim", "64", "--arch", "sm_80", "--no-verify", "--json")
+    kernels = json.loads(result.out)["kernels"]
+    for kernel in kernels:
+        assert f"{kernel['name']}(" in Path(kernel["source"]).read_text()
+        assert Path(kernel["cubin"]).read_bytes() == b"cubin of " + kernel["name"].encode()
+
+
+def test_out_receives_source_cubin_and_manifest(
+    flashgen: Any, machine: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified(monkeypatch, GOOD)
+    out = tmp_path / "new" / "kernels"
+    arguments = ("--head-dim", "64", "--forward-only", "--arch", "sm_86", "--out", str(out), "--json")
+    result = flashgen("build", *arguments)
+    names = {"forward_d64_sm86.cu", "forward_d64_sm86.cubin", "manifest.json"}
+    assert {path.name for path in out.iterdir()} == names
+    assert json.loads((out / "manifest.json").read_text()) == json.loads(result.out)
+
+
+def test_an_out_that_cannot_be_written_is_a_usage_error(flashgen: Any, machine: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "below")
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--out", out)
+    assert result.code == 2
+    assert f"--out {out} cannot be written" in result.err
+    assert result.out == ""
+
+
+def test_a_cache_that_cannot_be_written_costs_the_files_but_not_the_build(
+    flashgen: Any, machine: list[Any], own_cache: Path
+) -> None:
+    own_cache.mkdir(mode=0o700)
+    (own_cache / "builds").write_text("in the way")
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--arch", "sm_80", "--no-verify", "--json")
+    assert result.code == 0
+    assert json.loads(result.out)["kernels"][0]["source"] is None
+    assert "source and cubin were not written" in result.err
+
+
+def test_the_second_build_finds_every_kernel_in_the_cache_and_says_nothing_of_compiling(
+    flashgen: Any, machine: list[Any]
+) -> None:
+    arguments = ("build", "--head-dim", "64", "--arch", "sm_80", "--no-verify", "--json")
+    flashgen(*arguments)
+    again = flashgen(*arguments)
+    assert all(kernel["cached"] for kernel in json.loads(again.out)["kernels"])
+    assert "compiling" not in again.err
+
+
+def test_the_gpu_that_is_found_is_what_is_built_for(flashgen: Any, machine: list[Any]) -> None:
+    machine.append(Gpu(0, "A GPU", 89, 2**34))
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--json")
+    assert [kernel["arch"] for kernel in json.loads(result.out)["kernels"]] == ["sm_89"]
+
+
+def test_named_archs_are_what_is_built_for_whatever_the_gpu(flashgen: Any, machine: list[Any]) -> None:
+    machine.append(Gpu(0, "A GPU", 89, 2**34))
+    arguments = ("--head-dim", "64", "--dtype", "fp16", "--forward-only", "--no-verify", "--json")
+    result = flashgen("build", *arguments, "--arch", "sm_75", "--arch", "sm_120")
+    assert [kernel["arch"] for kernel in json.loads(result.out)["kernels"]] == ["sm_75", "sm_120"]
+
+
+def test_the_schedule_asked_for_is_the_schedule_built(flashgen: Any, machine: list[Any]) -> None:
+    arguments = ("--head-dim", "64", "--forward-only", "--arch", "sm_80", "--no-verify")
+    schedule = ("--tile-q", "64", "--tile-kv", "32", "--stages", "3", "--warps", "2")
+    result = flashgen("build", *arguments, *schedule, "--warp-partition", "split-k")
+    assert re.search(r"forward +64x32 +3 +2 split_k", result.out)
+
+
+def test_forward_only_leaves_the_backward_kernels_out(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--json")
+    assert {kernel["pass"] for kernel in json.loads(result.out)["kernels"]} == {"forward"}
+
+
+def test_deterministic_builds_the_kernel_without_atomics(flashgen: Any, machine: list[Any]) -> None:
+    arguments = ("--head-dim", "64", "--arch", "sm_80", "--no-verify", "--json")
+    names = [kernel["name"] for kernel in json.loads(flashgen("build", *arguments, "--deterministic").out)["kernels"]]
+    assert any("query" in name for name in names)
+    assert not any("finish" in name for name in names)
+
+
+def test_a_person_reads_spec_plan_resources_files_and_error(
+    flashgen: Any, machine: list[Any], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified(monkeypatch, GOOD)
+    result = flashgen("build", "--head-dim", "128", "--causal", "--arch", "sm_80")
+    assert "head_dim 128, bf16, causal" in result.out
+    header = next(line for line in result.out.splitlines() if "registers" in line)
+    assert header.split() == [
+        "kernel",
+        "tile",
+        "stages",
+        "warps",
+        "registers",
+        "spills",
+        "shared",
+        "occupancy",
+        "compile",
+    ]
+    forward = next(line for line in result.out.splitlines() if line.split()[0] == "forward")
+    assert re.search(r"\d+x\d+ +\d +\d split_q +40 +0 B +\d+\.\d KiB +\d+%, \d+/SM \(.+\) +0\.25 s", forward)
+    assert str(own_cache / "builds") in result.out
+    assert "forward_d128_causal_sm80.{cu,cubin}" in result.out
+    assert "ok on the emulator: 22 cases, largest error 1.00e-03 beside its bound 5.00e-03" in result.out
+
+
+def test_a_failed_verification_is_reported_and_ends_with_1(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified(monkeypatch, BAD)
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--json")
+    assert result.code == 1
+    assert json.loads(result.out)["verify"]["ok"] is False
+    assert "dq of one query" in result.err
+
+
+def test_without_anything_to_verify_on_verify_is_null(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.cli.verification.missing_emulator", lambda: "no C++ compiler was found")
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--json")
+    assert result.code == 0
+    assert json.loads(result.out)["verify"] is None
+    assert "NOT VERIFIED" in result.err
+    assert "no C++ compiler was found" in result.err
+
+
+def test_a_source_that_does_not_compile_ends_with_4(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Any) -> None:
+        raise CompileError("forward.cu.j2:12 is not C++", "expected a ;")
+
+    monkeypatch.setattr("flashgen.compile.compile_source", refuse)
+    result = flashgen("build", "--head-dim", "64")
+    assert (result.code, result.out) == (4, "")
+    assert "forward.cu.j2:12" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_what_no_kernel_fits_ends_with_2(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("build", "--head-dim", "64", "--dtype", "bf16", "--arch", "sm_75")
+    assert (result.code, result.out) == (2, "")
+    assert "bf16" in result.err
+
+
+def test_the_real_compiler_and_the_emulator_agree_with_the_oracle(
+    flashgen: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("flashgen.cli.build.find_gpus", lambda: ())
+    arguments = ("--head-dim", "16", "--dtype", "fp16", "--forward-only", "--arch", "sm_80", "--json")
+    result = flashgen("build", *arguments, "--out", str(tmp_path))
+    assert result.code == 0, result.err
+    value = json.loads(result.out)
+    assert (tmp_path / "forward_d16_fp16_sm80.cubin").read_bytes().startswith(b"\x7fELF")
+    assert value["verify"]["ok"] is True
+    assert 0 < value["verify"]["max_error"] <= value["verify"]["bound"]
+
+
+@pytest.mark.gpu
+def test_a_build_is_verified_on_the_gpu(flashgen: Any) -> None:
+    result = flashgen("build", "--head-dim", "64", "--causal", "--json")
+    assert result.code == 0, result.err
+    value = json.loads(result.out)
+    assert value["verify"]["target"] == "gpu"
+    assert value["verify"]["ok"] is True
+
+
+def test_files_of_old_builds_make_room_for_new_ones(
+    flashgen: Any, machine: list[Any], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.cli.builder.BUILDS_KEPT", 2)
+    for age, name in ((300, "oldest"), (200, "older"), (100, "old")):
+        path = own_cache / "builds" / name
+        path.mkdir(parents=True)
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--json")
+    written = Path(json.loads(result.out)["kernels"][0]["source"]).parent
+    assert {path.name for path in (own_cache / "builds").iterdir()} == {"old", written.name}

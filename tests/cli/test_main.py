@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import flashgen as package
+from flashgen.cli.exits import Exit, UsageError, exit_code
+from flashgen.errors import (
+    CacheError,
+    CompileError,
+    EmulationError,
+    FlashgenError,
+    LaunchError,
+    NoGpuError,
+    PlanError,
+    SpecError,
+)
+
+ESCAPE = "\x1b["
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SpecError("x"), 2),
+        (PlanError("x"), 2),
+        (UsageError("x"), 2),
+        (NoGpuError("x"), 3),
+        (CompileError("x"), 4),
+        (LaunchError("x"), 1),
+        (CacheError("x"), 1),
+        (EmulationError("x"), 1),
+        (FlashgenError("x"), 1),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error: FlashgenError, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def failing(error: BaseException) -> Any:
+    def command(*_: Any) -> None:
+        raise error
+
+    return command
+
+
+def test_an_error_is_one_message_without_a_traceback(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLASHGEN_DEBUG", raising=False)
+    monkeypatch.setattr("flashgen.cli.build.plan_all", failing(NoGpuError("no GPU; plug one in")))
+    result = flashgen("build", "--head-dim", "64")
+    assert (result.code, result.out, result.err) == (3, "", "error: no GPU; plug one in\n")
+
+
+def test_debug_shows_the_traceback(flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_DEBUG", "1")
+    monkeypatch.setattr("flashgen.cli.build.plan_all", failing(NoGpuError("no GPU")))
+    with pytest.raises(NoGpuError):
+        flashgen("build", "--head-dim", "64")
+
+
+def test_ctrl_c_ends_quietly(flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashgen.cli.build.plan_all", failing(KeyboardInterrupt()))
+    result = flashgen("build", "--head-dim", "64")
+    assert result.code == Exit.INTERRUPTED
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build", "--no-such-option"),
+        ("build", "--head-dim", "many"),
+        ("build",),
+        ("show", "--head-dim", "64", "--what", "poem"),
+        ("no-such-command",),
+        ("cache", "no-such-command"),
+    ],
+)
+def test_usage_errors_end_with_2_on_stderr(flashgen: Any, arguments: tuple[str, ...]) -> None:
+    result = flashgen(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err
+
+
+def test_help_and_version_go_to_stdout(flashgen: Any) -> None:
+    result = flashgen("--version")
+    assert (result.code, result.out, result.err) == (0, f"{package.__version__}\n", "")
+    result = flashgen("build", "--help")
+    assert result.code == 0
+    for option in ("--head-dim", "--warp-partition", "--deterministic", "--json", "--spec", "--arch"):
+        assert option in result.out
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from flashgen.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_no_color_holds_even_where_colour_is_forced() -> None:
+    arguments = ("build", "--head-dim", "0")
+    coloured = command(*arguments, FORCE_COLOR="1", NO_COLOR="")
+    plain = command(*arguments, FORCE_COLOR="1", NO_COLOR="1")
+    assert ESCAPE in coloured.stderr
+    assert "\x1b[31m" not in plain.stderr
+    assert "head_dim=0" in plain.stderr
+
+
+def test_a_reader_that_stops_reading_causes_no_traceback() -> None:
+    code = "import sys; from flashgen.cli.main import main; main()"
+    arguments = ["show", "--head-dim", "64", "--arch", "sm_80", "--what", "source"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+
+
+def test_warnings_of_the_cache_reach_the_person(flashgen: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    flashgen("--version")
+    logging.getLogger("flashgen.cache").warning("the disk is full")
+    assert capsys.readouterr().err == "warning: the disk is full\n"

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashgen.cli.gpus import Gpu
+
+ON_SM80 = ("--head-dim", "64", "--causal", "--arch", "sm_80")
+
+
+def test_the_plans_of_all_kernels_are_what_is_shown_first(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("show", *ON_SM80)
+    assert result.code == 0
+    assert result.err == ""
+    for name in ("forward", "backward_prepare", "backward_main", "backward_finish"):
+        assert f"{name}_d64_causal_sm80:" in result.out
+    assert "tile_q" in result.out
+
+
+def test_one_kernels_plan_on_request(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("show", *ON_SM80, "--kernel", "finish")
+    assert result.out.startswith("backward_finish_d64_causal_sm80:")
+    assert "forward_d64_causal_sm80:" not in result.out
+
+
+def test_the_source_is_the_rendered_text_and_nothing_else(flashgen: Any, machine: list[Any]) -> None:
+    from flashgen.plan import plan
+    from flashgen.render import render
+    from flashgen.spec import AttentionSpec, causal
+
+    result = flashgen("show", *ON_SM80, "--what", "source", "--kernel", "main")
+    expected = render(plan(AttentionSpec(64, mask=causal()), None, "sm_80").kernel("main")).text
+    assert result.out == (expected if expected.endswith("\n") else expected + "\n")
+
+
+def test_ptx_is_for_the_arch_that_is_named(flashgen: Any) -> None:
+    arguments = ("--head-dim", "16", "--forward-only", "--arch", "sm_86", "--what", "ptx")
+    result = flashgen("show", *arguments)
+    assert ".target sm_86" in result.out
+    assert ".visible .entry forward_d16_sm86" in result.out
+
+
+def test_sass_comes_from_the_disassembler(flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashgen.compile.disassemble", lambda image: f"sass of {image.decode()}")
+    result = flashgen("show", *ON_SM80, "--what", "sass")
+    assert result.out == "sass of cubin of forward_d64_causal_sm80\n"
+
+
+def test_without_a_disassembler_the_remedy_is_named(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.compile.disassemble", lambda image: None)
+    result = flashgen("show", *ON_SM80, "--what", "sass")
+    assert (result.code, result.out) == (1, "")
+    assert "pip install nvidia-cuda-nvdisasm" in result.err
+
+
+def test_a_kernel_that_is_not_part_of_the_plan_is_a_usage_error(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("show", *ON_SM80, "--forward-only", "--kernel", "main")
+    assert result.code == 2
+    assert "its kernels are forward" in result.err
+
+
+def test_several_archs_are_a_usage_error(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("show", *ON_SM80, "--arch", "sm_90")
+    assert result.code == 2
+    assert "one --arch" in result.err
+
+
+def test_no_arch_means_the_gpu_or_else_sm_80(flashgen: Any, machine: list[Any]) -> None:
+    shown = ("show", "--head-dim", "64", "--kernel", "forward")
+    assert flashgen(*shown).out.startswith("forward_d64_sm80:")
+    machine.append(Gpu(0, "A GPU", 120, 2**34))
+    assert flashgen(*shown).out.startswith("forward_d64_sm120:")

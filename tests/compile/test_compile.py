@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashgen.arch import ARCHS, get_arch
+from flashgen.compile import (
+    compile_ptx,
+    compile_source,
+    disassemble,
+    find_disassembler,
+    options_for,
+)
+from flashgen.errors import CompileError, SpecError
+from flashgen.render import KernelSource
+from flashgen.render.paths import include_dir
+
+Source = Callable[..., KernelSource]
+TOP = """\
+{% import "kernels/common.j2" as common %}
+#include "flashgen/primitives.cuh"
+using namespace flashgen;
+"""
+COPY = TOP + "{{ common.kernel(plan) }}(float* p) {\n  p[thread_idx()] = p[block_idx_x()];\n}\n"
+
+#: Every function of the ptx headers, by what an architecture must have for it.
+EVERYWHERE = """
+  const u32 address = shared_address(shared);
+  u32 r4[4], r2[2];
+  ldmatrix_x4(r4, address);
+  ldmatrix_x4_trans(r4, address);
+  ldmatrix_x2(r2, address);
+  ldmatrix_x2_trans(r2, address);
+  float d[4] = {};
+  mma_m16n8k8(half_t{}, d, r4[0], r4[1], r2[0]);
+  block_sync();
+  warp_sync();
+  if (block_any(d[0] > 0) && warp_any(d[1] > 0)) d[2] += shuffle_xor(d[0], 1) + shuffle(d[1], 0);
+  d[3] += shuffle(thread_idx(), 3) + float_of(bits_of(d[2]) + 1) + maximum(d[0], d[1]);
+  d[3] += half_to_float(to_half_bits(fused_multiply_add(d[0], exp2_approx(d[1]), log2_approx(d[2]))));
+  reduce_add(out + thread_idx() + block_idx_x() + block_idx_y() + opaque(block_idx_z()), d[3]);
+"""
+AMPERE = """
+  cp_async_16(address, out, 16);
+  cp_async_8(address, out, 8);
+  cp_async_4(address, out, 4);
+  cp_async_commit();
+  cp_async_wait<0>();
+  mma_m16n8k16(half_t{}, d, r4, r2);
+  mma_m16n8k16(bfloat16_t{}, d, r4, r2);
+  out[1] = float_of(pack(bfloat16_t{}, d[0], d[1]));
+"""
+HOPPER = """
+  reduce_add_x4(out, d);
+"""
+
+
+def test_the_trivial_kernel_below_uses_every_primitive() -> None:
+    headers = "".join(path.read_text() for path in (include_dir() / "flashgen" / "ptx").glob("*.cuh"))
+    names = set(re.findall(r"^FLASHGEN_DEVICE \w+ (\w+)\(", headers, re.MULTILINE))
+    used = set(re.findall(r"(\w+)(?:<\w+>)?\(", EVERYWHERE + AMPERE + HOPPER))
+    assert len(names) > 20
+    assert names <= used
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_every_architecture_compiles_every_primitive_it_has(source: Source, name: str) -> None:
+    arch = get_arch(name)
+    body = EVERYWHERE + (AMPERE if arch.has_cp_async else "") + (HOPPER if arch.has_vector_reduction else "")
+    text = TOP + "{{ common.kernel(plan) }}(float* out) {\n  FLASHGEN_SHARED_MEMORY(shared);\n" + body + "}\n"
+    binary = compile_source(source(text, arch=arch))
+    assert (binary.name, binary.arch) == ("tiny", name)
+    assert binary.image.startswith(b"\x7fELF")
+    assert 0 < binary.resources.registers <= arch.max_registers_per_thread
+    assert binary.compile_seconds > 0
+
+
+def test_the_same_source_gives_the_same_cubin(source: Source) -> None:
+    first, second = (compile_source(source(COPY)) for _ in range(2))
+    assert first.image == second.image
+    assert (first.resources, first.log) == (second.resources, second.log)
+
+
+def test_options_name_the_whole_architecture_and_leave_precision_alone() -> None:
+    options = options_for("sm_90a")
+    assert options[0] == "--gpu-architecture=sm_90a"
+    assert options != options_for("sm_90")
+    assert not any("fast" in option for option in options)
+
+
+def test_ptx_is_text_for_the_architecture(source: Source) -> None:
+    ptx = compile_ptx(source(COPY))
+    assert ".target sm_80" in ptx
+    assert ".entry tiny(" in ptx
+
+
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLASHGEN_DUMP_DIR", str(tmp_path / "dump" / "new"))
+    return tmp_path / "dump" / "new"
+
+
+def test_everything_compiled_is_dumped(source: Source, dump: Path) -> None:
+    kernel = source(COPY)
+    binary = compile_source(kernel)
+    dumped = {path.name: path.read_bytes() for path in dump.iterdir()}
+    assert sorted(dumped) == ["tiny.cu", "tiny.cubin", "tiny.ptx"]
+    assert dumped["tiny.cu"].decode() == kernel.text
+    assert dumped["tiny.cubin"] == binary.image
+    assert b".entry tiny(" in dumped["tiny.ptx"]
+
+
+def test_a_source_that_fails_is_dumped_too(source: Source, dump: Path) -> None:
+    with pytest.raises(CompileError):
+        compile_source(source("int v = wrong;\n"))
+    assert [path.name for path in dump.iterdir()] == ["tiny.cu"]
+
+
+def test_a_dump_directory_that_cannot_be_made_is_named(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLASHGEN_DUMP_DIR", str(tmp_path / "file" / "dump"))
+    with pytest.raises(SpecError, match=r"FLASHGEN_DUMP_DIR=.* cannot be written"):
+        compile_source(source(COPY))
+
+
+@pytest.mark.skipif(find_disassembler() is None, reason="no disassembler is installed")
+def test_sass_shows_the_instructions(source: Source) -> None:
+    sass = disassemble(compile_source(source(COPY)).image)
+    assert sass is not None
+    assert "LDG" in sass
+    assert "STG" in sass
+    assert "EXIT" in sass
+
+
+def test_an_image_that_no_disassembler_reads_has_no_sass() -> None:
+    assert disassemble(b"not a cubin") is None

@@ -1,0 +1,87 @@
+"""What every test run shares: which tests can run on this machine, and where kernels are cached."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from typing import Any
+
+import pytest
+
+# Two pytest workers with a BLAS thread pool each would only fight over the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def has_gpu() -> bool:
+    """Whether the driver is there and reports at least one device (no context is made)."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def has_torch() -> bool:
+    """Whether torch is installed, found out without importing it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def missing() -> dict[str, str]:
+    """Marker -> why tests that carry it cannot run here."""
+    reasons = {}
+    if not has_gpu():
+        reasons["gpu"] = "no NVIDIA GPU found"
+    if not has_torch():
+        reasons["torch"] = "torch is not installed"
+    return reasons
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep kernels compiled by tests out of the user's cache, but warm from one test run to the next."""
+    if "FLASHGEN_CACHE_DIR" not in os.environ and hasattr(config, "cache"):
+        directory = config.cache.mkdir("flashgen-kernels")
+        directory.chmod(0o700)
+        os.environ["FLASHGEN_CACHE_DIR"] = str(directory)
+    config.stash[DESELECTED] = {}
+
+
+DESELECTED = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_report_header() -> list[str]:
+    return [f"{marker} tests are deselected: {why}" for marker, why in missing().items()]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reasons = missing()
+    kept, dropped = [], []
+    for item in items:
+        marker = next((m for m in reasons if item.get_closest_marker(m)), None)
+        if marker is None:
+            kept.append(item)
+        else:
+            dropped.append(item)
+            config.stash[DESELECTED][marker] = config.stash[DESELECTED].get(marker, 0) + 1
+    if dropped:
+        items[:] = kept
+        config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process tells the controller what it left out (every worker collects every test)."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["deselected"] = session.config.stash[DESELECTED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: Any) -> None:
+    node.config.stash[DESELECTED].update(getattr(node, "workeroutput", {}).get("deselected", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    reasons = missing()
+    for marker, count in sorted(config.stash[DESELECTED].items()):
+        terminalreporter.write_line(f"{count} {marker} tests deselected: {reasons[marker]}")

@@ -1,0 +1,95 @@
+"""``run``: launch a few lines of device code on NumPy arrays."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from flashgen.emulator.kernel import Buffer, EmulatedKernel
+
+C_TYPES = {"f4": "float", "u4": "u32", "i4": "i32", "u2": "u16", "u1": "u8"}
+
+KERNEL = """{prelude}
+#include "flashgen/primitives.cuh"
+using namespace flashgen;
+struct Params {{ {fields} }};
+FLASHGEN_KERNEL({threads}, 1) kernel_under_test(FLASHGEN_GRID_CONSTANT Params params) {{
+  FLASHGEN_SHARED_MEMORY(shared);
+  {locals}
+#line 1 "kernels/test.cu"
+{body}
+}}
+"""
+
+
+class Run(Protocol):
+    def __call__(
+        self,
+        body: str,
+        *,
+        threads: int = 32,
+        blocks: int = 1,
+        smem: int = 0,
+        prelude: str = "",
+        **arrays: Any,
+    ) -> None: ...
+
+
+def pointer(name: str, array: np.ndarray[Any, Any]) -> str:
+    const = "" if array.flags.writeable else "const "
+    return f"{const}{C_TYPES[array.dtype.str[1:]]}* {name}"
+
+
+@pytest.fixture
+def run() -> Run:
+    def run_(
+        body: str,
+        *,
+        threads: int = 32,
+        blocks: int = 1,
+        smem: int = 0,
+        prelude: str = "",
+        schedule: str = "sequential",
+        seed: int = 0,
+        race: bool = False,
+        resident: int | None = None,
+        **arrays: np.ndarray[Any, Any],
+    ) -> None:
+        text = KERNEL.format(
+            prelude=prelude,
+            fields=" ".join(f"{pointer(name, array)};" for name, array in arrays.items()),
+            threads=threads,
+            locals=" ".join(f"{pointer(name, array)} = params.{name};" for name, array in arrays.items()),
+            body=body,
+        )
+        kernel = EmulatedKernel("kernel_under_test", text)
+        addresses = [array.ctypes.data for array in arrays.values()]
+        buffers = [Buffer(n, a.ctypes.data, a.nbytes, a.flags.writeable) for n, a in arrays.items()]
+        params = struct.pack(f"{len(addresses)}Q", *addresses) or b"\0"
+        kernel.launch(
+            blocks,
+            params,
+            buffers,
+            threads=threads,
+            smem_bytes=smem,
+            schedule=schedule,
+            seed=seed,
+            race=race,
+            resident=resident,
+        )
+
+    return run_
+
+
+def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
+
+
+@pytest.fixture(name="frozen")
+def frozen_fixture() -> Any:
+    """Make an array one that kernels may only read."""
+    return frozen

@@ -1,0 +1,198 @@
+"""``check``: run the project's own kernels on guarded arrays, and compare what they write with the oracle."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from flashgen import oracle
+from flashgen.emulator import Buffer, guarded_copy, load
+from flashgen.plan import plan, workspace_floats
+from flashgen.plan.model import KernelPlan, Problem, Role
+from flashgen.render import KernelSource, render
+from flashgen.spec import AttentionSpec, Schedule
+
+Array = np.ndarray[Any, Any]
+STRIDED = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
+#: What each kernel writes that the oracle knows.
+RESULTS: dict[Role, tuple[str, ...]] = {
+    "forward": ("o", "lse"),
+    "prepare": (),
+    "main": ("dk", "dv"),
+    "query": ("dq",),
+    "finish": ("dq",),
+}
+Edit = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A spec, a schedule and a problem."""
+
+    spec: AttentionSpec
+    len_q: int
+    len_kv: int
+    heads: int = 2
+    heads_kv: int = 2
+    batch: int = 1
+    arch: str = "sm_80"
+    schedule: Schedule | None = None
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.batch, self.heads, self.heads_kv, self.len_q, self.len_kv)
+
+    def __str__(self) -> str:
+        sizes = f"B={self.batch} H={self.heads}/{self.heads_kv} Sq={self.len_q} Sk={self.len_kv}"
+        return f"{self.spec.describe()} {self.arch} {sizes}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Inputs of a case and what the oracle makes of them."""
+
+    inputs: dict[str, Array]
+    exact: dict[str, Array]
+    bounds: oracle.Bounds
+    scale: float
+
+
+@functools.lru_cache(maxsize=64)
+def expected(case: Case, seed: int) -> Expected:
+    spec, random = case.spec, np.random.default_rng(seed)
+    shapes = {
+        "q": (case.batch, case.len_q, case.heads, spec.head_dim),
+        "k": (case.batch, case.len_kv, case.heads_kv, spec.head_dim),
+        "v": (case.batch, case.len_kv, case.heads_kv, spec.head_dim_v),
+        "dout": (case.batch, case.len_q, case.heads, spec.head_dim_v),
+    }
+    dtype = spec.element.numpy()
+    inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    q, k, v, dout = inputs.values()
+    scale = spec.default_scale
+    o, lse = oracle.forward(spec, q, k, v, scale=scale)
+    gradients = oracle.backward(spec, q, k, v, dout, scale=scale)
+    exact = dict(zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), strict=True))
+    return Expected(inputs, exact, oracle.bounds(spec, q, k, v, dout, scale, exact=(o, lse, *gradients)), scale)
+
+
+class Check(Protocol):
+    def __call__(self, case: Case, roles: Iterable[Role] = ..., **options: Any) -> list[str]: ...
+
+
+@dataclass
+class Run:
+    """One case under way: its arrays, beside pages that trap."""
+
+    case: Case
+    seed: int = 0
+    at: str = "end"
+    arrays: dict[str, Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        case, want = self.case, expected(self.case, self.seed)
+        self.plan = plan(case.spec, case.schedule, case.arch)
+        self.want = want
+        dtype = case.spec.element.numpy()
+        # The backward kernels are given what the oracle says of the forward pass.
+        made = {"o": want.exact["o"].astype(dtype), "lse": want.exact["lse"].astype(np.float32)}
+        nan = np.float32(np.nan)
+        outputs = {name: np.full(want.exact[name].shape, nan, dtype) for name in ("dq", "dk", "dv")}
+        workspace = {
+            "dsum": np.full(want.exact["lse"].shape, nan, np.float32),
+            "dq_accum": np.full(workspace_floats(self.plan, case.problem), nan, np.float32),
+        }
+        everything = {**want.inputs, **made, **outputs, **workspace}
+        self.arrays = {name: guarded_copy(a, at=self.at) for name, a in everything.items()}  # type: ignore[arg-type]
+
+    def launch(self, role: Role, edit: Edit | None, **options: Any) -> None:
+        kernel = self.plan.kernel(role)
+        source = render(kernel)
+        if edit is not None:
+            source = KernelSource(kernel, edit(source.text))
+        for name in RESULTS[role]:
+            self.arrays[name][...] = np.nan
+        writable = {*RESULTS[role], "dsum", "dq_accum"}
+        buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable) for n, a in self.arrays.items()]
+        grid = grid_of(kernel, self.case.problem)
+        load(source).launch(grid, self.params(kernel), buffers, **options)
+
+    def params(self, kernel: KernelPlan) -> bytes:
+        case, scale = self.case, self.want.scale
+        lower, upper = case.spec.mask.diagonals(case.len_q, case.len_kv)
+        values: dict[str, Any] = {
+            "batch": case.batch,
+            "heads_q": case.heads,
+            "heads_kv": case.heads_kv,
+            "len_q": case.len_q,
+            "len_kv": case.len_kv,
+            "group": case.heads // case.heads_kv,
+            "band_lower": lower,
+            "band_upper": upper,
+            "scale": scale,
+            "scale_log2": scale * math.log2(math.e),
+        }
+        for name, array in self.arrays.items():
+            values[name] = array.ctypes.data
+            if name in STRIDED:
+                steps = [stride // array.itemsize for stride in array.strides]
+                values |= {f"{name}_batch": steps[0], f"{name}_row": steps[1], f"{name}_head": steps[2]}
+        packed = struct.pack(kernel.params.format, *(values[name] for name in kernel.params.names))
+        return packed.ljust(kernel.params.bytes, b"\0")
+
+    def wrong(self, role: Role) -> list[str]:
+        """What the kernel wrote that is not within its bound."""
+        found = []
+        for name in RESULTS[role]:
+            with np.errstate(invalid="ignore"):
+                result = self.arrays[name].astype(np.float64)
+            bound = getattr(self.want.bounds, name)
+            verdict = oracle.check(result, self.want.exact[name], bound, exact_infinity=name == "lse")
+            if not verdict.ok:
+                found.append(f"{name}: error {verdict.max_error:.3g}, bound {verdict.bound:.3g} {verdict.note}")
+        return found
+
+
+def grid_of(kernel: KernelPlan, problem: Problem) -> tuple[int, int, int]:
+    length = problem.len_q if kernel.grid_over == "q" else problem.len_kv
+    heads = problem.heads_q if kernel.grid_heads == "q" else problem.heads_kv
+    return -(-length // kernel.grid_tile), heads, problem.batch
+
+
+@pytest.fixture
+def check() -> Check:
+    def check_(
+        case: Case,
+        edits: dict[Role, Edit] | None = None,
+        *,
+        data_seed: int = 0,
+        at: str = "end",
+        **options: Any,
+    ) -> list[str]:
+        """What is wrong after the edited kernels, or all, and those that they need and that need them."""
+        run = Run(case, data_seed, at)
+        roles = [kernel.role for kernel in run.plan.kernels]
+        wanted = set(edits or roles)
+        if wanted - {"forward"}:
+            wanted |= {"prepare", "main", "finish"}
+        wrong = []
+        for role in roles:
+            if role in wanted:
+                run.launch(role, (edits or {}).get(role), **options)
+                wrong += run.wrong(role)
+        return wrong
+
+    return check_
+
+
+@pytest.fixture
+def case() -> type[Case]:
+    """The type of cases."""
+    return Case

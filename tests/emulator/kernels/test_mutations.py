@@ -1,0 +1,128 @@
+"""Bugs planted in the project's own kernels, each with the modes that catch it. Without a bug nothing is
+reported: the same cases run clean, here and in test_clean.py."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from flashgen.errors import EmulationError
+from flashgen.plan.model import Role
+from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal
+
+RING = Schedule(
+    tile_q=64,
+    tile_kv=32,
+    stages=3,
+    warps=WarpPartition("split_q", 4),
+    backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4, stages=2),
+)
+ONE_STAGE = Schedule(
+    tile_q=64,
+    tile_kv=32,
+    stages=1,
+    warps=WarpPartition("split_q", 4),
+    backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4, stages=1),
+)
+SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
+
+#: name -> (spec, (len_q, len_kv), further fields of a Case)
+CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
+    # Keys minus queries are 46: for some warps a tile of keys ends one past the diagonal.
+    "ring": (AttentionSpec(64, mask=causal()), (100, 146), {"schedule": RING}),
+    # O is larger than Q, and the last of four tiles of keys lies right behind Q.
+    "wide values": (AttentionSpec(64, head_dim_v=96), (100, 120), {"schedule": RING}),
+    "one stage": (AttentionSpec(64, mask=causal()), (100, 147), {"schedule": ONE_STAGE}),
+    "turing": (
+        AttentionSpec(64, dtype="fp16", mask=causal()),
+        (100, 147),
+        {"schedule": ONE_STAGE, "arch": "sm_75"},
+    ),
+    "split k": (AttentionSpec(64, mask=causal()), (40, 147), {"schedule": SPLIT_K}),
+    "grouped": (AttentionSpec(64), (70, 75), {"schedule": RING, "heads": 4, "batch": 2}),
+    "empty rows": (AttentionSpec(64, mask=causal()), (100, 60), {"schedule": RING}),
+    "deterministic": (AttentionSpec(64, deterministic=True), (100, 147), {"schedule": RING}),
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old`` becomes ``new`` where it first stands after ``anchor`` in the source of one kernel.
+
+    An ellipsis in ``old`` stands for any one name, and in ``new`` for the same one.
+    """
+
+    name: str
+    role: Role
+    case: str
+    old: str
+    new: str
+    anchor: str = ""
+    caught_by: Sequence[str] = ("plain", "random", "race")
+
+    def plant(self, text: str) -> str:
+        start = self._find(text, self.anchor, 0).end() if self.anchor else 0
+        place = self._find(text, self.old, start)
+        return text[: place.start()] + self.new.replace("…", place.group("name") or "") + text[place.end() :]
+
+    def _find(self, text: str, words: str, start: int) -> re.Match[str]:
+        """Where these words stand, however the lines are broken."""
+        pattern = r"\s+".join(re.escape(word) for word in words.split())
+        pattern = pattern.replace("…", r"(?P<name>\w+)") if "…" in pattern else f"{pattern}(?P<name>)"
+        found = re.compile(pattern).search(text, start)
+        assert found, f"{self.name}: the kernels no longer say {words!r}; adapt the mutation"
+        return found
+
+
+with (Path(__file__).parent / "mutations.toml").open("rb") as file:
+    MUTATIONS = [Mutation(**row) for row in tomllib.load(file)["mutation"]]
+MODES: dict[str, list[dict[str, Any]]] = {
+    "plain": [{}],
+    "random": [{"schedule": "random", "seed": seed} for seed in range(3)],
+    "race": [{"race": True}],
+}
+
+
+def identity(text: str) -> str:
+    return text
+
+
+def outcome(check: Callable[..., list[str]], case: Any, mutation: Mutation | None, role: Role, mode: str) -> str:
+    """What a mode says of a planted bug; empty when it says nothing."""
+    plant = mutation.plant if mutation else identity
+    for options in MODES[mode]:
+        try:
+            wrong = check(case, {role: plant}, **options)
+        except EmulationError as error:
+            return str(error)
+        if wrong:
+            return "; ".join(wrong)
+    return ""
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"{m.role}: {m.name}")
+def test_a_planted_bug_is_caught(check: Any, case: Any, mutation: Mutation) -> None:
+    spec, lengths, fields = CASES[mutation.case]
+    planted = case(spec, *lengths, **fields)
+    found = {mode: outcome(check, planted, mutation, mutation.role, mode) for mode in MODES}
+    assert [mode for mode in MODES if found[mode]] == list(mutation.caught_by), found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_without_a_bug_nothing_is_reported(check: Any, case: Any, name: str, mode: str) -> None:
+    spec, lengths, fields = CASES[name]
+    clean = case(spec, *lengths, **fields)
+    for role in {mutation.role for mutation in MUTATIONS if mutation.case == name}:
+        assert outcome(check, clean, None, role, mode) == ""

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashgen.emulator.build import kernel_library, runtime_library
+from flashgen.emulator.kernel import Buffer, EmulatedKernel
+from flashgen.errors import CacheError, CompileError, LaunchError
+
+TEXT = """#include "flashgen/primitives.cuh"
+struct Params { int* out; int value; };
+#line 40 "kernels/thing.cu.j2"
+FLASHGEN_KERNEL(32, 1) thing(FLASHGEN_GRID_CONSTANT Params p) {
+  if (flashgen::thread_idx() == 0) *p.out = p.value + STEP;
+}
+"""
+
+
+def text(step: int) -> str:
+    return TEXT.replace("STEP", str(step))
+
+
+def test_a_kernel_is_built_once_per_text(monkeypatch: Any) -> None:
+    first = kernel_library("thing", text(1))
+    stamp = first.stat().st_mtime_ns
+    assert kernel_library("thing", text(1)) == first
+    assert first.stat().st_mtime_ns == stamp
+    assert kernel_library("thing", text(2)) != first
+
+
+def test_two_kernels_of_one_name_live_side_by_side() -> None:
+    kernels = [EmulatedKernel("thing", text(step), threads=32) for step in (10, 20)]
+    out = np.zeros(1, np.int32)
+    seen = []
+    for kernel in kernels:
+        kernel.launch(1, struct.pack("Qi4x", out.ctypes.data, 5), [Buffer("out", out.ctypes.data, 4, True)])
+        seen.append(int(out[0]))
+    assert seen == [15, 25]
+
+
+def test_params_of_another_size_are_refused() -> None:
+    kernel = EmulatedKernel("thing", text(1), threads=32)
+    with pytest.raises(LaunchError, match="params has 8 bytes, but the parameter struct of thing has 16"):
+        kernel.launch(1, b"12345678")
+
+
+def test_a_compile_error_shows_the_template_line() -> None:
+    with pytest.raises(CompileError) as caught:
+        kernel_library("thing", text(1).replace("p.value", "p.values"))
+    assert "kernels/thing.cu.j2:41" in caught.value.log
+    assert "kernel thing" in str(caught.value)
+
+
+def test_an_undefined_function_is_a_compile_error() -> None:
+    with pytest.raises(CompileError, match="missing_thing"):
+        kernel_library("thing", "void missing_thing();\n" + text(1).replace("*p.out", "missing_thing(), *p.out"))
+
+
+def test_a_missing_compiler_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("FLASHGEN_CXX", raising=False)
+    with pytest.raises(CompileError, match=r"apt install g\+\+"):
+        runtime_library()
+
+
+def test_a_wrong_compiler_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CXX", "no-such-compiler")
+    with pytest.raises(CompileError, match="FLASHGEN_CXX='no-such-compiler'"):
+        runtime_library()
+
+
+def test_nothing_is_loaded_from_a_directory_that_others_can_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    root.mkdir()
+    root.chmod(0o777)
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(root))
+    with pytest.raises(CacheError, match="0777"):
+        runtime_library()
+
+
+def test_a_cache_that_cannot_be_made_costs_nothing_but_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert kernel_library("thing", text(3)).is_file()

@@ -1,0 +1,148 @@
+"""Tensors with poison around them, and the oracle's verdict on what a kernel makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+
+try:
+    import torch
+except ImportError:
+    # Tests of this folder need both a GPU and torch, and skip themselves; their fixtures must still import.
+    torch = None
+
+DEVICE = "cuda"
+_MARGIN = 512
+_guards: list[tuple[Any, int]] = []
+
+
+def torch_dtype(spec: fg.AttentionSpec) -> Any:
+    return {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[spec.dtype]
+
+
+@pytest.fixture(autouse=True)
+def guarded_outputs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every output starts as NaN, so that unwritten elements show, between margins that nobody may touch."""
+    if torch is None or "plain_outputs" in request.fixturenames:
+        yield
+        return
+    from flashgen.launch import torch_arrays
+
+    def empty(self: Any, like: Any, shape: Any, dtype: str, stream: int) -> Any:
+        count = int(np.prod(shape))
+        flat = like.new_empty(count + 2 * _MARGIN, dtype=torch_arrays._DTYPES[dtype]).fill_(torch.nan)
+        flat[:_MARGIN] = 7
+        flat[_MARGIN + count :] = 7
+        _guards.append((flat, count))
+        return flat[_MARGIN : _MARGIN + count].view(shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_arrays.TorchArrays, "empty", empty)
+        yield
+
+
+@pytest.fixture
+def plain_outputs() -> None:
+    """For tests that look at how outputs are allocated: no margins around them."""
+
+
+def check_margins() -> None:
+    """No kernel wrote outside its outputs since the last check."""
+    for flat, count in _guards:
+        assert (flat[:_MARGIN] == 7).all(), "a kernel wrote before an output"
+        assert (flat[_MARGIN + count :] == 7).all(), "a kernel wrote behind an output"
+    _guards.clear()
+
+
+@pytest.fixture(autouse=True)
+def whole_margins() -> Iterator[None]:
+    _guards.clear()
+    yield
+    check_margins()
+
+
+class Maker:
+    """Random tensors in any layout; what lies between their elements is NaN."""
+
+    layouts = ("contiguous", "heads first", "wide rows", "unaligned", "one batch")
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = torch.Generator(DEVICE).manual_seed(seed)
+
+    def __call__(self, spec: fg.AttentionSpec, *shape: int, layout: str = "contiguous", size: float = 1.0) -> Any:
+        dtype, (batch, length, heads, dim) = torch_dtype(spec), shape
+
+        def poison(*extents: int) -> Any:
+            return torch.full(extents, torch.nan, dtype=dtype, device=DEVICE)
+
+        if layout == "heads first":
+            x = poison(batch, heads, length, dim).transpose(1, 2)
+        elif layout == "wide rows":
+            x = poison(batch, length, heads, dim + 16)[..., :dim]
+        elif layout == "unaligned":
+            x = poison(batch, length, heads, dim + 2)[..., 1 : dim + 1]
+        elif layout == "one batch":
+            x = poison(min(batch, 1), length, heads, dim)
+        else:
+            x = poison(batch, length, heads, dim)
+        values = torch.randn(x.shape, generator=self.random, device=DEVICE) * size
+        x.copy_(values.to(dtype))
+        return x.expand(shape) if layout == "one batch" else x
+
+
+@pytest.fixture
+def make() -> Maker:
+    return Maker()
+
+
+def plain(x: Any) -> Any:
+    """For the oracle: the same numbers in NumPy."""
+    return x.detach().float().cpu().numpy()
+
+
+def verify(
+    spec: fg.AttentionSpec, q: Any, k: Any, v: Any, do: Any = None, scale: float | None = None
+) -> tuple[Any, ...]:
+    """Runs a kernel and holds every result against the oracle; returns the results."""
+    kernel = fg.build(spec)
+    results = kernel(q, k, v, scale=scale)
+    if do is not None:
+        results += kernel.backward(do, q, k, v, *results, scale=scale)
+    judge(spec, q, k, v, do, scale, results)
+    check_margins()
+    return results
+
+
+def judge(
+    spec: fg.AttentionSpec, q: Any, k: Any, v: Any, do: Any, scale: float | None, results: tuple[Any, ...]
+) -> None:
+    """Fails unless every result is within its bound."""
+    arrays = [plain(x) for x in (q, k, v)]
+    gradient = None if do is None else plain(do)
+    exact = fg.oracle.forward(spec, *arrays, scale=scale)
+    if do is not None:
+        exact += fg.oracle.backward(spec, *arrays, gradient, scale=scale)
+    limits = fg.oracle.bounds(spec, *arrays, gradient, scale, exact=exact)
+    for name, result, reference in zip(("o", "lse", "dq", "dk", "dv"), results, exact, strict=False):
+        found = fg.oracle.check(plain(result), reference, getattr(limits, name), exact_infinity=name == "lse")
+        assert found.ok, f"{name}: {found}"
+
+
+@pytest.fixture(name="verify")
+def verify_fixture() -> Any:
+    return verify
+
+
+@pytest.fixture(name="judge")
+def judge_fixture() -> Any:
+    return judge
+
+
+@pytest.fixture(name="maker", scope="session")
+def maker_fixture() -> Any:
+    return Maker

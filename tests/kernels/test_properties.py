@@ -1,0 +1,287 @@
+"""Any spec, schedule, shape, layout and value: what the kernels give is as near to the oracle as it must be.
+
+The emulator runs the kernels. Cases are the same in every run, unless ``HYPOTHESIS_PROFILE=explore`` asks for
+new ones, and more of them. A compiler run costs as much as many launches: each spec is tried on several calls.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import flashgen as fg
+from flashgen import oracle
+from flashgen.plan import plan
+
+EXPLORE = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
+NAMES = ("o", "lse", "dq", "dk", "dv")
+LAYOUTS = (
+    "contiguous",
+    "contiguous",
+    "heads first",
+    "wide rows",
+    "unaligned",
+    "reversed",
+    "one batch",
+    "one head",
+)
+FILLS = ("normal", "normal", "large", "huge", "flat", "sparse")
+
+
+def profile(examples: int) -> settings:
+    return settings(
+        max_examples=examples * (10 if EXPLORE else 1),
+        derandomize=not EXPLORE,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is compiled."""
+
+    spec: fg.AttentionSpec
+    schedule: fg.Schedule | None
+    arch: str
+
+    @property
+    def kernel(self) -> fg.Kernel:
+        return fg.build(self.spec, self.schedule, arch=self.arch, target="emulator")
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sizes, layouts (of q, k, v and do) and values of one call."""
+
+    batch: int
+    len_q: int
+    len_kv: int
+    heads_kv: int
+    group: int
+    layouts: tuple[str, str, str, str]
+    fill: str
+    scale: float | None
+    seed: int
+
+    def inputs(self, spec: fg.AttentionSpec) -> list[NDArray[Any]]:
+        random = np.random.default_rng(self.seed)
+        heads = self.heads_kv * self.group
+        shapes = (
+            (self.batch, self.len_q, heads, spec.head_dim),
+            (self.batch, self.len_kv, self.heads_kv, spec.head_dim),
+            (self.batch, self.len_kv, self.heads_kv, spec.head_dim_v),
+            (self.batch, self.len_q, heads, spec.head_dim_v),
+        )
+        scale = spec.default_scale if self.scale is None else self.scale
+        return [
+            laid_out(values(shape, fill_of(name, self.fill), scale, random), layout, spec)
+            for name, shape, layout in zip(("q", "k", "v", "do"), shapes, self.layouts, strict=True)
+        ]
+
+
+def fill_of(name: str, fill: str) -> str:
+    return fill if name in ("q", "k") or fill in ("flat", "sparse") else "normal"
+
+
+def values(shape: tuple[int, ...], fill: str, scale: float, random: np.random.Generator) -> NDArray[np.float64]:
+    x = random.standard_normal(shape)
+    if fill == "large":  # a row's largest logits stand far above the others
+        x *= 6.0
+    elif fill == "huge":  # logits of +-1e6, apart by small whole numbers times the scale, which every dtype holds
+        x = np.rint(np.clip(x, -2, 2))
+        exponent = int(np.log2(min(1e6 / scale, 2.0**23))) // 2
+        x[..., 0] = 2.0**exponent * random.choice([-1.0, 1.0], shape[:-1])
+    elif fill == "flat":  # every key is as good as any other
+        x[...] = 0.5
+    elif fill == "sparse":
+        x *= random.random(shape) < 0.1
+    return x
+
+
+def laid_out(x: NDArray[np.float64], layout: str, spec: fg.AttentionSpec) -> NDArray[Any]:
+    """The values in an array of that layout; all that lies around them is NaN."""
+    batch, length, heads, dim = x.shape
+    dtype = spec.element.numpy()
+
+    def poisoned(*shape: int) -> NDArray[Any]:
+        return np.full(shape, np.nan, dtype)
+
+    if layout == "heads first":
+        view = poisoned(batch, heads, length, dim).transpose(0, 2, 1, 3)
+    elif layout == "wide rows":
+        view = poisoned(batch, length + 2, heads, dim + 16)[:, 1 : length + 1, :, :dim]
+    elif layout == "unaligned":
+        view = poisoned(batch, length, heads, dim + 2)[..., 1 : dim + 1]
+    elif layout == "reversed":
+        view = poisoned(batch, length, heads, dim)[:, ::-1]
+    elif layout == "one batch":
+        view = np.broadcast_to(poisoned(min(batch, 1), length, heads, dim), x.shape)
+    elif layout == "one head":
+        view = np.broadcast_to(poisoned(batch, length, min(heads, 1), dim), x.shape)
+    else:
+        view = poisoned(batch, length, heads, dim)
+    if not view.flags.writeable:
+        view.flags.writeable = True  # a broadcast view: the last values written count for all
+    view[...] = x.astype(dtype)
+    return view
+
+
+dims = st.one_of(st.integers(1, 48), st.sampled_from([16, 32, 64, 64, 72, 96, 128]), st.integers(1, 256))
+distances = st.one_of(st.none(), st.integers(0, 40))
+alignments = st.sampled_from(["bottom-right", "top-left"])
+windows = st.builds(lambda left, right, align: fg.window(left, right, align=align), distances, distances, alignments)
+masks = st.one_of(
+    st.just(fg.full()),
+    st.builds(fg.causal, alignments),
+    windows,
+    st.builds(lambda one, other: one & other, st.builds(fg.causal, alignments), windows),
+)
+tiles = st.sampled_from([None, 16, 32, 48, 64, 128])
+rings = st.sampled_from([None, 1, 2, 3])
+partitions = st.one_of(
+    st.none(),
+    st.builds(fg.WarpPartition, st.just("split_q"), st.sampled_from([1, 2, 4])),
+    st.builds(fg.WarpPartition, st.just("split_k"), st.sampled_from([2, 4])),
+)
+
+
+@st.composite
+def builds(draw: Any, arch: str, dtype: str, masks: Any = masks) -> Build:
+    """A spec with a schedule that can be planned: what cannot is left to the plan's own choice."""
+    dim = draw(dims)
+    spec = fg.AttentionSpec(
+        dim,
+        head_dim_v=draw(st.one_of(st.just(dim), dims)),
+        dtype=dtype,
+        mask=draw(masks),
+        deterministic=draw(st.booleans()),
+    )
+    backward = fg.BackwardSchedule(
+        tile_q=draw(tiles),
+        tile_kv=draw(tiles),
+        stages=draw(rings),
+        warps=draw(st.sampled_from([None, 1, 2, 4, 8])),
+    )
+    forward = {
+        "tile_q": draw(tiles),
+        "tile_kv": draw(tiles),
+        "stages": draw(rings),
+        "warps": draw(partitions),
+    }
+    default = fg.BackwardSchedule()
+    candidates = [
+        fg.Schedule(**forward, backward=backward),
+        fg.Schedule(backward=backward),
+        fg.Schedule(**forward, backward=default),
+        fg.Schedule(warps=forward["warps"]),
+        None,
+    ]
+    for schedule in candidates[draw(st.integers(0, 3)) :]:
+        try:
+            plan(spec, schedule, arch)
+        except fg.PlanError:
+            continue
+        return Build(spec, schedule, arch)
+    return Build(fg.AttentionSpec(16, dtype=dtype), None, arch)
+
+
+@st.composite
+def calls(draw: Any, build: Build) -> Call:
+    made = plan(build.spec, build.schedule, build.arch).schedule
+    tile_q, tile_kv = made.tile_q or 64, made.tile_kv or 64
+    edges_q = st.sampled_from([0, 1, tile_q - 1, tile_q, tile_q + 1, made.backward.tile_q or 64])
+    edges_kv = st.sampled_from([0, 1, tile_kv - 1, tile_kv, tile_kv + 1, 3 * tile_kv + 5])
+    layout = st.sampled_from(LAYOUTS)
+    return Call(
+        batch=draw(st.sampled_from([1, 2, 1, 0])),
+        len_q=min(draw(st.one_of(st.integers(1, 70), edges_q)), 200),
+        len_kv=min(draw(st.one_of(st.integers(1, 90), edges_kv)), 200),
+        heads_kv=draw(st.sampled_from([1, 2, 1, 0])),
+        group=draw(st.sampled_from([1, 2, 3])),
+        layouts=(draw(layout), draw(layout), draw(layout), draw(layout)),
+        fill=draw(st.sampled_from(FILLS)),
+        scale=draw(st.sampled_from([None, None, 1.0, 0.01])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+GROUPS = {
+    f"{arch} {dtype}": (arch, dtype)
+    for arch, dtype in (
+        ("sm_75", "fp16"),
+        ("sm_75", "fp32"),
+        ("sm_80", "fp16"),
+        ("sm_80", "bf16"),
+        ("sm_80", "fp32"),
+        ("sm_90", "bf16"),
+    )
+}
+
+
+def judge(build: Build, inputs: list[NDArray[Any]], scale: float | None = None) -> None:
+    """Runs both passes and holds every result against the oracle."""
+    spec, kernel = build.spec, build.kernel
+    q, k, v, do = inputs
+    o, lse = kernel(q, k, v, scale=scale)
+    results = (o, lse, *kernel.backward(do, q, k, v, o, lse, scale=scale))
+    exact = (
+        *oracle.forward(spec, q, k, v, scale=scale),
+        *oracle.backward(spec, q, k, v, do, scale=scale),
+    )
+    limits = oracle.bounds(spec, q, k, v, do, scale, exact=exact)
+    for name, result, reference in zip(NAMES, results, exact, strict=True):
+        found = oracle.check(result, reference, getattr(limits, name), exact_infinity=name == "lse")
+        assert found.ok, f"{name}: {found}"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@profile(4)
+@given(data=st.data())
+def test_every_result_is_within_its_bound(group: str, data: st.DataObject) -> None:
+    build = data.draw(builds(*GROUPS[group]))
+    for call in data.draw(st.lists(calls(build), min_size=4, max_size=6)):
+        judge(build, call.inputs(build.spec), call.scale)
+
+
+limited = masks.filter(lambda mask: not mask.is_full)
+bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
+
+
+def spoil(data: st.DataObject, arrays: list[NDArray[Any]]) -> None:
+    """Puts NaN or infinity into a few elements of some of the arrays."""
+    for _ in range(data.draw(st.integers(1, 3))):
+        x = data.draw(st.sampled_from(arrays))
+        if x.size:
+            place = tuple(data.draw(st.integers(0, size - 1)) for size in x.shape)
+            x[place] = data.draw(bad_values)
+
+
+@pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
+@profile(2)
+@given(data=st.data())
+def test_what_is_not_finite_in_a_key_reaches_only_those_who_attend_to_it(group: str, data: st.DataObject) -> None:
+    build = data.draw(builds(*GROUPS[group], masks=limited))
+    for call in data.draw(st.lists(calls(build), min_size=4, max_size=6)):
+        inputs = call.inputs(build.spec)
+        spoil(data, inputs[1:3])
+        judge(build, inputs, call.scale)
+
+
+@pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
+@profile(2)
+@given(data=st.data())
+def test_what_is_not_finite_in_a_query_reaches_only_the_keys_it_attends_to(group: str, data: st.DataObject) -> None:
+    build = data.draw(builds(*GROUPS[group], masks=limited))
+    for call in data.draw(st.lists(calls(build), min_size=4, max_size=6)):
+        inputs = call.inputs(build.spec)
+        spoil(data, [inputs[0], inputs[3]])
+        judge(build, inputs, call.scale)

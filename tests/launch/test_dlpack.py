@@ -1,0 +1,94 @@
+"""DLPack capsules, read and made by hand."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashgen.errors import ArgumentError
+from flashgen.launch import dlpack
+from flashgen.launch.array import HOST, ArrayInfo
+
+
+class Exporter:
+    """Host memory offered through our own capsules."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+        strides = tuple(s // array.itemsize for s in array.strides)
+        dtype = {"float16": "fp16", "float32": "fp32"}[array.dtype.name]
+        self.info = ArrayInfo("array", array.ctypes.data, array.shape, strides, dtype, HOST)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return dlpack.export(self.info, self.__dlpack_device__(), self)
+
+
+def example() -> np.ndarray[Any, Any]:
+    return np.arange(24, dtype=np.float32).reshape(2, 3, 4)[:, ::-1]
+
+
+def test_numpys_capsule_is_read() -> None:
+    array = np.arange(24, dtype=np.float16).reshape(2, 3, 4)[1:, ::2]
+    info = dlpack.read("q", array.__dlpack__())
+    assert (info.shape, info.strides, info.dtype, info.device) == ((1, 2, 4), (12, 8, 1), "fp16", HOST)
+    assert info.pointer == array.ctypes.data
+
+
+def test_reading_leaves_the_capsule_to_its_producer() -> None:
+    array = np.zeros(3, np.float32)
+    capsule = array.__dlpack__()
+    for _ in range(2):
+        dlpack.read("q", capsule)
+    del capsule
+    assert np.array_equal(array, np.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int16", "complex64"])
+def test_types_that_kernels_do_not_know_are_described(dtype: str) -> None:
+    assert dlpack.read("q", np.zeros(2, dtype).__dlpack__()).dtype.startswith("DLPack type")
+
+
+@pytest.mark.parametrize("thing", [None, 3, object()])
+def test_what_is_no_capsule_is_refused(thing: object) -> None:
+    with pytest.raises(ArgumentError, match="q gave a DLPack capsule"):
+        dlpack.read("q", thing)
+
+
+def test_our_capsules_are_adopted_without_a_copy() -> None:
+    array = example()
+    adopted = np.from_dlpack(Exporter(array))
+    assert np.array_equal(adopted, array)
+    assert adopted.ctypes.data == array.ctypes.data
+
+
+def test_memory_lives_as_long_as_the_adopter_and_no_longer() -> None:
+    exporter = Exporter(example())
+    alive = weakref.ref(exporter)
+    adopted = np.from_dlpack(exporter)
+    del exporter
+    gc.collect()
+    assert alive() is not None
+    assert adopted[0, 0, 0] == 8
+    del adopted
+    gc.collect()
+    assert alive() is None
+    assert dlpack._exports == {}
+
+
+def test_a_capsule_that_nobody_takes_frees_its_memory() -> None:
+    exporter = Exporter(example())
+    alive = weakref.ref(exporter)
+    capsule = exporter.__dlpack__()
+    del exporter
+    gc.collect()
+    assert alive() is not None
+    del capsule
+    gc.collect()
+    assert alive() is None

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashgen import oracle
+from flashgen.spec import AttentionSpec, causal, full, window
+
+EPSILON = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24}
+
+
+def problem(spec, len_q, len_kv, heads=1, seed=0):
+    random = np.random.default_rng(seed)
+    lengths = (
+        (len_q, spec.head_dim),
+        (len_kv, spec.head_dim),
+        (len_kv, spec.head_dim_v),
+        (len_q, spec.head_dim_v),
+    )
+    return [random.standard_normal((1, n, heads, d)).astype(spec.element.numpy()) for n, d in lengths]
+
+
+def exact_results(spec, q, k, v, do):
+    return (*oracle.forward(spec, q, k, v), *oracle.backward(spec, q, k, v, do))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_the_rounded_computation_is_within_and_twice_its_error_is_not_far_below_the_bound(dtype):
+    spec = AttentionSpec(64, dtype=dtype, mask=causal())
+    arrays = problem(spec, 300, 300, heads=2)
+    exact = exact_results(spec, *arrays)
+    rounded = (*oracle.rounded_forward(spec, *arrays[:3]), *oracle.rounded_backward(spec, *arrays))
+    limits = oracle.bounds(spec, *arrays, exact=exact)
+    for name, result, reference in zip(("o", "lse", "dq", "dk", "dv"), rounded, exact, strict=True):
+        verdict = oracle.check(result, reference, getattr(limits, name), exact_infinity=name == "lse")
+        assert verdict.ok, name
+        if name != "lse" and dtype != "fp32":
+            assert verdict.bound < 4.5 * verdict.max_error, name
+            assert verdict.bound < 12 * EPSILON[dtype] * np.abs(reference).max(), name
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_bounds_shrink_with_the_dtype_and_are_never_zero_where_there_is_work(dtype):
+    spec = AttentionSpec(8, dtype=dtype)
+    limits = oracle.bounds(spec, *problem(spec, 1, 1))
+    assert limits.dv is not None
+    assert EPSILON[dtype] / 8 < limits.o < 16 * EPSILON[dtype]
+    assert EPSILON[dtype] / 8 < limits.dv < 32 * EPSILON[dtype]
+    assert np.all(limits.lse >= 1e-5)
+
+
+def test_bounds_without_do_have_no_gradients_and_are_the_same_with_the_oracle_given():
+    spec = AttentionSpec(8, mask=window(3, 3))
+    q, k, v, do = problem(spec, 9, 12)
+    limits = oracle.bounds(spec, q, k, v)
+    assert (limits.dq, limits.dk, limits.dv) == (None, None, None)
+    both = oracle.bounds(spec, q, k, v, do)
+    given = oracle.bounds(spec, q, k, v, do, exact=exact_results(spec, q, k, v, do))
+    assert (both.o, both.dq, both.dk, both.dv) == (given.o, given.dq, given.dk, given.dv)
+    assert both.o == limits.o
+
+
+def test_a_lost_key_among_many_is_out_of_bounds():
+    spec = AttentionSpec(64, dtype="bf16")
+    q, k, v, _ = problem(spec, 64, 512)
+    o, lse = oracle.forward(spec, q, k, v)
+    limits = oracle.bounds(spec, q, k, v)
+    lossy_o, lossy_lse = oracle.forward(spec, q, k[:, :-1], v[:, :-1])
+    assert not oracle.check(lossy_o, o, limits.o).ok
+    assert not oracle.check(lossy_lse, lse, limits.lse).ok
+
+
+def test_lse_is_held_to_its_relative_tolerance():
+    spec = AttentionSpec(1, dtype="fp32")
+    q, k, v = (np.full((1, 1, 1, 1), x) for x in (1000.0, 2.0, 1.0))
+    limits = oracle.bounds(spec, q, k, v)
+    exact = oracle.forward(spec, q, k, v)[1]
+    assert exact.item() == 2000.0
+    assert oracle.check(exact + 0.019, exact, limits.lse).ok
+    assert not oracle.check(exact + 0.021, exact, limits.lse).ok
+
+
+def test_large_logits_that_float32_holds_exactly_earn_no_leniency():
+    spec = AttentionSpec(4, dtype="fp32")
+    q = np.tile([2.0**10, 1, 0, 0], (40, 1)).reshape(1, 40, 1, 4)
+    k = np.array([[2.0**10, n % 5, 0, 0] for n in range(50)]).reshape(1, 50, 1, 4)
+    v = np.random.default_rng(0).standard_normal((1, 50, 1, 4))
+    assert oracle.bounds(spec, q, k, v, scale=1.0).o < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("result", "exact", "ok"),
+    [
+        (1.0, 1.0, True),
+        (1.5, 1.0, True),
+        (1.51, 1.0, False),
+        (np.nan, 1.0, False),
+        (np.inf, 1.0, False),
+        (1.0, np.nan, False),
+        (np.nan, np.nan, True),
+        (np.inf, np.nan, True),
+        (-np.inf, -np.inf, True),
+        (1.0, -np.inf, False),
+    ],
+)
+def test_check_holds_values_to_the_bound_and_to_the_pattern(result, exact, ok):
+    verdict = oracle.check(np.array([0.0, result]), np.array([0.0, exact]), 0.5)
+    assert verdict.ok is ok
+    assert (verdict.ratio <= 1) is ok
+    assert ok or verdict.max_error > verdict.bound
+
+
+def test_minus_infinity_is_exact_where_asked():
+    exact = np.array([-np.inf, 0.0])
+    assert oracle.check(exact, exact, 1.0, exact_infinity=True).ok
+    for wrong in (np.inf, np.nan, -1e38):
+        assert not oracle.check(np.array([wrong, 0.0]), exact, 1.0, exact_infinity=True).ok
+    assert not oracle.check(np.array([-np.inf]), np.array([np.nan]), 1.0, exact_infinity=True).ok
+
+
+def test_a_bound_that_is_not_a_number_is_not_met():
+    assert not oracle.check(np.array([1.0]), np.array([1.0]), float("nan")).ok
+
+
+def test_the_worst_element_is_the_one_nearest_to_its_own_bound():
+    verdict = oracle.check(np.array([0.5, 0.2]), np.zeros(2), np.array([1.0, 0.25]))
+    assert (verdict.max_error, verdict.bound, verdict.ok) == (0.2, 0.25, True)
+
+
+def test_nothing_to_compare_passes():
+    assert oracle.check(np.zeros((1, 0)), np.zeros((1, 0)), 0.0) == oracle.Check(0.0, 0.0, True)
+
+
+@pytest.mark.parametrize("mask", [full(), causal(), window(2, 2)], ids=lambda m: m.describe())
+def test_the_rounded_computation_contains_nan_as_the_oracle_does(mask):
+    spec = AttentionSpec(8, dtype="fp16", mask=mask)
+    q, k, v, do = problem(spec, 12, 12)
+    k[0, 7, 0, 3], v[0, 7, 0, 1] = np.nan, np.inf
+    exact = oracle.forward(spec, q, k, v)
+    rounded = oracle.rounded_forward(spec, q, k, v)
+    assert np.array_equal(np.isfinite(exact[0]), np.isfinite(rounded[0].astype(np.float64)))
+    assert np.array_equal(np.isfinite(exact[1]), np.isfinite(rounded[1]))
+    limits = oracle.bounds(spec, q, k, v, do)
+    assert all(np.isfinite(x) for x in (limits.o, limits.dq, limits.dk, limits.dv))
+
+
+def test_the_rounded_computation_takes_any_scale_and_empty_rows():
+    spec = AttentionSpec(8, dtype="bf16", mask=causal())
+    q, k, v, do = problem(spec, 9, 4)
+    for scale in (-0.5, 0.0, 3.0):
+        o, lse = oracle.rounded_forward(spec, q, k, v, scale=scale)
+        assert o.dtype == spec.element.numpy()
+        assert lse.dtype == np.float32
+        assert np.all(o[:, :5].astype(np.float32) == 0)
+        assert np.all(lse[..., :5] == -np.inf)
+        exact = oracle.forward(spec, q, k, v, scale=scale)
+        np.testing.assert_allclose(o.astype(np.float64), exact[0], atol=0.03)
+        gradients = oracle.rounded_backward(spec, q, k, v, do, scale=scale)
+        for actual, expected in zip(gradients, oracle.backward(spec, q, k, v, do, scale=scale), strict=True):
+            np.testing.assert_allclose(actual.astype(np.float64), expected, atol=0.1)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashgen.errors import CompileError
+from flashgen.plan import plan
+from flashgen.plan.model import Constant, KernelPlan, Param, ParamTable, SmemMap, SmemRegion
+from flashgen.render import render, render_afresh, templates_dir
+from flashgen.spec import AttentionSpec, causal
+
+Write = Callable[..., None]
+MACROS = '{% import "kernels/common.j2" as common %}\n'
+
+
+def body(plan: KernelPlan) -> str:
+    lines = render_afresh(plan).text.split("\n")
+    return "\n".join(line for line in lines if not line.startswith("#line"))
+
+
+def test_the_config_is_one_designated_initialiser(templates: Write, tiny: KernelPlan) -> None:
+    templates(MACROS + "{{ common.config(plan) }}\n")
+    members = (Constant("tile_q", 128, "rows"), Constant("stages", 2, "slots"), Constant("causal", True))
+    assert body(replace(tiny, config_type="Config", config=members)) == (
+        "constexpr Config kConfig{\n"
+        "    .tile_q = 128,  // rows\n"
+        "    .stages = 2,    // slots\n"
+        "    .causal = true,\n"
+        "};\n"
+    )
+
+
+def test_the_parameter_struct_is_the_table_and_checks_its_own_size(templates: Write, tiny: KernelPlan) -> None:
+    templates(MACROS + "{{ common.params(plan) }}\n")
+    table = ParamTable(
+        (
+            Param("q", "void*", "const element_t*", "queries"),
+            Param("len_q", "int32", "i32"),
+            Param("s", "float", "float"),
+        )
+    )
+    assert body(replace(tiny, params=table)) == (
+        "struct Params {\n"
+        "  const element_t* q;  // queries\n"
+        "  i32 len_q;\n"
+        "  float s;\n"
+        "};\n"
+        'static_assert(sizeof(Params) == 16, "the launcher packs Params into 16 bytes");\n'
+    )
+
+
+def test_the_shared_memory_map_becomes_offsets(templates: Write, tiny: KernelPlan) -> None:
+    templates(MACROS + "{{ common.smem(plan) }}\n")
+    smem = SmemMap((SmemRegion("q", 0, 1024, "queries"), SmemRegion("kv_ring", 1024, 4096)))
+    assert body(replace(tiny, smem=smem)) == (
+        "namespace smem {\n"
+        "constexpr u32 kQ = 0;  // queries\n"
+        "constexpr u32 kKvRing = 1024;\n"
+        "constexpr u32 kBytes = 5120;\n"
+        "}  // namespace smem\n"
+    )
+
+
+def test_notes_too_long_for_the_line_go_above_it(templates: Write, tiny: KernelPlan) -> None:
+    templates(MACROS + "{{ common.config(plan) }}\n")
+    note = "word " * 25 + "end"
+    text = body(replace(tiny, config=(Constant("tile_q", 128, note),)))
+    assert f"    // {note}\n    .tile_q = 128,\n" in text
+
+
+def test_the_header_names_spec_command_plan_and_reasons() -> None:
+    attention = plan(AttentionSpec(128, mask=causal()), None, "sm_80")
+    forward = replace(attention.kernel("forward"), reasons=("because " * 30 + "so", "and because"))
+    header = render_afresh(forward).text.split("\n\n")[0]
+    assert all(line.startswith("//") and len(line) <= 125 for line in header.split("\n"))
+    assert '"head_dim":128' in header
+    assert "flashgen build --head-dim 128 --dtype bf16 --causal --arch sm_80" in header
+    assert f"{forward.threads} threads" in header
+    for region in forward.smem.regions:
+        assert f"{region.offset + region.bytes}" in header
+    assert " ".join(header.replace("//", " ").split()).endswith("because " * 30 + "so and because")
+
+
+def test_a_source_is_named_after_its_plan_and_digested() -> None:
+    source = render(plan(AttentionSpec(64, direction="forward"), None, "sm_80").kernel("forward"))
+    assert source.name == source.plan.name
+    assert source.digest == hashlib.sha256(source.text.encode()).hexdigest()
+
+
+def test_the_same_plan_gives_the_same_text_in_every_process(tmp_path: Path) -> None:
+    script = (
+        "from flashgen.plan import plan; from flashgen.render import render_afresh\n"
+        "from flashgen.spec import AttentionSpec\n"
+        "p = plan(AttentionSpec(64), None, 'sm_86')\n"
+        "print(*[render_afresh(k).digest for k in p.kernels])"
+    )
+    root = str(templates_dir().parent)
+    digests = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root}
+        digests.add(subprocess.check_output([sys.executable, "-c", script], env=environment, text=True))
+    assert len(digests) == 1
+
+
+def test_an_override_replaces_the_rendered_text(
+    tiny: KernelPlan, templates: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates("int rendered;\n")
+    monkeypatch.setenv("FLASHGEN_OVERRIDE_DIR", str(tmp_path))
+    before = render(tiny)
+    (tmp_path / "tiny.cu").write_text("int edited;\n")
+    after = render(tiny)
+    assert "int rendered;" in before.text
+    assert after.text == "int edited;\n"
+    assert after.digest != before.digest
+    assert render_afresh(tiny) == before
+
+
+def test_an_unreadable_override_is_an_error(tiny: KernelPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_OVERRIDE_DIR", str(tmp_path))
+    (tmp_path / "tiny.cu").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(CompileError, match=r"tiny\.cu cannot be read"):
+        render(tiny)

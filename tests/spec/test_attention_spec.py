@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import dataclasses
+from random import Random
+
+import pytest
+
+from flashgen.errors import SpecError
+from flashgen.spec import AttentionSpec, causal, full
+
+FIELDS = ("head_dim_v", "dtype", "mask", "direction", "deterministic")
+HOSTILE = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        0.0,
+        -1,
+        1,
+        64,
+        256,
+        257,
+        64.0,
+        float("nan"),
+        10**30,
+        1j,
+        "",
+        "64",
+        "bf16",
+        "half",
+        "FP32",
+    ),
+    *("forward", "both", [], [64], {}, {"left": 1}, (1, 2), object(), int, causal(), full(), b"bf16"),
+)
+
+
+def test_defaults():
+    spec = AttentionSpec(64)
+    assert (spec.head_dim, spec.head_dim_v, spec.dtype, spec.mask) == (64, 64, "bf16", full())
+    assert (spec.direction, spec.deterministic, spec.needs_backward) == ("both", False, True)
+    assert spec.default_scale == 0.125
+
+
+def test_specs_are_frozen_equal_by_value_and_hashable():
+    spec = AttentionSpec(64, mask=causal(), dtype="half")
+    assert spec == AttentionSpec(64, head_dim_v=64, mask=causal(), dtype="float16")
+    assert len({spec, AttentionSpec(64, mask=causal(), dtype="fp16"), AttentionSpec(64)}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.head_dim = 1
+
+
+def test_a_bad_spec_lists_every_violation_once():
+    with pytest.raises(SpecError) as caught:
+        AttentionSpec(0, head_dim_v=257, dtype="int8", mask="causal", direction="up", deterministic=1)
+    names = [violation.split("=")[0] for violation in caught.value.violations]
+    assert names == ["head_dim", "head_dim_v", "dtype", "mask", "direction", "deterministic"]
+    with pytest.raises(SpecError) as caught:
+        AttentionSpec(300)
+    assert caught.value.violations == ("head_dim=300 is out of range; use a whole number from 1 to 256",)
+
+
+def test_anything_else_is_a_spec_or_a_spec_error():
+    random = Random(0)
+    accepted = 0
+    for _ in range(10_000):
+        fields = {name: random.choice(HOSTILE) for name in FIELDS if random.random() < 0.4}
+        try:
+            spec = AttentionSpec(random.choice(HOSTILE), **fields)
+        except SpecError as error:
+            remedies = [violation.partition("; ")[2] for violation in error.violations]
+        else:
+            remedies = ["none needed"]
+            accepted += 1
+            assert type(spec.head_dim) is type(spec.head_dim_v) is int
+        assert remedies
+        assert all(remedies), fields
+    assert accepted > 100
+
+
+def test_specs_describe_themselves():
+    spec = AttentionSpec(192, head_dim_v=128, mask=causal(), direction="forward", deterministic=True)
+    assert spec.describe() == "head_dim 192/128, bf16, causal, forward only, deterministic"

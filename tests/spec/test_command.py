@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashgen.arch import ARCHS, get_arch
+from flashgen.cli.options import with_kernel_options
+from flashgen.cli.request import Request
+from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, full, window
+from flashgen.spec.command import rebuild_command
+
+
+def parse(command: str) -> Request:
+    """The request that the command line's words make, by the very options the CLI declares."""
+    words = shlex.split(command)
+    assert words[:2] == ["flashgen", "build"]
+    seen: list[Request] = []
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    @with_kernel_options
+    def build(request: Request) -> None:
+        seen.append(request)
+
+    app(words[2:], standalone_mode=False)
+    return seen[0]
+
+
+def band(align: str) -> st.SearchStrategy[Any]:
+    side = st.none() | st.integers(0, 10**6)
+    return st.builds(lambda left, right: window(left, right, align=align), side, side)  # type: ignore[arg-type]
+
+
+specs = st.builds(
+    AttentionSpec,
+    st.integers(1, 256),
+    head_dim_v=st.integers(1, 256),
+    dtype=st.sampled_from(["fp16", "bf16", "fp32"]),
+    mask=st.builds(lambda a, b: a & b, band("bottom-right"), band("top-left")) | st.just(causal()),
+    direction=st.sampled_from(["forward", "both"]),
+    deterministic=st.booleans(),
+)
+tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
+stages = st.none() | st.integers(1, 4)
+counts = st.sampled_from([1, 2, 4, 8, 16])
+schedules = st.builds(
+    Schedule,
+    tile_q=tiles,
+    tile_kv=tiles,
+    stages=stages,
+    warps=st.none() | st.builds(WarpPartition, st.sampled_from(["split_q", "split_k"]), counts),
+    backward=st.builds(BackwardSchedule, tile_q=tiles, tile_kv=tiles, stages=stages, warps=st.none() | counts),
+)
+
+
+@settings(deadline=None)
+@given(specs, schedules, st.sampled_from(sorted(ARCHS)))
+def test_the_command_gives_the_same_spec_schedule_and_arch_again(
+    spec: AttentionSpec, schedule: Schedule, arch: str
+) -> None:
+    request = parse(rebuild_command(spec, schedule, arch))
+    assert request.spec == spec
+    assert (request.schedule or Schedule()) == schedule
+    assert request.archs == (get_arch(arch),)
+
+
+@pytest.mark.parametrize(
+    ("spec", "command"),
+    [
+        (AttentionSpec(128, mask=causal()), "flashgen build --head-dim 128 --dtype bf16 --causal"),
+        (
+            AttentionSpec(64, head_dim_v=40, dtype="fp16", mask=full(), direction="forward"),
+            "flashgen build --head-dim 64 --head-dim-v 40 --dtype fp16 --forward-only",
+        ),
+        (
+            AttentionSpec(64, mask=window(512, 0) & causal(align="top-left"), deterministic=True),
+            "flashgen build --head-dim 64 --dtype bf16 --window 512,0 --window -1,0,top-left --deterministic",
+        ),
+    ],
+)
+def test_the_command_reads_well(spec: AttentionSpec, command: str) -> None:
+    assert rebuild_command(spec) == command
+    assert parse(command) == Request(spec)
+
+
+def test_the_command_is_safe_to_paste_into_a_shell() -> None:
+    spec = AttentionSpec(64, mask=window(3, 4) & window(5, None, align="top-left"))
+    command = rebuild_command(spec, Schedule(tile_q=64, warps=WarpPartition("split_k", 4)), "sm_90a")
+    assert shlex.join(shlex.split(command)) == command

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+import sys
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flashgen.errors import SpecError
+from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, full, window
+from flashgen.spec.files import (
+    dump_spec,
+    load_spec,
+    schedule_to_dict,
+    spec_from_json,
+    spec_from_toml,
+    spec_to_json,
+    spec_to_toml,
+)
+from flashgen.spec.reading import schedule_from_dict, spec_from_dict
+
+limits = st.none() | st.integers(0, 2**63 - 1)
+windows = st.builds(window, limits, limits, align=st.sampled_from(["bottom-right", "top-left"]))
+specs = st.builds(
+    AttentionSpec,
+    st.integers(1, 256),
+    head_dim_v=st.integers(1, 256),
+    dtype=st.sampled_from(["fp16", "bf16", "fp32"]),
+    mask=st.one_of(st.just(full()), st.just(causal()), windows, st.builds(lambda a, b: a & b, windows, windows)),
+    direction=st.sampled_from(["forward", "both"]),
+    deterministic=st.booleans(),
+)
+tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
+stages = st.none() | st.integers(1, 4)
+counts = st.sampled_from([1, 2, 4, 8, 16])
+schedules = st.builds(
+    Schedule,
+    tiles,
+    tiles,
+    stages,
+    st.none() | st.builds(WarpPartition, st.sampled_from(["split_q", "split_k"]), counts),
+    st.builds(BackwardSchedule, tiles, tiles, stages, st.none() | counts),
+)
+NAMES = (
+    *(
+        "head_dim",
+        "head_dim_v",
+        "dtype",
+        "mask",
+        "direction",
+        "deterministic",
+        "schedule",
+        "tile_q",
+        "tile_kv",
+    ),
+    *("stages", "warps", "backward", "kind", "count", "left", "right", "align", "tile", "", "\n", "x" * 5000),
+)
+LEAVES = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        -2,
+        1,
+        4,
+        16,
+        64,
+        257,
+        2**63,
+        10**5000,
+        1.5,
+        float("nan"),
+        "",
+        "causal",
+        "full",
+    ),
+    *("bf16", "both", "forward", "split_q", "top-left", "\x00", "y" * 5000),
+)
+
+
+def hostile(random, depth=0):
+    """A value such as a parser might give: mostly near a right one."""
+    kind = random.random()
+    if depth < 3 and kind < 0.35:
+        return {random.choice(NAMES): hostile(random, depth + 1) for _ in range(random.randrange(4))}
+    if depth < 3 and kind < 0.5:
+        return [hostile(random, depth + 1) for _ in range(random.randrange(4))]
+    return random.choice(LEAVES)
+
+
+@given(specs)
+def test_json_and_toml_round_trip_to_the_same_spec_and_bytes(spec):
+    for write, read in ((spec_to_json, spec_from_json), (spec_to_toml, spec_from_toml)):
+        text = write(spec)
+        again = read(text)
+        assert again == spec
+        assert hash(again) == hash(spec)
+        assert write(again) == text
+
+
+@given(schedules)
+def test_schedules_round_trip(schedule):
+    plain = schedule_to_dict(schedule)
+    assert schedule_from_dict(plain) == schedule
+    assert json.loads(json.dumps(plain)) == plain
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(specs, schedules)
+def test_files_round_trip(tmp_path, spec, schedule):
+    for name in ("spec.toml", "spec.json"):
+        dump_spec(spec, schedule, tmp_path / name)
+        assert load_spec(tmp_path / name) == (spec, schedule)
+
+
+@pytest.mark.parametrize("read", [spec_from_dict, schedule_from_dict])
+def test_any_values_are_a_spec_or_a_spec_error(read):
+    random = Random(0)
+    for _ in range(5000):
+        values = {random.choice(NAMES): hostile(random) for _ in range(random.randrange(5))}
+        try:
+            read(values)
+        except SpecError as error:
+            remedies = [violation.partition("; ")[2] for violation in error.violations]
+            length = max(map(len, error.violations))
+        else:
+            remedies, length = ["none needed"], 0
+        assert remedies
+        assert all(remedies), values
+        assert length < 1000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
+def test_any_bytes_are_a_spec_or_a_spec_error(tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp()
+    for name in ("any.toml", "any.json"):
+        (folder / name).write_bytes(data)
+        with pytest.raises(SpecError):
+            load_spec(folder / name)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "head_dim = " + "[" * 100_000, "head_dim = 0x" + "f" * 5000, "1" * 5000]
+)
+def test_texts_that_exhaust_a_parser_are_spec_errors(text):
+    for read in (spec_from_json, spec_from_toml):
+        with pytest.raises(SpecError):
+            read(text)
+
+
+def test_a_file_reads_as_documented(tmp_path):
+    path = tmp_path / "spec.toml"
+    path.write_text(
+        'head_dim = 128\ndtype = "float16"\nmask = ["causal", {left = 512, align = "top-left"}]\n'
+        "[schedule]\ntile_q = 128\n[schedule.warps]\nkind = 'split_k'\ncount = 8\n"
+        "[schedule.backward]\ntile_kv = 64\n"
+    )
+    spec, schedule = load_spec(path)
+    assert spec == AttentionSpec(128, dtype="fp16", mask=causal() & window(512, align="top-left"))
+    assert schedule == Schedule(tile_q=128, warps=WarpPartition("split_k", 8), backward=BackwardSchedule(tile_kv=64))
+
+
+def test_the_written_form_is_small_and_fixed():
+    spec = AttentionSpec(64, mask=window(512, 0))
+    assert spec_to_toml(spec, Schedule(tile_q=64, warps=WarpPartition("split_q", 4))) == (
+        'head_dim = 64\nhead_dim_v = 64\ndtype = "bf16"\nmask = {left = 512, right = 0}\n'
+        'direction = "both"\ndeterministic = false\n\n[schedule]\ntile_q = 64\n\n'
+        '[schedule.warps]\nkind = "split_q"\ncount = 4\n'
+    )
+    assert spec_to_json(AttentionSpec(64, mask=causal())) == (
+        '{"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"causal","direction":"both","deterministic":false}'
+    )
+
+
+def test_every_violation_of_a_file_is_listed_with_its_path(tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(
+        json.dumps(
+            {
+                "head_dims": 64,
+                "dtype": "int4",
+                "mask": [{"left": -7}, {"rigth": 1}, "casual"],
+                "deterministic": None,
+                "schedule": {"tile_q": 17, "warps": {"kind": "split_z"}, "backward": {"warps": 3}, "x": 1},
+            }
+        )
+    )
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert all(v.startswith(f"{path}: ") for v in caught.value.violations)
+    listed = "\n".join(caught.value.violations)
+    for part in (
+        "head_dims=64 is not a field; did you mean head_dim?",
+        "head_dim is missing",
+        "dtype='int4'",
+        "mask[0]: window left=-7",
+        "mask[1].rigth=1 is not a field; did you mean right?",
+        "mask[2]='casual' is not a mask",
+        "deterministic=null",
+        "schedule tile_q=17",
+        "schedule.warps: warp partition kind='split_z'",
+        "schedule.warps.count is missing",
+        "schedule backward warps=3",
+        "schedule.x=1 is not a field",
+    ):
+        assert part in listed
+    assert len(caught.value.violations) == 12
+
+
+def test_files_that_cannot_be_read_are_spec_errors(tmp_path):
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_spec(tmp_path / "missing.toml")
+    with pytest.raises(SpecError, match=r"\.yaml"):
+        load_spec(tmp_path / "spec.yaml")
+    with pytest.raises(SpecError, match="suffix"):
+        dump_spec(AttentionSpec(64), None, tmp_path / "spec")
+    (tmp_path / "latin.toml").write_bytes(b"dtype = '\xff'")
+    with pytest.raises(SpecError, match="UTF-8"):
+        load_spec(tmp_path / "latin.toml")
+
+
+def test_a_schedule_is_not_a_field_of_a_spec_alone():
+    with pytest.raises(SpecError, match="load_spec"):
+        spec_from_json('{"head_dim": 64, "schedule": {}}')
+
+
+def test_importing_the_readers_loads_no_parser():
+    import subprocess
+
+    code = "import sys, flashgen.spec.files; print([m for m in ('msgspec', 'tomllib', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

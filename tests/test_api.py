@@ -1,0 +1,224 @@
+"""``build``: from a spec to a kernel that can be inspected, saved and, where a machine allows, called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+
+ROOT = Path(__file__).parents[1]
+SPEC = fg.AttentionSpec(32, dtype="fp16", mask=fg.causal())
+
+
+def run(code: str, **environment: str) -> str:
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_flashgen_brings_in_nothing_heavy() -> None:
+    code = """
+import sys, time
+start = time.perf_counter()
+import flashgen
+print(time.perf_counter() - start)
+heavy = ("numpy", "torch", "jinja2", "cuda", "ml_dtypes", "typer", "rich")
+print([name for name in heavy if name in sys.modules])
+"""
+    figures = [run(code).splitlines() for _ in range(3)]
+    assert {loaded for _, loaded in figures} == {"[]"}
+    assert min(float(seconds) for seconds, _ in figures) < 0.2
+
+
+def test_building_for_a_named_arch_needs_no_numpy_and_no_torch() -> None:
+    code = """
+import sys, flashgen as fg
+fg.build(fg.AttentionSpec(32, dtype="fp16", mask=fg.causal()), arch="sm_80")
+print([name for name in ("numpy", "torch") if name in sys.modules])
+"""
+    assert run(code) == "[]\n"
+
+
+def test_every_public_name_exists() -> None:
+    torch_names = {"attention", "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"}
+    for name in set(fg.__all__) - torch_names - {"emulator"}:
+        assert getattr(fg, name) is not None
+    assert set(fg.__all__) <= set(dir(fg))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        fg.no_such_name  # noqa: B018
+
+
+def test_a_kernel_for_a_named_arch_can_be_inspected_anywhere() -> None:
+    kernel = fg.build(SPEC, arch="sm_80")
+    roles = {k.role for k in kernel.plan.kernels}
+    assert set(kernel.source) == set(kernel.report) == set(kernel.binaries) == roles
+    assert all(f"{k.name}(" in kernel.source[k.role] for k in kernel.plan.kernels)
+    assert all(0 < r.registers <= 255 for r in kernel.report.values())
+    assert all(b.image.startswith(b"\x7fELF") for b in kernel.binaries.values())
+    assert "head_dim 32, fp16, causal, sm_80" in repr(kernel)
+
+
+def test_equal_arguments_give_the_same_kernel_in_microseconds() -> None:
+    kernel = fg.build(SPEC, arch="sm_80")
+    start = time.perf_counter()
+    for _ in range(100):
+        again = fg.build(fg.AttentionSpec(32, dtype="fp16", mask=fg.causal()), arch="80")
+    assert (time.perf_counter() - start) / 100 < 1e-3
+    assert again is kernel
+
+
+def test_threads_that_build_together_get_one_kernel() -> None:
+    spec = fg.AttentionSpec(48, dtype="fp16", direction="forward")
+    with ThreadPoolExecutor(4) as pool:
+        kernels = set(pool.map(lambda _: fg.build(spec, arch="sm_80"), range(8)))
+    assert len(kernels) == 1
+
+
+def test_other_arguments_give_other_kernels() -> None:
+    forward = fg.AttentionSpec(32, dtype="fp16", direction="forward")
+    kernels = [
+        fg.build(forward, arch="sm_80"),
+        fg.build(forward, arch="sm_86"),
+        fg.build(forward, fg.Schedule(tile_q=64, tile_kv=32), arch="sm_80"),
+    ]
+    assert len({id(k) for k in kernels}) == 3
+    assert (kernels[2].schedule.tile_q, kernels[2].schedule.tile_kv) == (64, 32)
+
+
+def test_a_fresh_process_gets_the_same_source_without_rendering() -> None:
+    code = """
+import sys, flashgen as fg
+kernel = fg.build(fg.AttentionSpec(32, dtype="fp16", mask=fg.causal()), arch="sm_80")
+print("jinja2" in sys.modules)
+sys.stdout.write("".join(kernel.source.values()))
+"""
+    expected = "".join(fg.build(SPEC, arch="sm_80").source.values())
+    loaded, _, text = run(code).partition("\n")
+    assert (loaded, text) == ("False", expected)
+
+
+def test_an_override_takes_the_place_of_the_rendered_source(tmp_path: Path) -> None:
+    kernel = fg.build(SPEC, arch="sm_80")
+    edited = kernel.source["forward"] + "// edited\n"
+    (tmp_path / f"{kernel.plan.kernel('forward').name}.cu").write_text(edited)
+    code = """
+import flashgen as fg
+kernel = fg.build(fg.AttentionSpec(32, dtype="fp16", mask=fg.causal()), arch="sm_80")
+print(kernel.source["forward"].endswith("// edited\\n"))
+"""
+    assert run(code, FLASHGEN_OVERRIDE_DIR=str(tmp_path)) == "True\n"
+
+
+def test_saved_kernels_can_be_launched_from_any_language(tmp_path: Path) -> None:
+    kernel = fg.build(SPEC, arch="sm_80")
+    assert kernel.save(tmp_path / "deep" / "er") == tmp_path / "deep" / "er"
+    manifest = json.loads((tmp_path / "deep" / "er" / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["arch"], manifest["spec"]["head_dim"]) == (1, "sm_80", 32)
+    for entry in manifest["kernels"]:
+        plan = kernel.plan.kernel(entry["role"])
+        assert (tmp_path / "deep" / "er" / entry["source"]).read_text() == kernel.source[plan.role]
+        assert (tmp_path / "deep" / "er" / entry["cubin"]).read_bytes() == kernel.binaries[plan.role].image
+        assert [p["name"] for p in entry["params"]] == list(plan.params.names)
+        assert entry["params_bytes"] == plan.params.bytes
+        sizes = {"void*": 8, "int64": 8, "int32": 4, "float": 4}
+        ends = [p["offset"] + sizes[p["kind"]] for p in entry["params"]]
+        assert [p["offset"] for p in entry["params"][1:]] == ends[:-1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "fg.build(spec)",
+        "fg.build(spec, arch='sm_80')(*arrays)",
+        "fg.build(spec, arch='sm_80').warmup()",
+    ],
+)
+def test_without_a_gpu_only_what_needs_one_is_refused(call: str) -> None:
+    code = f"""
+import flashgen as fg
+spec = fg.AttentionSpec(32, dtype="fp16", mask=fg.causal())
+
+class Array:
+    __cuda_array_interface__ = dict(shape=(1, 4, 1, 32), typestr="<f2", data=(4096, False), version=3)
+
+arrays = [Array()] * 3
+try:
+    {call}
+except fg.NoGpuError as error:
+    print(error)
+"""
+    assert "arch='sm_80'" in run(code, CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"spec": 64}, "spec=64 is not an AttentionSpec"),
+        ({"schedule": 64}, "schedule=64 is not a Schedule"),
+        ({"target": "cpu"}, "target='cpu' is unknown; use 'gpu' or 'emulator'"),
+        ({"arch": "sm_12"}, "arch='sm_12' is not known"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: Any, words: str) -> None:
+    given = {"spec": SPEC, "arch": "sm_80", **arguments}
+    with pytest.raises(fg.FlashgenError) as error:
+        fg.build(given.pop("spec"), **given)
+    assert words in str(error.value)
+
+
+def test_warmup_refuses_an_alignment_that_does_not_exist() -> None:
+    with pytest.raises(fg.LaunchError, match="access_bytes=3"):
+        fg.build(SPEC, target="emulator").warmup(access_bytes=3)
+
+
+@pytest.mark.parametrize(("dtype", "head_dim", "head_dim_v"), [("fp16", 32, 32), ("bf16", 24, 40), ("fp32", 7, 5)])
+def test_the_emulator_runs_both_passes_over_numpy_arrays(dtype: str, head_dim: int, head_dim_v: int) -> None:
+    spec = fg.AttentionSpec(head_dim, head_dim_v=head_dim_v, dtype=dtype, mask=fg.causal())
+    kernel = fg.build(spec, target="emulator")
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(spec.element.numpy())
+
+    q, k, v = normal(2, 19, 4, head_dim), normal(2, 23, 2, head_dim), normal(2, 23, 2, head_dim_v)
+    do = normal(2, 19, 4, head_dim_v)
+    o, lse = kernel(q, k, v, scale=0.3)
+    results = (o, lse, *kernel.backward(do, q, k, v, o, lse, scale=0.3))
+    exact = (*fg.oracle.forward(spec, q, k, v, scale=0.3), *fg.oracle.backward(spec, q, k, v, do, scale=0.3))
+    limits = fg.oracle.bounds(spec, q, k, v, do, 0.3)
+    for name, result, reference in zip(("o", "lse", "dq", "dk", "dv"), results, exact, strict=True):
+        found = fg.oracle.check(result, reference, getattr(limits, name), exact_infinity=name == "lse")
+        assert found.ok, (name, found)
+
+
+def test_the_emulator_takes_views_of_any_stride_and_alignment() -> None:
+    spec = fg.AttentionSpec(32, dtype="fp16")
+    kernel = fg.build(spec, target="emulator")
+    rng = np.random.default_rng(0)
+    wide = rng.standard_normal((1, 3, 20, 37)).astype(np.float16)
+    q = wide[:, :2, :, 3:35].transpose(0, 2, 1, 3)
+    kv = np.broadcast_to(wide[:, :1, ::-1, 1:33].transpose(0, 2, 1, 3), (1, 20, 2, 32))
+    o, lse = kernel(q, kv, kv)
+    exact, exact_lse = fg.oracle.forward(spec, q, kv, kv)
+    assert np.abs(o - exact).max() < 2e-3
+    assert np.abs(lse - exact_lse).max() < 1e-5
+
+
+def test_a_schedule_that_unaligned_views_cannot_have_gives_way_to_one_they_can() -> None:
+    spec = fg.AttentionSpec(32, dtype="fp16", direction="forward")
+    kernel = fg.build(spec, fg.Schedule(tile_q=64, stages=2), target="emulator")
+    flat = np.random.default_rng(0).standard_normal(9 * 2 * 32 + 1).astype(np.float16)
+    x = flat[1:].reshape(1, 9, 2, 32)
+    o, _ = kernel(x, x, x)
+    assert np.abs(o - fg.oracle.forward(spec, x, x, x)[0]).max() < 4e-3

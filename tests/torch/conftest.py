@@ -1,0 +1,70 @@
+"""torch on the CPU, with the emulator in the GPU's place: everything but the device is real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+try:
+    import torch
+except ImportError:
+    # Tests of this folder skip themselves; their shared fixtures must still import.
+    torch = None
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Kernels are built for the emulator; the list holds the spec of each."""
+    import flashgen as fg
+    from flashgen.torch import kernels
+
+    built: list[Any] = []
+
+    def build(spec: Any, **_: Any) -> Any:
+        built.append(spec)
+        return fg.build(spec, target="emulator")
+
+    class Driver:
+        @staticmethod
+        def capability(device: int) -> int:
+            return 80
+
+    monkeypatch.setattr(kernels, "build", build)
+    monkeypatch.setattr(kernels, "get_driver", Driver)
+    monkeypatch.setattr(kernels, "check_device", lambda device: None)
+    monkeypatch.setattr(kernels, "_kernels", {})
+    return built
+
+
+@pytest.fixture
+def inputs() -> Any:
+    def make(batch: int = 2, len_q: int = 9, len_kv: int = 12, heads: int = 4, heads_kv: int = 2, dim: int = 16) -> Any:
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Any:
+            return torch.randn(shape, generator=generator).half().requires_grad_()
+
+        return (
+            normal(batch, len_q, heads, dim),
+            normal(batch, len_kv, heads_kv, dim),
+            normal(batch, len_kv, heads_kv, dim),
+        )
+
+    return make
+
+
+@pytest.fixture
+def reference() -> Any:
+    """Attention in float64 with torch's own autograd, and -inf masks."""
+
+    def attend(q: Any, k: Any, v: Any, mask: Any = None, scale: float | None = None) -> Any:
+        group = q.shape[2] // k.shape[2]
+        q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
+
+    return attend

@@ -1,0 +1,134 @@
+"""``flashgen.attention`` on plain tensors: values, gradients, and which kernel is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flashgen as fg
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def close(actual: Any, expected: Any) -> bool:
+    return bool(torch.allclose(actual.double(), expected.double(), atol=4e-3, rtol=4e-3))
+
+
+def bottom_right_causal(len_q: int, len_kv: int) -> Any:
+    return torch.ones(len_q, len_kv, dtype=torch.bool).tril(len_kv - len_q)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.4])
+def test_values_and_gradients_are_attentions(
+    emulated: Any, inputs: Any, reference: Any, causal: bool, scale: float | None
+) -> None:
+    q, k, v = inputs()
+    mask = bottom_right_causal(9, 12) if causal else None
+    out, lse = fg.attention(q, k, v, mask=fg.causal() if causal else None, scale=scale, return_lse=True)
+    do = torch.randn_like(out)
+    exact, exact_lse = reference(q, k, v, mask, scale)
+    assert close(out, exact)
+    assert close(lse, exact_lse)
+    for actual, expected in zip(
+        torch.autograd.grad(out, (q, k, v), do),
+        torch.autograd.grad(exact, (q, k, v), do.double()),
+        strict=True,
+    ):
+        assert close(actual, expected)
+
+
+def test_the_gradient_of_a_sum_arrives_expanded_and_is_understood(emulated: Any, inputs: Any, reference: Any) -> None:
+    q, k, v = inputs()
+    actual = torch.autograd.grad(fg.attention(q, k, v).sum(), v)[0]
+    assert close(actual, torch.autograd.grad(reference(q, k, v)[0].sum(), v)[0])
+
+
+def test_heads_first_tensors_are_views(emulated: Any, inputs: Any, reference: Any) -> None:
+    q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in inputs())
+    assert close(fg.attention(q, k, v), reference(q, k, v)[0])
+
+
+def test_a_last_stride_other_than_one_is_copied(emulated: Any, inputs: Any, reference: Any) -> None:
+    q, k, v = (x.detach().transpose(-1, -2).contiguous().transpose(-1, -2) for x in inputs())
+    assert q.stride(-1) != 1
+    assert close(fg.attention(q, k, v), reference(q, k, v)[0])
+
+
+def test_without_gradients_only_the_forward_pass_is_built(emulated: Any, inputs: Any) -> None:
+    q, k, v = inputs()
+    with torch.no_grad():
+        out = fg.attention(q, k, v)
+    assert [spec.direction for spec in emulated] == ["forward"]
+    assert not out.requires_grad
+
+
+def test_each_kernel_is_built_once(emulated: Any, inputs: Any) -> None:
+    for len_q in (3, 4, 3):
+        fg.attention(*inputs(len_q=len_q), mask=fg.causal())
+    assert len(emulated) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "torch_wants", "expected"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
+)
+def test_determinism_follows_torch_unless_asked(
+    emulated: Any, inputs: Any, asked: bool | None, torch_wants: bool, expected: bool
+) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(torch_wants)
+    try:
+        fg.attention(*inputs(), deterministic=asked)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert [spec.deterministic for spec in emulated] == [expected]
+
+
+def test_lse_carries_no_gradient(emulated: Any, inputs: Any) -> None:
+    out, lse = fg.attention(*inputs(), return_lse=True)
+    assert out.requires_grad
+    assert not lse.requires_grad
+
+
+def test_second_derivatives_are_refused(emulated: Any, inputs: Any) -> None:
+    q, k, v = inputs()
+    (dq,) = torch.autograd.grad(fg.attention(q, k, v).pow(2).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()
+
+
+def test_checkpointing_recomputes_the_same(emulated: Any, inputs: Any) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = inputs()
+    plain = torch.autograd.grad(fg.attention(q, k, v).sum(), q)[0]
+    saved = torch.autograd.grad(checkpoint(fg.attention, q, k, v, use_reentrant=False).sum(), q)[0]
+    assert torch.equal(plain, saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mask": "causal"}, "mask='causal' is not a mask"),
+        ({"k": [1.0]}, "k is a list; pass a torch.Tensor"),
+        ({"q": torch.zeros(())}, "q has shape (), k has shape (2, 12, 2, 16)"),
+        ({"q": torch.zeros(2, 3, 4, 16)}, "k is fp16, but this kernel was built for fp32"),
+        ({"q": torch.zeros(2, 3, 4, 16, dtype=torch.float64)}, "dtype='torch.float64' is unknown"),
+        ({"scale": -1.0}, "scale=-1.0"),
+    ],
+)
+def test_misuse_is_named(emulated: Any, inputs: Any, change: Any, words: str) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    with pytest.raises(fg.FlashgenError) as error:
+        fg.attention(**{"q": q, "k": k, "v": v, **change})
+    assert words in str(error.value)
+
+
+def test_cpu_tensors_are_sent_to_the_gpu(inputs: Any) -> None:
+    q, k, v = inputs()
+    for call in (fg.attention, torch.ops.flashgen.forward):
+        with pytest.raises(fg.ArgumentError, match=r"q\.cuda\(\)"):
+            call(q, k, v)

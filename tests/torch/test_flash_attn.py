@@ -1,0 +1,98 @@
+"""flash-attn's function names."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import flashgen as fg
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def test_the_signature_is_flash_attns() -> None:
+    parameters = inspect.signature(fg.flash_attn_func).parameters
+    assert [(p.name, p.default) for p in parameters.values() if p.default is not p.empty] == [
+        ("dropout_p", 0.0),
+        ("softmax_scale", None),
+        ("causal", False),
+        ("window_size", (-1, -1)),
+        ("softcap", 0.0),
+        ("alibi_slopes", None),
+        ("deterministic", False),
+        ("return_attn_probs", False),
+    ]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [(-1, -1), (3, 1), (2, -1), (-1, 2), (0, 0)])
+def test_masks_are_aligned_bottom_right(emulated: Any, inputs: Any, reference: Any, causal: bool, window: Any) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    distance = torch.arange(12)[None] - torch.arange(9)[:, None] - 3
+    left, right = window
+    mask = torch.ones(9, 12, dtype=torch.bool)
+    mask &= (distance >= -left) | (left < 0)
+    mask &= (distance <= right) | (right < 0)
+    mask &= (distance <= 0) | (not causal)
+    out = fg.flash_attn_func(q, k, v, causal=causal, window_size=window)
+    assert torch.allclose(out.double(), reference(q, k, v, mask)[0], atol=4e-3)
+
+
+def test_probabilities_are_asked_for_to_get_the_lse(emulated: Any, inputs: Any, reference: Any) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    out, lse, probabilities = fg.flash_attn_func(q, k, v, 0.0, 0.5, return_attn_probs=True)
+    exact, exact_lse = reference(q, k, v, None, 0.5)
+    assert torch.allclose(out.double(), exact, atol=4e-3)
+    assert torch.allclose(lse.double(), exact_lse, atol=1e-4)
+    assert probabilities is None
+
+
+@pytest.mark.parametrize("packed", ["qkv", "kv"])
+def test_packed_inputs_have_packed_gradients(emulated: Any, inputs: Any, packed: str) -> None:
+    q, k, v = inputs(len_kv=9, heads_kv=4)
+    do = torch.randn(q.shape).half()
+    expected = torch.autograd.grad(fg.flash_attn_func(q, k, v, causal=True), (q, k, v), do)
+    if packed == "qkv":
+        qkv = torch.stack([q, k, v], 2).detach().requires_grad_()
+        out = fg.flash_attn_qkvpacked_func(qkv, causal=True)
+        actual = torch.autograd.grad(out, qkv, do)[0].unbind(2)
+    else:
+        kv = torch.stack([k, v], 2).detach().requires_grad_()
+        out = fg.flash_attn_kvpacked_func(q, kv, causal=True)
+        dq, dkv = torch.autograd.grad(out, (q, kv), do)
+        actual = (dq, *dkv.unbind(2))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"dropout_p": 0.1}, "dropout_p=0.1 is not supported"),
+        ({"softcap": 30.0}, "softcap=30.0 is not supported"),
+        ({"alibi_slopes": torch.ones(4)}, "alibi_slopes is not supported"),
+        ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\)"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(emulated: Any, inputs: Any, option: Any, words: str) -> None:
+    with pytest.raises(fg.ArgumentError, match=words):
+        fg.flash_attn_func(*inputs(), **option)
+    assert emulated == []
+
+
+def test_a_wrongly_packed_tensor_is_described() -> None:
+    with pytest.raises(fg.ArgumentError, match=r"qkv has shape \(2, 9, 2, 4, 16\); it must be"):
+        fg.flash_attn_qkvpacked_func(torch.zeros(2, 9, 2, 4, 16))
+
+
+@pytest.mark.parametrize(("asked", "torch_wants"), [(True, False), (False, True)])
+def test_determinism_is_asked_for_here_or_in_torch(emulated: Any, inputs: Any, asked: bool, torch_wants: bool) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(torch_wants)
+    try:
+        fg.flash_attn_func(*inputs(), deterministic=asked)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert [spec.deterministic for spec in emulated] == [True]
