@@ -1,15 +1,18 @@
 """What flashgen costs besides the kernels: importing, building from a warm cache, launching, installing.
 
-    python benchmarks/overhead.py [--repeat 10] [--markdown]
+    python benchmarks/overhead.py [--repeat 20] [--markdown]
 
-Each figure is the best of N, since everything that disturbs a measurement makes it longer. Launching needs
-a GPU and torch (for the tensors); without them that row says so.
+Imports and builds are timed inside fresh processes, with bytecode caches. The best of N is what counts, since
+everything that disturbs a measurement makes it longer; the median beside it says how disturbed they were.
+Launching needs a GPU and torch (for the tensors); without them those rows say so.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,13 +31,33 @@ print(time.perf_counter() - start)
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
 
+# All that follows `import flashgen`, whatever the build has yet to import. Its last line is what warm means:
+# nothing was rendered and nothing compiled.
 WARM_BUILD = """
 import sys, time
 import flashgen as fg
 start = time.perf_counter()
 kernel = fg.build(fg.AttentionSpec(128, mask=fg.causal()), arch="sm_80")
 print(time.perf_counter() - start)
-assert "torch" not in sys.modules
+assert not {"torch", "numpy", "jinja2", "cuda"} & set(sys.modules)
+"""
+
+# What naming no arch adds: the GPU has to be asked, and the driver to be loaded, as for the first launch.
+DRIVER_IMPORT = """
+import time
+import flashgen.api
+start = time.perf_counter()
+from cuda.bindings import driver
+print(time.perf_counter() - start)
+"""
+CURRENT_GPU = """
+import time
+import flashgen.api
+from cuda.bindings import driver
+from flashgen.launch.driver import current_device, get_driver
+start = time.perf_counter()
+get_driver().capability(current_device())
+print(time.perf_counter() - start)
 """
 
 LAUNCH = """
@@ -61,35 +84,39 @@ class Figure:
 
     name: str
     limit: str
-    value: str
-    ok: bool | None
+    best: str
+    median: str = ""
+    #: None where nothing was measured, or nothing is demanded.
+    ok: bool | None = None
 
     @property
     def verdict(self) -> str:
         """In a word or two."""
-        return {True: "ok", False: "TOO MUCH", None: "not measured"}[self.ok]
+        return {True: "ok", False: "TOO MUCH", None: ""}[self.ok]
+
+
+def environment() -> dict[str, str]:
+    """Ours, with bytecode caches: without them every process would compile all it imports."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def python(code: str) -> str:
+    """What a fresh Python process prints for ``code``."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment())
+    return done.stdout
 
 
 def seconds(code: str) -> float:
-    """What a fresh Python process prints for ``code``."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return float(done.stdout.split()[-1])
+    """The time that a fresh Python process prints for ``code``."""
+    return float(python(code).split()[-1])
 
 
-def best_of(repeat: int, code: str) -> float:
-    """The least that ``code`` prints, each time in a fresh process."""
-    return min(seconds(code) for _ in range(repeat))
-
-
-def process_start(repeat: int) -> float:
-    """How much longer ``python -c 'import flashgen'`` takes than ``python -c pass``."""
-
-    def wall(code: str) -> float:
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-        return time.perf_counter() - start
-
-    return min(wall("import flashgen") for _ in range(repeat)) - min(wall("pass") for _ in range(repeat))
+def whole_process(code: str) -> float:
+    """How long a Python process takes for ``code``, from start to end."""
+    start = time.perf_counter()
+    python(code)
+    return time.perf_counter() - start
 
 
 def wheel_bytes() -> int:
@@ -111,50 +138,57 @@ def wheel_bytes() -> int:
         return wheel.stat().st_size
 
 
-def timed(name: str, limit_ms: float, measure: Callable[[], float], unit: str = "ms") -> Figure:
+def timed(name: str, limit: float | None, repeat: int, measure: Callable[[], float], unit: str = "ms") -> Figure:
     """A row for a time in seconds; one that could not be measured says why."""
     scale = {"ms": 1e3, "us": 1e6}[unit]
-    limit = f"{limit_ms:g} {unit}"
+    shown = f"{limit:g} {unit}" if limit else ""
     try:
-        value = measure() * scale
+        values = [measure() * scale for _ in range(repeat)]
     except subprocess.CalledProcessError as error:
         reason = (error.stderr or "").strip().splitlines()
-        return Figure(name, limit, reason[-1][:80] if reason else str(error), None)
-    return Figure(name, limit, f"{value:.1f} {unit}", value < limit_ms)
+        return Figure(name, shown, f"not measured: {reason[-1][:60] if reason else error}")
+    best, median = min(values), statistics.median(values)
+    return Figure(name, shown, f"{best:.1f} {unit}", f"{median:.1f} {unit}", best < limit if limit else None)
 
 
 def measure(repeat: int) -> list[Figure]:
     """All rows."""
     try:
-        seconds(WARM_BUILD)  # fills the cache
+        # Fills the bytecode caches and the kernel cache; the second run must find everything there.
+        seconds(WARM_BUILD.replace("assert", "#"))
+        seconds(WARM_BUILD)
     except subprocess.CalledProcessError as error:
-        sys.exit(f"the first build failed:\n{error.stderr}")
+        sys.exit(f"the first builds failed:\n{error.stderr}")
+    bare = min(whole_process("pass") for _ in range(repeat))
     size = wheel_bytes()
     return [
-        timed("import flashgen", 200, lambda: best_of(repeat, IMPORT)),
-        timed("import flashgen, whole process", 200, lambda: process_start(repeat)),
-        timed("fg.build, kernels cached, fresh process", 50, lambda: best_of(repeat, WARM_BUILD)),
-        timed("one call, Python side", 20, lambda: best_of(1, LAUNCH), "us"),
-        Figure("wheel", "1 MB", f"{size / 1e6:.3f} MB", size < 1e6),
+        timed("import flashgen", 50, repeat, lambda: seconds(IMPORT)),
+        timed("import flashgen, whole process", 200, repeat, lambda: whole_process("import flashgen") - bare),
+        timed("fg.build, kernels cached, fresh process", 50, repeat, lambda: seconds(WARM_BUILD)),
+        timed("without arch=: import cuda.bindings.driver", None, repeat, lambda: seconds(DRIVER_IMPORT)),
+        timed("without arch=: start CUDA, ask the GPU", None, repeat, lambda: seconds(CURRENT_GPU)),
+        timed("one call, Python side", 20, 1, lambda: seconds(LAUNCH), "us"),
+        Figure("wheel", "1 MB", f"{size / 1e6:.3f} MB", ok=size < 1e6),
     ]
 
 
 def main() -> int:
     """Print the table; 1 when a figure is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeat", type=int, default=10, help="fresh processes per figure")
+    parser.add_argument("--repeat", type=int, default=20, help="fresh processes per figure")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options = parser.parse_args()
     figures = measure(options.repeat)
-    rows = [("figure", "limit", "measured", ""), *((f.name, f.limit, f.value, f.verdict) for f in figures)]
+    rows = [("figure", "limit", "best", "median", "")]
+    rows += [(f.name, f.limit, f.best, f.median, f.verdict) for f in figures]
     if options.markdown:
-        rows.insert(1, ("---",) * 4)
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        rows.insert(1, ("---",) * 5)
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     edge = "| " if options.markdown else ""
     for row in rows:
         line = (" | " if options.markdown else "  ").join(c.ljust(w) for c, w in zip(row, widths, strict=True))
         print(f"{edge}{line}{edge[::-1]}".rstrip())
-    print(f"\nPython {platform.python_version()}, {platform.machine()}, best of {options.repeat}")
+    print(f"\nPython {platform.python_version()}, {platform.machine()}, {options.repeat} times")
     return 1 if any(figure.ok is False for figure in figures) else 0
 
 

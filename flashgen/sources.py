@@ -83,33 +83,39 @@ def _plain(value: Any) -> Any:
 
 
 def _templates_digest() -> str:
-    return _digest_of([str(templates_dir())])
+    return _digest_of(str(templates_dir()), ("include", "kernels"))
 
 
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
-    return _digest_of([os.path.join(_PACKAGE, name) for name in RENDERING_CODE])
+    return _digest_of(_PACKAGE, RENDERING_CODE)
 
 
-def _digest_of(roots: list[str]) -> str:
+def _digest_of(root: str, names: tuple[str, ...]) -> str:
     """Of contents, not of times: an installer may give every release's files the same time."""
     digest = hashlib.sha256(usedforsecurity=False)
-    for root in roots:
-        for path in _files_below(root):
+    for name in names:
+        for path in _files_below(os.path.join(root, name)):
             try:
                 with open(path, "rb", buffering=0) as file:
                     data = file.read()
             except OSError:
                 # An editor's lock or temporary file: gone again, or a link to nowhere.
                 continue
-            digest.update(f"{path[len(root) :]} {len(data)}\n".encode("utf-8", "surrogateescape"))
+            digest.update(b"%s %d\n" % (os.fsencode(path[len(root) :]), len(data)))
             digest.update(data)
     return digest.hexdigest()
 
 
 def _files_below(path: str) -> Iterator[str]:
-    if not os.path.isdir(path):
+    try:
+        with os.scandir(path) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError:
         yield path
-    elif not path.endswith("__pycache__"):
-        for name in sorted(os.listdir(path)):
-            yield from _files_below(os.path.join(path, name))
+        return
+    for entry in entries:
+        if not entry.is_dir():
+            yield entry.path
+        elif entry.name != "__pycache__":
+            yield from _files_below(entry.path)

@@ -1537,21 +1537,20 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
 #line 147
     // Line 15: dQ_i += dS_ij K_j, in global memory.
     using Queries = Shape::DQShare;
+    Queries::Product dq;
+    clear(dq);
+    multiply<element_t, kConfig.turing, kConfig.tile_kv / Shape::depth>(
+        dq, LeftRows(ds_tile, Queries::row(there.warp), there),
+        RightRows<Shape::KTile, Queries::aligned>(k_tile, Queries::column(there.warp), there));
     const Place queried{step.tile, place.head * p.group + step.member, place.sequence};
     float* const workspace =
         p.dq_accum + queried.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * (kConfig.tile_q * Shape::dim);
-#line 153
+#line 158
     // Where the mask cuts through, a bad value of K must not reach queries that do not attend to its key.
     if (has_bad_keys && !band.is_full(first_q, first_q + kConfig.tile_q, first_key, first_key + kConfig.tile_kv)) {
       add_allowed_pairs<kConfig.vector_reduction, Shape::threads, Queries>(workspace, ds_tile, k_tile, band, first_q,
                                                                            first_key, there);
     } else {
-#line 161
-      Queries::Product dq;
-      clear(dq);
-      multiply<element_t, kConfig.turing, kConfig.tile_kv / Shape::depth>(
-          dq, LeftRows(ds_tile, Queries::row(there.warp), there),
-          RightRows<Shape::KTile, Queries::aligned>(k_tile, Queries::column(there.warp), there));
       add_to_workspace<kConfig.vector_reduction, Queries>(workspace, there, dq);
     }
   }

@@ -1509,21 +1509,20 @@ FLASHGEN_KERNEL(128, 1) forward_d256_causal_sm86(FLASHGEN_GRID_CONSTANT Params p
     if (j + 1 < keys.end) k_stream.fetch(k_ring, here);
     commit_copies<kConfig.async_copy>();
 
-#line 127
-    // Where the mask cuts through the tile, a bad value of V must not reach queries that do not attend to its key.
-    if (!band.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv) &&
-        holds_bad_value<Shape::threads>(v_tile, here)) {
-      take_out_bad_values<Shape::threads>(v_tile, here);
-      has_bad_values = true;
+#line 126
+    // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
+    if (!band.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
+#line 129
+      // A bad value of V must not reach queries that do not attend to its key.
+      if (holds_bad_value<Shape::threads>(v_tile, here)) {
+        take_out_bad_values<Shape::threads>(v_tile, here);
+        has_bad_values = true;
+      }
+#line 135
+      if (!idle) mask_pairs(scores, -kInfinity, band, row, key, thread);
     }
 
-#line 135
     if (!idle) {
-      // Only a tile that the mask cuts through is masked pair by pair.
-      if (!band.is_full(row, row_end, key, key + Shape::warp_keys)) {
-        mask_pairs(scores, -kInfinity, band, row, key, thread);
-      }
-
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
       softmax.update(scores, out, p.scale_log2);
 
@@ -1531,19 +1530,19 @@ FLASHGEN_KERNEL(128, 1) forward_d256_causal_sm86(FLASHGEN_GRID_CONSTANT Params p
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
           out, Shape::Probabilities(scores, thread), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, thread));
     }
-#line 149
+#line 147
     if (j + 1 < keys.end) k_stream.land(k_ring, here);
   }
 
-#line 153
+#line 151
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 162
+#line 160
   constexpr bool writes = true;
 
-#line 165
+#line 163
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
@@ -1554,14 +1553,14 @@ FLASHGEN_KERNEL(128, 1) forward_d256_causal_sm86(FLASHGEN_GRID_CONSTANT Params p
     });
   }
 
-#line 176
+#line 174
   if (has_bad_values) {
     block_sync();
     mark_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
         o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, band, thread);
   }
 
-#line 183
+#line 181
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

@@ -1508,13 +1508,14 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
           scores, LeftRows(q_tile, warp_row, thread), RightTransposed(k_tile, warp_key, thread));
     }
 
+#line 126
+    // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
+    if (!band.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
 #line 135
-    if (!idle) {
-      // Only a tile that the mask cuts through is masked pair by pair.
-      if (!band.is_full(row, row_end, key, key + Shape::warp_keys)) {
-        mask_pairs(scores, -kInfinity, band, row, key, thread);
-      }
+      if (!idle) mask_pairs(scores, -kInfinity, band, row, key, thread);
+    }
 
+    if (!idle) {
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
       softmax.update(scores, out, p.scale_log2);
 
@@ -1524,17 +1525,17 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
     }
   }
 
-#line 153
+#line 151
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 158
+#line 156
   // Each warp has attended to keys of its own: merge their results through shared memory.
   merge_warps<kConfig.warps, kConfig.tile_q, Shape::dim_v>(reinterpret_cast<float*>(shared + smem::kMerge), softmax, out, thread);
   const bool writes = thread.warp == 0;
 
-#line 165
+#line 163
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
@@ -1545,7 +1546,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
     });
   }
 
-#line 183
+#line 181
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

@@ -1,8 +1,10 @@
-"""Attention as a good kernel computes it: operands in the spec's dtype, products and softmax in float32.
+"""Attention in the spec's dtype with float32 softmax: the computation whose error is the yardstick for kernels.
 
-The distance of this computation from the oracle is the yardstick for kernels. What is rounded to the dtype
-is what must be a tensor-core operand or an output: P, dS, O, dQ, dK and dV. The backward pass rebuilds P from
-the float32 LSE, as FlashAttention does.
+Every value that an eager implementation would keep in the dtype is rounded to it, to nearest: P, O, dP, dS, dQ,
+dK and dV. The softmax is float32 from end to end: it takes the scores as the product accumulates them, since
+rounding those first would leave fp16 without logits above 65504 and bf16 with errors of thousands near 1e6, and
+its backward rebuilds P as exp(S - LSE) from an LSE rounded to float32, as every flash backward does (near 1e6
+that rounding alone moves P by 3 %); both exponentiate in base two, as GPUs do.
 """
 
 from __future__ import annotations
@@ -20,30 +22,7 @@ from flashgen.oracle.problem import Array, read_problem
 from flashgen.spec import AttentionSpec
 
 Floats32 = NDArray[np.float32]
-LOG2_E = np.float32(math.log2(math.e))
-
-
-class Arithmetic:
-    """The rounding steps of the computation; round to nearest at each."""
-
-    def __init__(self, element: DType) -> None:
-        self.element = element
-
-    def store(self, x: Floats32) -> Floats32:
-        """A value written in the spec's dtype, and read back."""
-        return x.astype(self.element.numpy()).astype(np.float32)
-
-    def dot(self, a: Floats32, b: Floats32) -> Floats32:
-        """A matrix product accumulated in float32."""
-        return np.asarray(a @ b, dtype=np.float32)
-
-    def row_sum(self, x: Floats32) -> Floats32:
-        """The sum of each row in float32."""
-        return np.asarray(x.sum(axis=1, dtype=np.float32))
-
-    def single(self, x: Floats32) -> Floats32:
-        """An elementwise float32 result."""
-        return x.astype(np.float32)
+LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +40,7 @@ def rounded_forward(
     spec: AttentionSpec, q: Any, k: Any, v: Any, *, scale: float | None = None
 ) -> tuple[Array, Floats32]:
     """``(o, lse)``: o in the spec's dtype, lse in float32."""
-    result = evaluate(Arithmetic(spec.element), spec, q, k, v, scale=scale)
+    result = evaluate(spec, q, k, v, scale=scale)
     with np.errstate(all="ignore"):
         return result.o.astype(spec.element.numpy()), result.lse
 
@@ -70,7 +49,7 @@ def rounded_backward(
     spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any, *, scale: float | None = None
 ) -> tuple[Array, Array, Array]:
     """``(dq, dk, dv)`` in the spec's dtype; the sum over a group of heads is taken in float32."""
-    result = evaluate(Arithmetic(spec.element), spec, q, k, v, do, scale=scale)
+    result = evaluate(spec, q, k, v, do, scale=scale)
     assert result.dq is not None
     assert result.dk is not None
     assert result.dv is not None
@@ -80,17 +59,11 @@ def rounded_backward(
 
 
 def evaluate(
-    arithmetic: Arithmetic,
-    spec: AttentionSpec,
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any = None,
-    *,
-    scale: float | None = None,
+    spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any = None, *, scale: float | None = None
 ) -> RoundedResult:
-    """The whole computation under the given rounding."""
-    given = read_problem(spec, q, k, v, do, scale=scale, dtype=spec.element.numpy())
+    """One run of the whole computation."""
+    element = spec.element
+    given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy())
     allowed = allowed_pairs(spec.mask, given.len_q, given.len_kv)
     q32, k32, v32 = (x.astype(np.float32) for x in (given.q, given.k, given.v))
     do32 = None if given.do is None else given.do.astype(np.float32)
@@ -100,56 +73,67 @@ def evaluate(
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):
             h_kv = h // given.group
-            inputs = q32[b, :, h], k32[b, :, h_kv], v32[b, :, h_kv]
-            head = _Head(arithmetic, *inputs, allowed, given.scale)
+            head = _Head(element, q32[b, :, h], k32[b, :, h_kv], v32[b, :, h_kv], allowed, given.scale)
             o[b, :, h], lse[b, h] = head.forward()
             if do32 is not None:
-                grads = head.backward(do32[b, :, h], o[b, :, h], lse[b, h])
-                dq[b, :, h] = arithmetic.store(grads[0])
-                dk[b, :, h_kv] += grads[1]
-                dv[b, :, h_kv] += grads[2]
+                ds, p = head.score_gradients(do32[b, :, h], o[b, :, h], lse[b, h])
+                dq[b, :, h] = dot(ds, _finite(head.k))
+                dk[b, :, h_kv] = dot(ds.T, _finite(head.q), dk[b, :, h_kv])
+                dv[b, :, h_kv] = dot(p.T, _finite(do32[b, :, h]), dv[b, :, h_kv])
         if do32 is None:
             return RoundedResult(o, lse)
-        return RoundedResult(o, lse, dq, arithmetic.store(dk), arithmetic.store(dv))
+        factor = np.float32(given.scale)
+        return RoundedResult(o, lse, *(_store(element, x) for x in (dq * factor, dk * factor, dv)))
+
+
+def dot(a: Floats32, b: Floats32, start: Floats32 | None = None) -> Floats32:
+    """``start + a @ b`` as one chain of float32 fused multiply-adds per element, the order GPUs sum in.
+
+    A BLAS product sums in an order of its own, in some shapes with a fraction of the error of a chain: it would
+    make the bound a property of the machine.
+    """
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32) if start is None else start
+    left, right = a.astype(np.float64), b.astype(np.float64)  # the product of two float32 is exact in float64
+    for i in range(a.shape[1]):
+        total = (total + left[:, i : i + 1] * right[i]).astype(np.float32)
+    return total
 
 
 class _Head:
     """One head; ``dots`` are the products q k^T before the scale."""
 
-    def __init__(
-        self, arithmetic: Arithmetic, q: Floats32, k: Floats32, v: Floats32, allowed: Pairs, scale: float
-    ) -> None:
-        self.arithmetic, self.q, self.k, self.v, self.allowed = arithmetic, q, k, v, allowed
-        self.scale = np.float32(scale)
+    def __init__(self, element: DType, q: Floats32, k: Floats32, v: Floats32, allowed: Pairs, scale: float) -> None:
+        self.element, self.q, self.k, self.v, self.allowed = element, q, k, v, allowed
         # With the sign moved into q, the largest product is the largest logit, whatever the scale.
-        self.dots = arithmetic.dot(q if scale >= 0 else -q, k.T)
-        self.factor = np.abs(self.scale)
+        self.dots = dot(q if scale >= 0 else -q, k.T)
+        self.scale_log2 = np.float32(abs(scale) * LOG2_E)
 
     def forward(self) -> tuple[Floats32, Floats32]:
-        """O and the LSE; the peak is subtracted before the scale, so large logits lose nothing."""
-        a = self.arithmetic
+        """O and the LSE."""
         peak = np.where(self.allowed, self.dots, -np.inf).max(axis=1, initial=-np.inf).astype(np.float32)
-        peak = np.where(peak == -np.inf, np.float32(0), peak)
-        exponents = a.single((self.dots - peak[:, None]) * self.factor)
-        weights = np.where(self.allowed, a.single(np.exp(exponents)), np.float32(0))
-        total = a.row_sum(weights)
-        divisor = np.where(total == 0, np.float32(1), total)
-        p = a.store((weights / divisor[:, None]).astype(np.float32))
-        return a.store(a.dot(p, _finite(self.v))), a.single(peak * self.factor + np.log(total))
+        shift = np.where(peak == -np.inf, np.float32(0), peak) * self.scale_log2
+        weights = self._exponentials(shift)
+        total = weights.sum(axis=1, dtype=np.float32)
+        p = _store(self.element, weights / np.where(total == 0, np.float32(1), total)[:, None])
+        lse = (shift + np.log2(total)) * np.float32(1 / LOG2_E)
+        return _store(self.element, dot(p, _finite(self.v))), lse.astype(np.float32)
 
-    def backward(self, do: Floats32, o: Floats32, lse: Floats32) -> tuple[Floats32, Floats32, Floats32]:
-        """DQ, dK, dV of this head in float32, before they are stored."""
-        a = self.arithmetic
-        shift = a.single(lse * LOG2_E)[:, None]
-        exponents = self.dots * np.float64(self.factor * LOG2_E) - shift  # one fused multiply-add
-        attended = self.allowed & (lse != -np.inf)[:, None]
-        p = np.where(attended, a.single(np.exp2(exponents.astype(np.float32))), np.float32(0))
-        dp = a.dot(do, self.v.T) - a.row_sum(do * o)[:, None]
-        ds = a.store(np.where(attended, p * dp, np.float32(0)).astype(np.float32))
-        dq = a.dot(ds, _finite(self.k)) * self.scale
-        dk = a.dot(ds.T, _finite(self.q)) * self.scale
-        dv = a.dot(a.store(p).T, _finite(do))
-        return dq, dk, dv
+    def score_gradients(self, do: Floats32, o: Floats32, lse: Floats32) -> tuple[Floats32, Floats32]:
+        """DS and P of this head."""
+        p = self._exponentials(np.where(lse == -np.inf, np.float32(0), lse * np.float32(LOG2_E)))
+        dp = _store(self.element, dot(do, self.v.T)) - (do * o).sum(axis=1, dtype=np.float32)[:, None]
+        ds = np.where(self.allowed, p * dp, np.float32(0))
+        return _store(self.element, ds), _store(self.element, p)
+
+    def _exponentials(self, shift: Floats32) -> Floats32:
+        """``2 ** (scaled products - shift)`` where allowed; the exponent is one fused multiply-add."""
+        exponents = self.dots * np.float64(self.scale_log2) - shift[:, None]
+        return np.where(self.allowed, np.exp2(exponents.astype(np.float32)), np.float32(0))
+
+
+def _store(element: DType, x: Floats32) -> Floats32:
+    """A value written in the spec's dtype, and read back."""
+    return x.astype(element.numpy()).astype(np.float32)
 
 
 def _finite(rows: Floats32) -> Floats32:

@@ -9,6 +9,7 @@ import pytest
 import flashgen as fg
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("flashgen.torch")  # registers the operators
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 SPEC = fg.AttentionSpec(64, dtype="bf16", mask=fg.causal())

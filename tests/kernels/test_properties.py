@@ -7,6 +7,7 @@ new ones, and more of them. A compiler run costs as much as many launches: each 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import flashgen as fg
-from flashgen import oracle
 from flashgen.plan import plan
 
 EXPLORE = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-NAMES = ("o", "lse", "dq", "dk", "dv")
+Judge = Callable[..., None]
 LAYOUTS = (
     "contiguous",
     "contiguous",
@@ -227,61 +227,46 @@ GROUPS = {
 }
 
 
-def judge(build: Build, inputs: list[NDArray[Any]], scale: float | None = None) -> None:
-    """Runs both passes and holds every result against the oracle."""
-    spec, kernel = build.spec, build.kernel
-    q, k, v, do = inputs
-    o, lse = kernel(q, k, v, scale=scale)
-    results = (o, lse, *kernel.backward(do, q, k, v, o, lse, scale=scale))
-    exact = (
-        *oracle.forward(spec, q, k, v, scale=scale),
-        *oracle.backward(spec, q, k, v, do, scale=scale),
-    )
-    limits = oracle.bounds(spec, q, k, v, do, scale, exact=exact)
-    for name, result, reference in zip(NAMES, results, exact, strict=True):
-        found = oracle.check(result, reference, getattr(limits, name), exact_infinity=name == "lse")
-        assert found.ok, f"{name}: {found}"
-
-
 @pytest.mark.parametrize("group", GROUPS)
 @profile(4)
 @given(data=st.data())
-def test_every_result_is_within_its_bound(group: str, data: st.DataObject) -> None:
+def test_every_result_is_within_its_bound(group: str, data: st.DataObject, judge: Judge) -> None:
     build = data.draw(builds(*GROUPS[group]))
-    for call in data.draw(st.lists(calls(build), min_size=4, max_size=6)):
-        judge(build, call.inputs(build.spec), call.scale)
+    for call in data.draw(st.lists(calls(build), min_size=1, max_size=8)):
+        judge(build.kernel, call.inputs(build.spec), call.scale)
 
 
 limited = masks.filter(lambda mask: not mask.is_full)
-bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
 
 
-def spoil(data: st.DataObject, arrays: list[NDArray[Any]]) -> None:
-    """Puts NaN or infinity into a few elements of some of the arrays."""
+def spoil(data: st.DataObject, arrays: list[NDArray[Any]], bad: tuple[float, ...]) -> None:
+    """Puts values that are not finite into a few elements of some of the arrays."""
     for _ in range(data.draw(st.integers(1, 3))):
         x = data.draw(st.sampled_from(arrays))
         if x.size:
             place = tuple(data.draw(st.integers(0, size - 1)) for size in x.shape)
-            x[place] = data.draw(bad_values)
+            x[place] = data.draw(st.sampled_from(bad))
 
 
 @pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
 @profile(2)
 @given(data=st.data())
-def test_what_is_not_finite_in_a_key_reaches_only_those_who_attend_to_it(group: str, data: st.DataObject) -> None:
+def test_what_is_not_finite_in_a_key_reaches_only_those_who_attend_to_it(
+    group: str, data: st.DataObject, judge: Judge
+) -> None:
     build = data.draw(builds(*GROUPS[group], masks=limited))
-    for call in data.draw(st.lists(calls(build), min_size=4, max_size=6)):
+    for call in data.draw(st.lists(calls(build), min_size=1, max_size=8)):
         inputs = call.inputs(build.spec)
-        spoil(data, inputs[1:3])
-        judge(build, inputs, call.scale)
+        spoil(data, inputs[1:3], (np.nan, np.inf, -np.inf))
+        judge(build.kernel, inputs, call.scale)
 
 
 @pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
 @profile(2)
 @given(data=st.data())
-def test_what_is_not_finite_in_a_query_reaches_only_the_keys_it_attends_to(group: str, data: st.DataObject) -> None:
+def test_nan_in_a_query_reaches_only_the_keys_it_attends_to(group: str, data: st.DataObject, judge: Judge) -> None:
     build = data.draw(builds(*GROUPS[group], masks=limited))
-    for call in data.draw(st.lists(calls(build), min_size=4, max_size=6)):
+    for call in data.draw(st.lists(calls(build), min_size=1, max_size=8)):
         inputs = call.inputs(build.spec)
-        spoil(data, [inputs[0], inputs[3]])
-        judge(build, inputs, call.scale)
+        spoil(data, [inputs[0], inputs[3]], (np.nan,))
+        judge(build.kernel, inputs, call.scale, ("o", "lse", "dq"))

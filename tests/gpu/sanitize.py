@@ -1,0 +1,48 @@
+"""One small call of every kernel family, for NVIDIA's checkers to watch.
+
+for tool in memcheck racecheck synccheck initcheck; do
+    compute-sanitizer --tool $tool --error-exitcode 1 python tests/gpu/sanitize.py
+done
+"""
+
+from __future__ import annotations
+
+import torch
+
+import flashgen as fg
+
+SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
+    (fg.AttentionSpec(64), None),
+    (fg.AttentionSpec(64, mask=fg.causal()), None),
+    (fg.AttentionSpec(128, mask=fg.causal()), None),
+    (fg.AttentionSpec(128), None),
+    (fg.AttentionSpec(128, mask=fg.window(50, 20), deterministic=True), None),
+    (fg.AttentionSpec(40, head_dim_v=72, dtype="fp16", mask=fg.causal("top-left")), None),
+    (fg.AttentionSpec(21, dtype="fp16", mask=fg.causal()), None),
+    (fg.AttentionSpec(64, dtype="fp32", mask=fg.causal()), None),
+    (fg.AttentionSpec(256, mask=fg.causal()), None),
+    (fg.AttentionSpec(64, mask=fg.causal()), fg.Schedule(warps=fg.WarpPartition("split_k", 4))),
+    (fg.AttentionSpec(96), fg.Schedule(stages=3, tile_q=64, tile_kv=32)),
+)
+SHAPES = ((1, 130, 4, 2, 200), (2, 77, 2, 2, 1), (1, 1, 2, 1, 150))
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def main() -> None:
+    """Runs them all, forward and backward."""
+    for spec, schedule in SPECS:
+        kernel = fg.build(spec, schedule)
+        dtype = DTYPES[spec.dtype]
+        for batch, len_q, heads, heads_kv, len_kv in SHAPES:
+            q = torch.randn(batch, len_q, heads, spec.head_dim, device="cuda", dtype=dtype)
+            k = torch.randn(batch, len_kv, heads_kv, spec.head_dim, device="cuda", dtype=dtype)
+            v = torch.randn(batch, len_kv, heads_kv, spec.head_dim_v, device="cuda", dtype=dtype)
+            out, lse = kernel(q, k, v)
+            gradients = kernel.backward(torch.randn_like(out), q, k, v, out, lse)
+            torch.cuda.synchronize()
+            assert all(torch.isfinite(x).all() for x in (out, *gradients))
+        print(spec.describe(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
