@@ -261,6 +261,7 @@ def document(outcomes: Sequence[Outcome]) -> str:
     kernels = [kernel for outcome in outcomes for kernel in outcome.kernels]
     minutes = sum(k.seconds for k in kernels) / 60
     bad = list(spilling(kernels))
+    heading = ["Spill bytes / stack bytes:", "", "| kernel | dtype | head_dim | where |", "| --- | --- | ---: | --- |"]
     lines = [
         "# What the compiler makes of every kernel",
         "",

@@ -92,7 +92,7 @@ def dot(a: Floats32, b: Floats32, start: Floats32 | None = None) -> Floats32:
     A BLAS product sums in an order of its own, in some shapes with a fraction of the error of a chain: it would
     make the bound a property of the machine.
     """
-    total = np.zeros((a.shape[0], b.shape[1]), np.float32) if start is None else start
+    total: Floats32 = np.zeros((a.shape[0], b.shape[1]), np.float32) if start is None else start
     left, right = a.astype(np.float64), b.astype(np.float64)  # the product of two float32 is exact in float64
     for i in range(a.shape[1]):
         total = (total + left[:, i : i + 1] * right[i]).astype(np.float32)
@@ -128,7 +128,8 @@ class _Head:
     def _exponentials(self, shift: Floats32) -> Floats32:
         """``2 ** (scaled products - shift)`` where allowed; the exponent is one fused multiply-add."""
         exponents = self.dots * np.float64(self.scale_log2) - shift[:, None]
-        return np.where(self.allowed, np.exp2(exponents.astype(np.float32)), np.float32(0))
+        exponentials: Floats32 = np.exp2(exponents.astype(np.float32))
+        return np.where(self.allowed, exponentials, np.float32(0))
 
 
 def _store(element: DType, x: Floats32) -> Floats32:

@@ -51,7 +51,7 @@ class Head:
         p = weights / np.where(total == 0.0, 1.0, total)
         # A logit's rounding is relative to its size, and the exponential makes it the probability's relative one.
         largest = np.where(self.allowed, size, 0.0).max(axis=1, initial=0.0, keepdims=True)
-        relative = eps + SINGLE * (largest + len(self.k) + len(self.q[0]) + 4)
+        relative = eps + SINGLE * (largest + sum(self.k.shape) + 4)
         p_error = np.where(self.allowed, STEPS * p * np.expm1(np.minimum(relative, 1.0)) + least, 0.0)
         o = p @ self.v
         o_error = p_error @ np.abs(self.v) + eps * np.abs(o) + least
@@ -68,12 +68,16 @@ class Head:
         return o_error, dq, dk, dv
 
 
+def finite(x: NDArray[Any]) -> Floats:
+    return np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def rounding_errors(
     spec: fg.AttentionSpec, inputs: Sequence[NDArray[Any]], scale: float, exact: Sequence[Floats]
 ) -> dict[str, Floats]:
     """Per tensor and element, how far rounding may take it."""
     with np.errstate(all="ignore"):
-        q, k, v, do = (np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0) for x in inputs)
+        q, k, v, do = (finite(x) for x in inputs)
         found = {name: np.zeros_like(x) for name, x in zip(NAMES, exact, strict=True)}
         allowed = allowed_pairs(spec.mask, q.shape[1], k.shape[1])
         for b, h in np.ndindex(q.shape[0], q.shape[2]):
@@ -85,7 +89,7 @@ def rounding_errors(
             found["dv"][b, :, h_kv] += dv
         for name, x in zip(NAMES, exact, strict=True):
             if name != "lse":
-                found[name] += STEPS * spec.element.epsilon * np.abs(x) + STEPS * FP16_STEP
+                found[name] += STEPS * spec.element.epsilon * np.abs(finite(x)) + STEPS * FP16_STEP
     return found
 
 

@@ -124,12 +124,12 @@ def test_what_does_not_fit_is_refused_with_the_remedy(
 
 @pytest.mark.parametrize("access", [1, 3, 32, -16])
 def test_an_alignment_that_no_access_has_is_refused(access: int) -> None:
-    with pytest.raises(fg.PlanError, match=f"access_bytes={access} .*use a power of two from 2 to 16"):
+    with pytest.raises(fg.PlanError, match=rf"access_bytes={access} .*use a power of two from 2 to 16"):
         plan(SPEC, None, "sm_80", access_bytes=access)
 
 
 def test_rows_that_no_wide_access_divides_are_refused_one() -> None:
-    with pytest.raises(fg.PlanError, match="access_bytes=16 .*from 2 to 8"):
+    with pytest.raises(fg.PlanError, match=r"access_bytes=16 .*from 2 to 8"):
         plan(fg.AttentionSpec(20, dtype="fp16"), None, "sm_80", access_bytes=16)
 
 

@@ -11,19 +11,24 @@ from flashgen.oracle import allowed_pairs
 from flashgen.spec import AttentionSpec, causal, full, window
 from flashgen.verify import cases_for, verify
 
-LOG2_E = np.float32(1.4426950408889634)
+LOG2_E = 1.4426950408889634
+
+
+def products(a, b):
+    """``a @ b.T`` in an order that does not depend on the tile, unlike BLAS: both passes see the same scores."""
+    return (a[:, None, :] * b[None, :, :]).sum(axis=2)
 
 
 def tiled_head(spec, q, k, v, allowed, scale, tile, mistake):
     """Online softmax over tiles of keys, in base two, P not normalised: as FlashAttention-2 does it."""
     dtype = spec.element.numpy()
-    scale_log2 = np.float32(scale) * LOG2_E
+    scale_log2 = np.float32(scale * LOG2_E)
     peak = np.full(len(q), -np.inf, np.float32)
     total = np.zeros(len(q), np.float32)
     acc = np.zeros((len(q), spec.head_dim_v), np.float32)
     for start in range(0, len(k), tile):
         keys = slice(start, start + tile)
-        s = np.where(allowed[:, keys], q @ k[keys].T, np.float32(-np.inf))
+        s = np.where(allowed[:, keys], products(q, k[keys]), np.float32(-np.inf))
         new_peak = np.maximum(peak, s.max(axis=1))
         shift = np.where(new_peak == -np.inf, np.float32(0), new_peak) * scale_log2
         old_shift = np.where(peak == -np.inf, np.float32(-np.inf), peak * scale_log2)
@@ -41,17 +46,17 @@ def tiled_head(spec, q, k, v, allowed, scale, tile, mistake):
             acc[allowed[:, start + j]] = np.nan
         peak = new_peak
     safe = np.where(total == 0, np.float32(1), total)
-    base = np.where(peak == -np.inf, np.float32(0), peak) * np.float32(scale)
-    return acc / safe[:, None], base + np.log(total)
+    base = np.where(peak == -np.inf, np.float32(0), peak) * scale_log2
+    return acc / safe[:, None], (base + np.log2(total)) * np.float32(1 / LOG2_E)
 
 
 def tiled_head_backward(spec, q, k, v, do, o, lse, allowed, scale, mistake):
     def store(x):
         return x.astype(spec.element.numpy()).astype(np.float32)
 
-    scale_log2 = np.float32(scale) * LOG2_E
+    scale_log2 = np.float32(scale * LOG2_E)
     attended = allowed & (lse != -np.inf)[:, None]
-    exponent = (q @ k.T).astype(np.float64) * scale_log2 - (lse * LOG2_E)[:, None]
+    exponent = products(q, k).astype(np.float64) * scale_log2 - (lse * np.float32(LOG2_E))[:, None]
     p = np.where(attended, np.exp2(exponent.astype(np.float32)), np.float32(0))
     row_sum = 0 if mistake == "no row sum" else (do * o).sum(axis=1)[:, None]
     ds = store(np.where(attended, p * (do @ v.T - row_sum), np.float32(0)))
