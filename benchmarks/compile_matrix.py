@@ -287,17 +287,7 @@ def document(outcomes: Sequence[Outcome]) -> str:
         "",
         f"## Spills above head_dim {NO_SPILLS_UP_TO}",
         "",
-        *(
-            [
-                "Spill bytes / stack bytes:",
-                "",
-                "| kernel | dtype | head_dim | where |",
-                "| --- | --- | ---: | --- |",
-                *bad,
-            ]
-            if bad
-            else ["None."]
-        ),
+        *([*heading, *bad] if bad else ["None."]),
     ]
     return "\n".join(lines) + "\n"
 

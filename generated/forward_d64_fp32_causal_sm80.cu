@@ -699,12 +699,14 @@ FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right,
   }
 }
 
-// accumulator += left * right over `steps` steps of the summed dimension. The right operand's fragments are
-// fetched one product ahead, so that tensor cores need not wait for shared memory.
+// accumulator += left * right over `steps` steps of the summed dimension. Fragments of the right operand are
+// fetched one product ahead, so that tensor cores need not wait for shared memory; floats, whose fragments
+// take four times the registers, are multiplied slowly enough to do without.
 template <class T, bool turing, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulator, const Left& left,
                               const Right& right) {
   constexpr i32 pairs = ceil_div(column_blocks, 2);
+  constexpr bool ahead = !kIsFloat<T>;
   LeftFragment<T> a[row_blocks];
   RightFragment<T> b[2][2];
 #pragma unroll
@@ -714,8 +716,10 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
     for (i32 pair = 0; pair < pairs; ++pair) {
-      const i32 n = 2 * pair, now = (step * pairs + pair) % 2;
-      if (pair + 1 < pairs) {
+      const i32 n = 2 * pair, now = ahead ? (step * pairs + pair) % 2 : 0;
+      if (!ahead) {
+        if (step + pair > 0) load_right<column_blocks>(b[0], right, n, step);
+      } else if (pair + 1 < pairs) {
         load_right<column_blocks>(b[1 - now], right, n + 2, step);
       } else if (step + 1 < steps) {
         load_right<column_blocks>(b[1 - now], right, 0, step + 1);

@@ -25,6 +25,8 @@ class Arch:
     has_bf16: bool
     #: Four-wide float reductions to global memory (red.global.add.v4.f32).
     has_vector_reduction: bool
+    #: The assembler finds no room for 32 rows of 64 scores beside 128 columns of output (measured: it spills).
+    spills_wide_tiles: bool
     example: str
 
     registers_per_multiprocessor = 65536
@@ -56,6 +58,7 @@ def _row(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int, exam
         has_cp_async=digits >= 80,
         has_bf16=digits >= 80,
         has_vector_reduction=digits >= 90,
+        spills_wide_tiles=digits >= 100,
         example=example,
     )
 

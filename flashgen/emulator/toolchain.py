@@ -70,6 +70,9 @@ class Toolchain:
             text=True,
             errors="replace",
             check=False,
+            # Debug information names relative files after the directory it was made in: the same one always, for
+            # what is compiled is cached and read by others.
+            cwd="/",
         )
         if done.returncode != 0:
             raise CompileError(f"the host compiler {self.path} ({self.version}) refused {what}", done.stderr.strip())

@@ -170,13 +170,13 @@ def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
     """The schedule table: rows in order of preference, each with its reason."""
     dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
     if not spec.element.is_half:
-        yield from _rows_float(dim)
+        yield from _rows_float(dim, arch)
     elif not arch.has_cp_async:
         yield Tiling(64, 64, 4, 1, "16 rows per warp leave registers for the tiles that wait in them")
         yield Tiling(64, 32, 4, 1, _FITS)
         yield Tiling(32, 32, 2, 1, _FITS)
     else:
-        yield from _rows_ampere(dim, spec.mask.is_full)
+        yield from _rows_ampere(dim, spec.mask.is_full, arch)
     yield Tiling(16, 16, 1, 1, _FITS)
 
 
@@ -184,13 +184,14 @@ _FITS = "the largest tile that shared memory holds"
 _TWICE = "32 rows per warp use each fragment of K and V twice"
 
 
-def _rows_ampere(dim: int, is_full: bool) -> Iterator[Tiling]:
+def _rows_ampere(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
     if dim <= 64:
-        if is_full:
+        if is_full and not arch.spills_wide_tiles:
             yield Tiling(128, 128, 4, 1, f"{_TWICE}; without a mask, wide tiles save barriers", blocks=2)
         yield Tiling(128, 64, 4, 2, f"{_TWICE}; registers hold Q, and a second stage", hold_q=True, blocks=2)
-    if dim <= 128:
+    if dim <= 128 and not arch.spills_wide_tiles:
         yield Tiling(128, 64, 4, 1, f"{_TWICE}; with one stage two blocks share a multiprocessor", blocks=2)
+    if dim <= 128:
         yield Tiling(128, 32, 4, 1, f"{_TWICE}; narrow tiles let two blocks share a multiprocessor", blocks=2)
     if dim > 192:
         yield Tiling(128, 32, 8, 2, "16 rows per warp leave room for Q beside a wide output", hold_q=True)
@@ -200,8 +201,9 @@ def _rows_ampere(dim: int, is_full: bool) -> Iterator[Tiling]:
     yield Tiling(32, 16, 2, 1, _FITS)
 
 
-def _rows_float(dim: int) -> Iterator[Tiling]:
-    if dim <= 64:
+def _rows_float(dim: int, arch: Arch) -> Iterator[Tiling]:
+    # Without asynchronous copies the next tiles wait in registers, which floats leave none of.
+    if dim <= 64 and arch.has_cp_async:
         yield Tiling(64, 64, 4, 1, "16 rows per warp: float fragments take four times the registers")
     yield Tiling(64, 32, 4, 1, "16 rows per warp: float fragments take four times the registers")
     yield Tiling(32, 16, 2, 1, _FITS)
