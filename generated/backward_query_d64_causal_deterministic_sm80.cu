@@ -1451,63 +1451,64 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
   bool has_bad_values = false;
 #line 68
   for (i32 j = keys.begin; j < keys.end; ++j) {
+    const Thread here = thread.again();
     const i32 first_key = j * kConfig.tile_kv;
     const bool whole = band.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key, first_key + kConfig.tile_kv);
 
     // V_j has arrived; K_j comes while dP is computed.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-    k_stream.fetch(k_tile, thread);
+    k_stream.fetch(k_tile, here);
     commit_copies<kConfig.async_copy>();
 
     // dP_ij = dO_i V_j^T.
     Scores::Product ds;
     clear(ds);
-    multiply<element_t, kConfig.turing, Shape::dim_v / Shape::depth>(ds, LeftRows(do_tile, row, thread),
-                                                                     RightTransposed(v_tile, 0, thread));
+    multiply<element_t, kConfig.turing, Shape::dim_v / Shape::depth>(ds, LeftRows(do_tile, row, here),
+                                                                     RightTransposed(v_tile, 0, here));
 
     // K_j has arrived, and no warp needs V_j any more.
-    k_stream.land(k_tile, thread);
+    k_stream.land(k_tile, here);
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-    if (j + 1 < keys.end) v_stream.fetch(v_tile, thread);
+    if (j + 1 < keys.end) v_stream.fetch(v_tile, here);
     commit_copies<kConfig.async_copy>();
 
     // S_ij = Q_i K_j^T, P_ij = exp(S_ij - L_i), dS_ij = P_ij * (dP_ij - D_i).
     Scores::Product scores;
     clear(scores);
-    multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, thread),
-                                                                   RightTransposed(k_tile, 0, thread));
-    probabilities(scores, lse + row, p.scale_log2, thread);
-    score_gradients(ds, scores, dsum + row, thread);
-    if (!whole) mask_pairs(ds, 0.0f, band, first_q + row, first_key, thread);
+    multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
+                                                                   RightTransposed(k_tile, 0, here));
+    probabilities(scores, lse + row, p.scale_log2, here);
+    score_gradients(ds, scores, dsum + row, here);
+    if (!whole) mask_pairs(ds, 0.0f, band, first_q + row, first_key, here);
 
-#line 101
+#line 102
     // Where the mask cuts through the tile, a bad value of K must not reach queries that do not attend to its key.
     if (!band.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv) &&
-        holds_bad_value<Shape::threads>(k_tile, thread)) {
-      take_out_bad_values<Shape::threads>(k_tile, thread);
+        holds_bad_value<Shape::threads>(k_tile, here)) {
+      take_out_bad_values<Shape::threads>(k_tile, here);
       has_bad_values = true;
     }
 
-#line 109
+#line 110
     // dQ_i += dS_ij K_j.
     multiply<element_t, kConfig.turing, kConfig.tile_kv / Shape::depth>(
-        dq, LeftRegisters<element_t, Scores::row_blocks, Scores::column_blocks>(ds, thread),
-        RightRows<Shape::KTile, true>(k_tile, 0, thread));
-    if (j + 1 < keys.end) v_stream.land(v_tile, thread);
+        dq, LeftRegisters<element_t, Scores::row_blocks, Scores::column_blocks>(ds, here),
+        RightRows<Shape::KTile, true>(k_tile, 0, here));
+    if (j + 1 < keys.end) v_stream.land(v_tile, here);
   }
 
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
   store_accumulator(q_tile, row, 0, dq, thread, [&](i32, i32) { return p.scale; });
-#line 120
+#line 121
   if (has_bad_values) {
     block_sync();
     mark_bad_results<Shape::threads, kConfig.head_dim, kConfig.tile_kv>(
         q_tile, first_q, {p.k + place.sequence * p.k_batch + head_kv * p.k_head, p.k_row, p.len_kv}, keys, band, thread);
   }
-#line 126
+#line 127
   block_sync();
   store_rows<Shape::QTile, Shape::threads, kConfig.head_dim, kConfig.access_bytes>(
       q_tile, {p.dq + place.sequence * p.dq_batch + place.head * p.dq_head, p.dq_row, p.len_q}, first_q, thread);

@@ -1483,8 +1483,10 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
   // Line 6: for each tile of keys that some query of this tile may attend to.
   for (i32 j = keys.begin; j < keys.end; ++j) {
     const Thread here = thread.again();
+    // Floats leave no registers to keep the addresses of operands from one tile to the next.
+    const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;
-#line 93
+#line 95
     // Line 7: K_j has arrived; V_j comes while the scores are computed.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
@@ -1493,7 +1495,7 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
     const Shape::KTile k_tile = k_ring;
     const Shape::VTile v_tile = v_ring;
 
-#line 105
+#line 107
     // A warp none of whose pairs is allowed sits this tile out.
     const i32 row = first_q + warp_row, key = first_key + warp_key;
     const i32 row_end = smaller(row + Shape::warp_rows, p.len_q);
@@ -1503,10 +1505,10 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
       // Line 8: S_ij = Q_i K_j^T.
       clear(scores);
       multiply<element_t, kConfig.turing, Shape::dim / kStepDepth<element_t>>(
-          scores, LeftRows(q_tile, warp_row, thread), RightTransposed(k_tile, warp_key, thread));
+          scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
     }
 
-#line 118
+#line 120
     // V_j has arrived, and no warp needs K_j any more: K_{j+1} comes while V_j is used.
     v_stream.land(v_ring, here);
     wait_for_copies<kConfig.async_copy, 0>();
@@ -1514,16 +1516,16 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
     if (j + 1 < keys.end) k_stream.fetch(k_ring, here);
     commit_copies<kConfig.async_copy>();
 
-#line 126
+#line 128
     // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
     if (!band.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
-#line 129
+#line 131
       // A bad value of V must not reach queries that do not attend to its key.
       if (holds_bad_value<Shape::threads>(v_tile, here)) {
         take_out_bad_values<Shape::threads>(v_tile, here);
         has_bad_values = true;
       }
-#line 135
+#line 137
       if (!idle) mask_pairs(scores, -kInfinity, band, row, key, thread);
     }
 
@@ -1533,21 +1535,21 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
 
       // Line 10: O_i += P_ij V_j.
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
-          out, Shape::Probabilities(scores, thread), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, thread));
+          out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
     }
-#line 147
+#line 149
     if (j + 1 < keys.end) k_stream.land(k_ring, here);
   }
 
-#line 151
+#line 153
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 160
+#line 162
   constexpr bool writes = true;
 
-#line 163
+#line 165
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
@@ -1558,14 +1560,14 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
     });
   }
 
-#line 174
+#line 176
   if (has_bad_values) {
     block_sync();
     mark_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
         o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, band, thread);
   }
 
-#line 181
+#line 183
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

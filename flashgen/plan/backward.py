@@ -292,7 +292,8 @@ def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
     dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
     fits = "the largest tile that shared memory and registers hold"
     if not spec.element.is_half:
-        yield Tiling(32, 32, 4, 1, "float tiles are twice as large")
+        if arch.has_cp_async or dim <= 80:
+            yield Tiling(32, 32, 4, 1, "float tiles are twice as large")
         yield Tiling(16, 32, 4, 1, fits)
         yield Tiling(16, 16, 2, 1, fits)
         return
@@ -309,6 +310,9 @@ def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
         yield Tiling(64, 64, 8, 1, fits)
         yield Tiling(32, 64, 8, 1, fits)
         yield Tiling(32, 32, 4, 1, fits)
+    else:
+        yield Tiling(64, 64, 8, 1, "eight warps share the tiles that wait in registers")
+        yield Tiling(32, 64, 8, 1, "eight warps share the tiles that wait in registers")
     yield Tiling(64, 64, 4, 1, fits)
     yield Tiling(32, 64, 4, 1, fits)
     yield Tiling(32, 32, 4, 1, fits)
@@ -326,7 +330,8 @@ def _query_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
         yield Tiling(32, 32, 2, 1, fits)
         yield Tiling(32, 16, 2, 1, fits)
     else:
-        if dim <= 128:
+        if dim <= 128 and arch.has_cp_async:
             yield Tiling(64, 32, 4, 1, fits)
+        yield Tiling(64, 16, 4, 1, fits)
         yield Tiling(32, 16, 2, 1, fits)
     yield Tiling(16, 16, 1, 1, fits)

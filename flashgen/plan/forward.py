@@ -202,8 +202,14 @@ def _rows_ampere(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
 
 
 def _rows_float(dim: int, arch: Arch) -> Iterator[Tiling]:
-    # Without asynchronous copies the next tiles wait in registers, which floats leave none of.
-    if dim <= 64 and arch.has_cp_async:
-        yield Tiling(64, 64, 4, 1, "16 rows per warp: float fragments take four times the registers")
-    yield Tiling(64, 32, 4, 1, "16 rows per warp: float fragments take four times the registers")
+    wide = "16 rows per warp: float fragments take four times the registers"
+    if arch.has_cp_async:
+        if dim <= 64:
+            yield Tiling(64, 64, 4, 1, wide)
+        yield Tiling(64, 32, 4, 1, wide)
+    else:
+        # The next tiles wait in registers, which floats leave few of.
+        if dim <= 64:
+            yield Tiling(64, 32, 4, 1, wide)
+        yield Tiling(64, 16, 4, 1, wide)
     yield Tiling(32, 16, 2, 1, _FITS)
