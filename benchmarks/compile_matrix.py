@@ -280,7 +280,7 @@ def document(outcomes: Sequence[Outcome]) -> str:
         f"compiles head_dim {', '.join(map(str, HEAD_DIMS))} x {', '.join(DTYPES)} x {', '.join(MASKS)} x forward and",
         "backward (with and without `deterministic`), with the schedules that the plan chooses, and writes this page:",
         f"{len(kernels)} kernels, {minutes:.0f} minutes of compiling in one process, NVRTC {compiler_build_id()}.",
-        f"It fails when a kernel at head_dim <= {NO_SPILLS_UP_TO} spills or has a stack frame, and when a kernel cannot",
+        f"It fails when a kernel at head_dim <= {NO_SPILLS_UP_TO} spills or has a stack frame, and when one cannot",
         "be planned or compiled; exceptions are listed below.",
         "",
         "Per row the worst of its kernels: registers per thread for each kernel, bytes of spills (stores and loads in",
