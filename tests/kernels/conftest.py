@@ -39,8 +39,8 @@ class Head:
     allowed: NDArray[np.bool_]
     scale: float
 
-    def errors(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """The largest errors of O, dQ, dK and dV that rounding of every term can add up to."""
+    def errors(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """The largest errors of O, LSE, dQ, dK and dV that rounding of every term can add up to."""
         eps = self.spec.element.epsilon
         least = FP16_STEP if self.spec.dtype == "fp16" else 0.0
         size = abs(self.scale) * np.abs(self.q) @ np.abs(self.k).T
@@ -65,7 +65,7 @@ class Head:
         dq = abs(self.scale) * ds_error @ np.abs(self.k)
         dk = abs(self.scale) * ds_error.T @ np.abs(self.q)
         dv = (p_error + eps * p).T @ np.abs(self.do)
-        return o_error, dq, dk, dv
+        return o_error, STEPS * SINGLE * (largest[:, 0] + 4), dq, dk, dv
 
 
 def finite(x: NDArray[Any]) -> Floats:
@@ -83,8 +83,8 @@ def rounding_errors(
         for b, h in np.ndindex(q.shape[0], q.shape[2]):
             h_kv = h * k.shape[2] // q.shape[2]
             head = Head(spec, q[b, :, h], k[b, :, h_kv], v[b, :, h_kv], do[b, :, h], allowed, scale)
-            o, dq, dk, dv = head.errors()
-            found["o"][b, :, h], found["dq"][b, :, h] = o, dq
+            o, lse, dq, dk, dv = head.errors()
+            found["o"][b, :, h], found["lse"][b, h], found["dq"][b, :, h] = o, lse, dq
             found["dk"][b, :, h_kv] += dk
             found["dv"][b, :, h_kv] += dv
         for name, x in zip(NAMES, exact, strict=True):

@@ -208,11 +208,17 @@ def calls(draw: Any, build: Build) -> Call:
     tile_q, tile_kv = made.tile_q or 64, made.tile_kv or 64
     edges_q = st.sampled_from([0, 1, tile_q - 1, tile_q, tile_q + 1, made.backward.tile_q or 64])
     edges_kv = st.sampled_from([0, 1, tile_kv - 1, tile_kv, tile_kv + 1, 3 * tile_kv + 5])
+    len_q = draw(st.one_of(st.integers(1, 70), edges_q))
+    # Diagonals that pass near the corners of the warps' blocks are where masks go wrong.
+    near_corners = st.builds(
+        lambda blocks, off: max(len_q + 16 * blocks + off, 0), st.integers(0, 3), st.integers(-2, 2)
+    )
+    len_kv = draw(st.one_of(st.integers(1, 90), edges_kv, near_corners))
     layout = st.sampled_from(LAYOUTS)
     return Call(
         batch=draw(st.sampled_from([*(1, 2) * 5, 0])),
-        len_q=min(draw(st.one_of(st.integers(1, 70), edges_q)), 200),
-        len_kv=min(draw(st.one_of(st.integers(1, 90), edges_kv)), 200),
+        len_q=min(len_q, 200),
+        len_kv=min(len_kv, 200),
         heads_kv=draw(st.sampled_from([*(1, 2) * 5, 0])),
         group=draw(st.sampled_from([1, 2, 3])),
         layouts=(draw(layout), draw(layout), draw(layout), draw(layout)),
@@ -236,7 +242,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@profile(5)
+@profile(6)
 @given(data=st.data())
 def test_every_result_is_within_its_bound(group: str, data: st.DataObject, judge: Judge) -> None:
     build = data.draw(builds(*GROUPS[group]))
@@ -250,7 +256,7 @@ limited = masks.filter(lambda mask: not mask.is_full)
 
 def spoil(data: st.DataObject, arrays: list[NDArray[Any]], bad: tuple[float, ...]) -> None:
     """Puts values that are not finite into a few elements of some of the arrays."""
-    for _ in range(data.draw(st.integers(1, 3))):
+    for _ in range(data.draw(st.integers(0, 2))):
         x = data.draw(st.sampled_from(arrays))
         if x.size:
             place = tuple(data.draw(st.integers(0, size - 1)) for size in x.shape)
@@ -258,7 +264,7 @@ def spoil(data: st.DataObject, arrays: list[NDArray[Any]], bad: tuple[float, ...
 
 
 @pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
-@profile(2)
+@profile(3)
 @given(data=st.data())
 def test_what_is_not_finite_in_a_key_reaches_only_those_who_attend_to_it(
     group: str, data: st.DataObject, judge: Judge
@@ -267,12 +273,13 @@ def test_what_is_not_finite_in_a_key_reaches_only_those_who_attend_to_it(
     for call in data.draw(st.lists(calls(build), min_size=1, max_size=8)):
         note(f"now {call}")
         inputs = call.inputs(build.spec)
-        spoil(data, inputs[1:3], (np.nan, np.inf, -np.inf))
+        spoil(data, inputs[1:2], (np.nan,))
+        spoil(data, inputs[2:3], (np.nan, np.inf, -np.inf))
         judge(build.kernel, inputs, call.scale)
 
 
 @pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
-@profile(2)
+@profile(3)
 @given(data=st.data())
 def test_nan_in_a_query_reaches_no_other_query(group: str, data: st.DataObject, judge: Judge) -> None:
     build = data.draw(builds(*GROUPS[group], masks=limited))
