@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from flashgen.plan.model import AttentionPlan, Role
 from flashgen.spec import AttentionSpec, Schedule
 
 if TYPE_CHECKING:
+    from flashgen.cache import Cache
     from flashgen.compile.binary import Binary, Resources
     from flashgen.launch.executor import Executor
     from flashgen.launch.target import Target
@@ -37,6 +39,8 @@ def build(
 ) -> Kernel:
     """Plans, renders and compiles the kernels of a spec; equal arguments give the same Kernel again.
 
+    Where the spec has captured tensors, the Kernel is one that shares all but these.
+
     ``arch=None`` means the current GPU's (NoGpuError without one). With an arch named, no GPU is needed to
     build, inspect and save; only calling the kernel needs one.
     """
@@ -51,10 +55,12 @@ def build(
     kernel = _kernels.get(key)
     if kernel is None:
         # Two threads may build the same kernel; the cache compiles it once, and the first one here stays.
-        built = Kernel(make_variant(spec, schedule, row, target), target, schedule)
+        bare = spec.declared() if spec.tensors else spec
+        built = Kernel(make_variant(bare, schedule, row, target), target, schedule)
         with _lock:
-            kernel = _kernels.setdefault(key, built)
-    return kernel
+            kernel = _kernels.setdefault((bare, *key[1:]), built)
+    # Equal specs may have captured other tensors: those are this Kernel's, all else is shared.
+    return kernel.with_tensors(spec.tensors) if spec.tensors else kernel
 
 
 def _arch(arch: str | Arch | None, target: TargetName) -> Arch:
@@ -88,9 +94,18 @@ def make_variant(
     cache = default_cache()
     loadables = {}
     for role, source in sources.items():
-        binary, _ = cache.get_or_compile(source, _compile)
-        loadables[role] = Loadable(source.plan, source, binary)
+        compiled = partial(_binary, cache, source)
+        if source.plan.captured is None:
+            loadables[role] = Loadable(source.plan, source, compiled())
+        else:
+            # Not every caller wants these gradients, and nobody wants to wait for them without need.
+            loadables[role] = Loadable(source.plan, source, compile=compiled)
     return Variant(attention, loadables)
+
+
+def _binary(cache: Cache, source: KernelSource) -> Binary:
+    binary, _ = cache.get_or_compile(source, _compile)
+    return binary
 
 
 def _compile(source: KernelSource) -> Binary:
@@ -105,18 +120,32 @@ def _compile(source: KernelSource) -> Binary:
 class Kernel:
     """A built spec: callable, inspectable, and fit to be saved. Safe to call from many threads."""
 
-    def __init__(self, variant: Variant, target: TargetName, asked: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        target: TargetName,
+        asked: Schedule | None = None,
+        *,
+        base: Kernel | None = None,
+        tensors: Mapping[str, Any] | None = None,
+    ) -> None:
         self.plan: AttentionPlan = variant.plan
+        self._base = base
+        self._tensors: Mapping[str, Any] = tensors or {}
         self._variant = variant
         self._asked = asked
         self._target_name: TargetName = target
         self._executor_made: Executor | None = None
         self._making = threading.Lock()
 
+    def with_tensors(self, tensors: Mapping[str, Any]) -> Kernel:
+        """The same kernel for calls that use these captured tensors unless they name others."""
+        return Kernel(self._variant, self._target_name, self._asked, base=self._base or self, tensors=tensors)
+
     @property
     def spec(self) -> AttentionSpec:
         """What is computed."""
-        return self.plan.spec
+        return self.plan.spec.with_tensors(self._tensors) if self._tensors else self.plan.spec
 
     @property
     def schedule(self) -> Schedule:
@@ -135,7 +164,7 @@ class Kernel:
 
     @property
     def binaries(self) -> dict[Role, Binary]:
-        """The compiled kernels; empty for the emulator."""
+        """The compiled kernels; empty for the emulator. Those of captured gradients are compiled when first used."""
         return {role: k.binary for role, k in self._variant.kernels.items() if k.binary is not None}
 
     @property
@@ -143,14 +172,26 @@ class Kernel:
         """Registers, spills and shared memory of each compiled kernel."""
         return {role: binary.resources for role, binary in self.binaries.items()}
 
-    def __call__(self, q: Any, k: Any, v: Any, *, scale: float | None = None, stream: Any = None) -> tuple[Any, Any]:
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float | None = None,
+        stream: Any = None,
+        captured: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
         """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
 
         q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``, any strides whose last one is 1.
         Runs on the arguments' device and on their library's current stream; ``stream`` is for arrays of
-        libraries other than torch and CuPy. No gradients are recorded.
+        libraries other than torch and CuPy. ``captured`` gives tensors of the mask and the score by name, in
+        place of those that the spec was made with. No gradients are recorded.
         """
-        return (self._executor_made or self._executor()).forward(q, k, v, scale, stream)
+        if self._tensors:
+            captured = {**self._tensors, **(captured or {})}
+        return (self._executor_made or self._executor()).forward(q, k, v, scale, stream, captured)
 
     def backward(
         self,
@@ -163,15 +204,30 @@ class Kernel:
         *,
         scale: float | None = None,
         stream: Any = None,
-    ) -> tuple[Any, Any, Any]:
-        """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's."""
-        return (self._executor_made or self._executor()).backward(do, q, k, v, out, lse, scale, stream)
+        captured: Mapping[str, Any] | None = None,
+        captured_gradients: bool = False,
+    ) -> tuple[Any, ...]:
+        """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's.
 
-    def warmup(self, device: int | None = None, *, access_bytes: int | Iterable[int] | None = None) -> Kernel:
+        With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
+        gradient, of the tensor's own shape and dtype and bitwise reproducible.
+        """
+        executor = self._executor_made or self._executor()
+        if self._tensors:
+            captured = {**self._tensors, **(captured or {})}
+        return executor.backward(do, q, k, v, out, lse, scale, stream, captured, captured_gradients)
+
+    def warmup(
+        self,
+        device: int | None = None,
+        *,
+        access_bytes: int | Iterable[int] | None = None,
+        captured_gradients: bool = False,
+    ) -> Kernel:
         """Compiles and loads now what calls would otherwise load on first use; needed before graph capture.
 
         ``device`` is a CUDA ordinal (default: the current one). ``access_bytes`` names alignments below the
-        default that unaligned views will need.
+        default that unaligned views will need; ``captured_gradients=True`` takes the kernels for those too.
         """
         executor = self._executor()
         if self._target_name == "emulator":
@@ -184,14 +240,15 @@ class Kernel:
         for access in wanted:
             if access not in (None, 2, 4, 8, 16):
                 raise LaunchError(f"access_bytes={access!r} is not supported; use 2, 4, 8 or 16")
-            executor.load(device, access)
+            executor.load(device, access, captured_gradients)
         return self
 
     def save(self, directory: str | Path) -> Path:
         """Writes each kernel's ``.cu`` and ``.cubin`` and a ``manifest.json``; returns the directory."""
         from flashgen.manifest import save
 
-        return save(self.plan, self._variant.kernels, Path(directory))
+        kernels = {role: kernel.compiled() for role, kernel in self._variant.kernels.items()}
+        return save(self.plan, kernels, Path(directory))
 
     @property
     def target(self) -> Target:
@@ -199,6 +256,8 @@ class Kernel:
         return self._executor().target
 
     def _executor(self) -> Executor:
+        if self._executor_made is None and self._base is not None:
+            self._executor_made = self._base._executor()
         if self._executor_made is None:
             from flashgen.launch.executor import Executor
             from flashgen.plan import workspace_floats
@@ -241,4 +300,4 @@ def _make_target(name: TargetName) -> Target:
         from flashgen import emulator
     except ImportError as error:
         raise EmulationError(f"the emulator is not available ({error}); build with target='gpu'") from error
-    return HostTarget(emulator.load)
+    return HostTarget(emulator.load, emulator.GuardedCall)

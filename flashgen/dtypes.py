@@ -34,13 +34,16 @@ class DType(NamedTuple):
 
             dtype = numpy.dtype(ml_dtypes.bfloat16)
         else:
-            dtype = numpy.dtype("float16" if self.name == "fp16" else "float32")
+            dtype = numpy.dtype({"fp16": "float16", "fp32": "float32", "fp64": "float64"}[self.name])
         return dtype
 
 
 FP16 = DType("fp16", "half_t", 2, 2.0**-11, ("fp16", "float16", "half", "f16"))
 BF16 = DType("bf16", "bfloat16_t", 2, 2.0**-8, ("bf16", "bfloat16"))
 FP32 = DType("fp32", "float", 4, 2.0**-24, ("fp32", "float32", "float", "f32"))
+FP64 = DType("fp64", "double", 8, 2.0**-53, ("fp64", "float64", "double", "f64"))
 
 DTYPES: dict[str, DType] = {d.name: d for d in (FP16, BF16, FP32)}
+#: What arrays that calls return may hold: captured tensors, and so their gradients, may be wider.
+RESULTS: dict[str, DType] = {**DTYPES, FP64.name: FP64}
 ALIASES: dict[str, DType] = {alias: d for d in DTYPES.values() for alias in d.aliases}

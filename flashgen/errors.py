@@ -15,6 +15,10 @@ class SpecError(FlashgenError, ValueError):
         super().__init__("\n".join(violations))
 
 
+class TraceError(SpecError):
+    """A mask or score is not in the expression language; the message shows the user's own line."""
+
+
 class PlanError(FlashgenError, ValueError):
     """The spec is sound, but no kernel for it fits the chosen architecture and schedule."""
 
@@ -44,4 +48,38 @@ class NoGpuError(LaunchError):
 
 
 class EmulationError(FlashgenError, RuntimeError):
-    """The emulator found a fault in the kernel it ran."""
+    """The emulator found a fault in the kernel it ran.
+
+    What the message says is there for programs too; what is not known is None. ``kind`` is such as ``"race"``
+    or ``"deadlock"``, ``file`` and ``line`` are the innermost place in the kernel's source, ``block`` is
+    ``(x, y, z)``, and ``schedule``, ``seed``, ``race`` and ``resident`` repeat the launch.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        kernel: str | None = None,
+        file: str | None = None,
+        line: int | None = None,
+        block: tuple[int, int, int] | None = None,
+        warp: int | None = None,
+        lane: int | None = None,
+        schedule: str | None = None,
+        seed: int | None = None,
+        race: bool | None = None,
+        resident: int | None = None,
+    ) -> None:
+        self.kind = kind
+        self.kernel = kernel
+        self.file = file
+        self.line = line
+        self.block = block
+        self.warp = warp
+        self.lane = lane
+        self.schedule = schedule
+        self.seed = seed
+        self.race = race
+        self.resident = resident
+        super().__init__(message)

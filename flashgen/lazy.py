@@ -11,15 +11,20 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, tuple[str, ...]], modules: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``: names by the module that defines them, and submodules."""
-    home_of = {name: home for home, names in homes.items() for name in names}
+    """A package's ``__getattr__`` and ``__dir__``: names by the module that defines them, and submodules.
+
+    ``"abs_ as abs"`` gives a name another one here.
+    """
+    parts = [(home, name.partition(" as ")) for home, names in homes.items() for name in names]
+    home_of = {new or old: (home, old) for home, (old, _, new) in parts}
 
     def find(name: str) -> Any:
         if name in modules:
             return import_module(f"{package}.{name}")
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home_of[name]), name)
+        home, defined = home_of[name]
+        value = getattr(import_module(home), defined)
         # Kept, so that the next look goes past this function.
         setattr(sys.modules[package], name, value)
         return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from flashgen.launch.packing import field_offsets
 from flashgen.launch.variant import Loadable
-from flashgen.plan.model import AttentionPlan, Role
+from flashgen.plan.model import AttentionPlan, KernelPlan, Role
 
 SCHEMA = 1
 
@@ -30,14 +29,21 @@ def save(plan: AttentionPlan, kernels: Mapping[Role, Loadable], directory: Path)
 def manifest(plan: AttentionPlan, kernels: Mapping[Role, Loadable]) -> dict[str, Any]:
     """What a launcher in another language needs: entry points, grids, shared memory, parameter layouts."""
     from flashgen import __version__
+    from flashgen.spec.files import spec_to_dict
 
     return {
         "schema": SCHEMA,
         "flashgen": __version__,
-        "spec": dataclasses.asdict(plan.spec),
+        "spec": spec_to_dict(plan.spec),
         "arch": plan.arch.name,
         "kernels": [_entry(kernel) for kernel in kernels.values()],
     }
+
+
+def _grid(plan: KernelPlan) -> dict[str, Any]:
+    if plan.fixed_blocks is not None:
+        return {"blocks": plan.fixed_blocks}
+    return {"tile": plan.grid_tile, "over": plan.grid_over, "heads": plan.grid_heads, "sequences": plan.grid_batch}
 
 
 def _entry(kernel: Loadable) -> dict[str, Any]:
@@ -53,7 +59,7 @@ def _entry(kernel: Loadable) -> dict[str, Any]:
         "threads": plan.threads,
         "smem_bytes": plan.smem.bytes,
         "access_bytes": plan.access_bytes,
-        "grid": {"tile": plan.grid_tile, "over": plan.grid_over, "heads": plan.grid_heads},
+        "grid": _grid(plan),
         "params_bytes": plan.params.bytes,
         "params": [
             {"name": p.name, "kind": p.kind, "declared": p.declared, "offset": offsets[p.name]}

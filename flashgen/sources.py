@@ -2,6 +2,9 @@
 
 A text is kept under a digest of all it depends on: the plan, every template and header, and the code that
 plans and renders. The entry is an ordinary one of the kernel cache, checksummed like a cubin.
+
+Widths of bands and captured numbers come with each call, so they are no part of that digest. Only the comment at
+the top names them; where they differ from those that the kept text was rendered with, that comment is made anew.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from flashgen.render import KernelSource, render, templates_dir
 _KIND = "rendered sources"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 #: The code that a text depends on, its plan given: what rendering imports, errors and settings aside.
-RENDERING_CODE = ("arch", "dtypes.py", "plan", "render", "spec")
+RENDERING_CODE = ("arch", "dtypes.py", "expr", "literal.py", "plan", "render", "spec")
 
 
 def sources_of(plan: AttentionPlan) -> dict[Role, KernelSource]:
@@ -37,8 +40,9 @@ def sources_of(plan: AttentionPlan) -> dict[Role, KernelSource]:
         entry, _ = default_cache().obtain(_key(plan, digest), lambda: _packed(plan, digest), build_id="")
     except _ChangedMeanwhileError:
         return _rendered(plan)
-    texts = json.loads(entry.image)
-    return {kernel.role: KernelSource(kernel, texts[kernel.role]) for kernel in plan.kernels}
+    kept = json.loads(entry.image)
+    sources = {kernel.role: KernelSource(kernel, kept["texts"][kernel.role]) for kernel in plan.kernels}
+    return sources if kept["values"] == _values(plan) else {role: _titled(source) for role, source in sources.items()}
 
 
 def rendering_digest() -> str:
@@ -55,12 +59,12 @@ def _rendered(plan: AttentionPlan) -> dict[Role, KernelSource]:
 
 
 def _packed(plan: AttentionPlan, digest: str) -> Binary:
-    texts = {role: source.text for role, source in _rendered(plan).items()}
+    kept = {"values": _values(plan), "texts": {role: source.text for role, source in _rendered(plan).items()}}
     # Afterwards, because rendering imports on demand what a digest from before may not have seen.
     if f"{_templates_digest()} {_code_digest.__wrapped__()}" != digest:
         raise _ChangedMeanwhileError
     name = f"{plan.kernels[0].name} and its kin"
-    return Binary(name, plan.arch.name, json.dumps(texts).encode(), Resources(0, 0, 0, 0), 0.0, _KIND)
+    return Binary(name, plan.arch.name, json.dumps(kept).encode(), Resources(0, 0, 0, 0), 0.0, _KIND)
 
 
 def _key(plan: AttentionPlan, digest: str) -> str:
@@ -68,10 +72,26 @@ def _key(plan: AttentionPlan, digest: str) -> str:
     return hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()
 
 
+def _values(plan: AttentionPlan) -> str:
+    """The numbers of the spec that its kernels do not depend on."""
+    mask = plan.spec.mask
+    bands = [(band.left, band.right) for band in (mask.bottom_right, mask.top_left)]
+    return repr((bands, sorted(plan.spec.scalars.items())))
+
+
+def _titled(source: KernelSource) -> KernelSource:
+    """The source under the comment for its own plan."""
+    from flashgen.render.summary import header
+
+    return KernelSource(source.plan, header(source.plan) + source.code)
+
+
 def _plain(value: Any) -> Any:
     """A plan as nested lists that say everything about it, in an order that no hash seed changes."""
     if value is None or isinstance(value, (str, int, float)):
         return value
+    if hasattr(value, "plain"):
+        return [type(value).__name__, _plain(value.plain())]
     if dataclasses.is_dataclass(value):
         names = value.__dataclass_fields__
         return [type(value).__name__, *[_plain(getattr(value, name)) for name in names]]

@@ -41,6 +41,13 @@ struct half_t {
 struct bfloat16_t {
   u16 bits;
 };
+// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
+struct e4m3_t {
+  u8 bits;
+};
+struct e5m2_t {
+  u8 bits;
+};
 
 struct alignas(16) Vec16 {
   u32 words[4];
@@ -66,6 +73,9 @@ FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+// Bit l is lane l's condition.
+FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -127,6 +137,11 @@ FLASHGEN_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
+// Signed numbers too: in two's complement they add up alike.
+FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 // Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
 FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
@@ -151,6 +166,13 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
+FLASHGEN_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -189,7 +211,7 @@ FLASHGEN_DEVICE float half_to_float(u16 bits) {
 }  // namespace flashgen
 
 #line 3 "flashgen/ptx/matrix.cuh"
-// Warp-wide matrix instructions: ldmatrix and mma.sync.
+// Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 namespace flashgen {
 
@@ -222,6 +244,50 @@ FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                : "memory");
 }
 
+FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(address)
+               : "memory");
+}
+
+// The way back (sm_90 and later).
+FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
+               "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
+               : "memory");
+}
+
 // d += a * b, fp32 accumulation.
 FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
@@ -246,6 +312,39 @@ FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
       "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
+// emulator carries out all products of a batch at one meeting of the lanes.
+FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(bfloat16_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(half_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
+  mma_m16n8k8(half_t{}, d, a0, a1, b);
+}
+
+FLASHGEN_DEVICE void mma_finish() {}
+
+// 8-bit elements: twice the depth (sm_89 and later).
+FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 }  // namespace flashgen
@@ -340,7 +439,7 @@ constexpr i32 kChunkBytes = 16;
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
-struct Swizzle {
+struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
   static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
   static constexpr i32 mask = span - 1;
@@ -358,7 +457,7 @@ struct SharedTile {
   static constexpr i32 chunks = cols / chunk_elements;
   static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
   static constexpr i32 bytes = rows * row_bytes;
-  using Layout = Swizzle<chunks>;
+  using Layout = TileSwizzle<chunks>;
 
   u8* data;
 
@@ -443,6 +542,7 @@ struct RightFragment<float> {
 template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
 struct LeftRows {
   using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
@@ -454,6 +554,7 @@ struct LeftRows {
 
 template <class Tile>
 struct LeftRows<Tile, true> {
+  static constexpr bool in_registers = false;
   Tile tile;
   Cursor<Tile> cursor;
 
@@ -477,6 +578,7 @@ struct LeftRows<Tile, true> {
 template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
 struct LeftColumns {
   using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
@@ -489,6 +591,7 @@ struct LeftColumns {
 
 template <class Tile>
 struct LeftColumns<Tile, true> {
+  static constexpr bool in_registers = false;
   Tile tile;
   i32 row;
 
@@ -597,6 +700,7 @@ struct RightRows<Tile, aligned, true> {
 // Left operand made from accumulators: the columns of one product are the depth of the next.
 template <class T, i32 row_blocks, i32 column_blocks>
 struct LeftRegisters {
+  static constexpr bool in_registers = true;
   static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
   LeftFragment<T> fragments[row_blocks][column_blocks / 2];
 
@@ -617,6 +721,7 @@ struct LeftRegisters {
 
 template <i32 row_blocks, i32 column_blocks>
 struct LeftRegisters<float, row_blocks, column_blocks> {
+  static constexpr bool in_registers = true;
   const float (&values)[row_blocks][column_blocks][4];
   i32 first_lane;
 
@@ -636,6 +741,7 @@ struct LeftRegisters<float, row_blocks, column_blocks> {
 // A left operand fetched once and held in registers, for a tile that every product uses.
 template <class T, i32 row_blocks, i32 steps>
 struct LeftHeld {
+  static constexpr bool in_registers = true;
   LeftFragment<T> fragments[row_blocks][steps];
 
   template <class Left>
@@ -677,10 +783,10 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 template <bool turing, class T>
 FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
   if constexpr (turing) {
-    mma_m16n8k8(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8(T{}, d, a.words[2], a.words[3], b.words[1]);
+    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
+    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
   } else {
-    mma_m16n8k16(T{}, d, a.words, b.words);
+    mma_m16n8k16_batched(T{}, d, a.words, b.words);
   }
 }
 
@@ -717,7 +823,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
-#pragma unroll
+  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
+  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+#pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
     for (i32 pair = 0; pair < pairs; ++pair) {
@@ -738,6 +846,7 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
       }
     }
   }
+  if constexpr (!kIsFloat<T>) mma_finish();
 }
 
 }  // namespace flashgen
@@ -752,19 +861,31 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
+// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
 // Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
 template <bool has_lower, bool has_upper>
 struct Band {
-  static constexpr bool limited = has_lower || has_upper;
+  // Every tile between the first and the last that are visited is.
+  static constexpr bool has_holes = false;
   i32 lower, upper;
   i32 len_q, len_kv;
+
+  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
 
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
     if constexpr (has_lower) begin = larger(begin, q_begin + lower);
     if constexpr (has_upper) end = smaller(end, q_end + upper);
-    return clamp(begin / tile, end, tile);
+    return tiles_of(begin, end, tile);
   }
 
   // Tiles of queries that may attend to some key of [k_begin, k_end).
@@ -772,7 +893,7 @@ struct Band {
     i32 begin = 0, end = len_q;
     if constexpr (has_upper) begin = larger(begin, k_begin - upper);
     if constexpr (has_lower) end = smaller(end, k_end - lower);
-    return clamp(begin / tile, end, tile);
+    return tiles_of(begin, end, tile);
   }
 
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
@@ -797,16 +918,11 @@ struct Band {
     if constexpr (has_upper) allowed &= k - q <= upper;
     return allowed;
   }
-
- private:
-  FLASHGEN_DEVICE static Range clamp(i32 first, i32 end, i32 tile) {
-    return {first, larger(first, ceil_div(larger(end, 0), tile))};
-  }
 };
 
-// Puts `value` wherever the band forbids the pair; the warp's block begins at (first_q, first_key).
-template <class Band, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Band& band,
+// Puts `value` wherever the mask forbids the pair; the warp's block begins at (first_q, first_key).
+template <class Mask, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Mask& mask,
                                 i32 first_q, i32 first_key, Thread thread) {
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
@@ -815,11 +931,62 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
     for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
-        if (!band.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
+        if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
       }
     }
   }
 }
+
+}  // namespace flashgen
+
+#line 3 "flashgen/walk.cuh"
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+namespace flashgen {
+
+// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
+// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
+// same.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+
+  // Goes on to the next tile; returns how many tiles were left out before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    if constexpr (has_holes) {
+      const i32 before = tile;
+      while (others == 0 && group + kWarpSize < end) {
+        group += kWarpSize;
+        const i32 candidate = group + thread.lane;
+        others = warp_ballot(candidate < end && visited(candidate));
+      }
+      tile = others != 0 ? group + lowest_bit(others) : end;
+      others &= others - 1;
+      return tile - before - 1;
+    } else {
+      ++tile;
+      return 0;
+    }
+  }
+};
 
 }  // namespace flashgen
 
@@ -927,6 +1094,12 @@ struct TileStream {
       next = source.at(first_row, 0);
       rows_left = source.row_count - first_row;
     }
+  }
+
+  // Leaves out the next `tiles` tiles.
+  FLASHGEN_DEVICE void skip(i32 tiles) {
+    next += static_cast<i64>(tiles) * Tile::rows * stride;
+    rows_left -= tiles * Tile::rows;
   }
 
   // Starts the next tile's way into `tile`.
@@ -1091,21 +1264,21 @@ FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
 // `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
 // thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Band>
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
 FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
                                       GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Band& band, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, band.len_q);
+                                      const Mask& mask, Thread thread) {
+  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (band.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {
-        if (band.allows(q, key))
+        if (mask.allows(q, key))
           *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
       }
     }
@@ -1183,12 +1356,74 @@ struct BackwardShape {
   using DQShare = WarpShare<cfg.tile_q, dim, cfg.warps, cfg.dq_warps>;
 };
 
-// Where the loop over the query tiles of a group of heads stands.
+// A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
 struct Step {
-  i32 tile;
   i32 member;
+  i32 tile;
+};
 
-  FLASHGEN_DEVICE void advance(Range tiles) {
+// Goes over the steps: for each member of the group, those tiles of queries of which some query may attend to
+// a key of [k_begin, k_end). `mask_of(member)` is the mask of a head of the group.
+template <class Mask, i32 tile_q>
+struct QueryWalk {
+  i32 k_begin, k_end;
+  i32 members;
+  i32 member;
+  Walk<Mask::has_holes> tiles;
+
+  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
+      : k_begin(k_begin_), k_end(k_end_), members(members_), member(-1), tiles(Range{0, -1}) {}
+
+  FLASHGEN_DEVICE bool over() const { return member >= members; }
+  FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
+
+  template <class MaskOf>
+  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
+    advance(thread, mask_of);
+  }
+  template <class MaskOf>
+  FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
+    if (member >= 0) go_on(thread, mask_of);
+    while (tiles.over() && ++member < members) {
+      tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
+      go_on(thread, mask_of);
+    }
+  }
+
+ private:
+  template <class MaskOf>
+  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
+    const Mask mask = mask_of(member);
+    tiles.advance(thread, [&](i32 tile) {
+      return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
+    });
+  }
+};
+
+// A band is the same for every head, and its tiles follow one another: this walk is two counters.
+template <bool has_lower, bool has_upper, i32 tile_q>
+struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
+  i32 k_begin, k_end;
+  i32 left;
+  i32 member;
+  Range tiles;
+  i32 tile;
+
+  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
+      : k_begin(k_begin_), k_end(k_end_), left(members_), member(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return left == 0; }
+  FLASHGEN_DEVICE Step step() const { return {member, tile}; }
+
+  template <class MaskOf>
+  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
+    tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
+    left *= tiles.size();
+    tile = tiles.begin;
+  }
+  template <class MaskOf>
+  FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
+    --left;
     if (++tile == tiles.end) {
       tile = tiles.begin;
       ++member;
@@ -1286,10 +1521,10 @@ FLASHGEN_DEVICE void add_to_workspace(float* tile, Thread thread, const typename
   }
 }
 
-// The same for one element after another and only for pairs that the band allows, without tensor cores: the
+// The same for one element after another and only for pairs that the mask allows, without tensor cores: the
 // slow way, for the rare tile where the mask cuts through and a key is not finite.
-template <bool vectors, i32 threads, class Share, class ScoreTile, class KTile, class Band>
-FLASHGEN_DEVICE void add_allowed_pairs(float* tile, ScoreTile ds, KTile keys, const Band& band, i32 first_q,
+template <bool vectors, i32 threads, class Share, class ScoreTile, class KTile, class Mask>
+FLASHGEN_DEVICE void add_allowed_pairs(float* tile, ScoreTile ds, KTile keys, const Mask& mask, i32 first_q,
                                        i32 first_key, Thread thread) {
 #pragma unroll 1
   for (i32 i = thread.index(); i < ScoreTile::rows * KTile::cols; i += threads) {
@@ -1297,7 +1532,7 @@ FLASHGEN_DEVICE void add_allowed_pairs(float* tile, ScoreTile ds, KTile keys, co
     float total = 0.0f;
 #pragma unroll 1
     for (i32 key = 0; key < KTile::rows; ++key) {
-      if (!band.allows(first_q + row, first_key + key)) continue;
+      if (!mask.allows(first_q + row, first_key + key)) continue;
       total = fused_multiply_add(to_float(*ds.element_at(row, key)), to_float(*keys.element_at(key, column)),
                                  total);
     }
@@ -1331,7 +1566,7 @@ FLASHGEN_DEVICE void read_workspace(const float* tile, Thread thread, typename S
 
 }  // namespace flashgen
 
-#line 6 "kernels/backward_main.cu.j2"
+#line 10 "kernels/backward_main.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1406,8 +1641,9 @@ constexpr u32 kDsum = 82432;  // D_i
 constexpr u32 kBytes = 82944;
 }  // namespace smem
 
-#line 16
+#line 20
 using Shape = BackwardShape<kConfig, element_t>;
+using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
@@ -1418,11 +1654,10 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   const Place place = Place::current();
   const i32 first_key = place.tile * kConfig.tile_kv;
 
-  const Band<kConfig.has_lower, kConfig.has_upper> band{p.band_lower, p.band_upper, p.len_q, p.len_kv};
-  const Range queries =
-      band.query_tiles(first_key, smaller(first_key + kConfig.tile_kv, p.len_kv), kConfig.tile_q);
   // With grouped queries the loop below runs over every head of the group, so dK and dV sum over it by themselves.
-  const i32 iterations = queries.size() * p.group;
+  const i32 first_head = place.head * p.group;
+  const auto mask_of = [&](i32 member) { return Mask::of(p, place.sequence, first_head + member); };
+  QueryWalk<Mask, kConfig.tile_q> ahead(first_key, smaller(first_key + kConfig.tile_kv, p.len_kv), p.group);
 
   const Shape::KTile k_tile{shared + smem::kK};
   const Shape::VTile v_tile{shared + smem::kV};
@@ -1448,10 +1683,10 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   Shape::DOStream do_stream({p.dout, p.dout_row, p.len_q}, 0, thread);
   RowStream<kConfig.tile_q, Shape::threads, kConfig.async_copy> lse_stream{p.lse, p.len_q};
   RowStream<kConfig.tile_q, Shape::threads, kConfig.async_copy> dsum_stream{p.dsum, p.len_q};
-  Step ahead{queries.begin, 0};
   const auto fetch = [&](i32 slot, Thread thread) {
-    const i32 head = place.head * p.group + ahead.member;
-    const i32 first_q = ahead.tile * kConfig.tile_q;
+    const Step step = ahead.step();
+    const i32 head = first_head + step.member;
+    const i32 first_q = step.tile * kConfig.tile_q;
     const i64 rows = (static_cast<i64>(place.sequence) * p.heads_q + head) * p.len_q;
     q_stream.seek({p.q + place.sequence * p.q_batch + head * p.q_head, p.q_row, p.len_q}, first_q, thread);
     do_stream.seek({p.dout + place.sequence * p.dout_batch + head * p.dout_head, p.dout_row, p.len_q}, first_q, thread);
@@ -1461,7 +1696,6 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     do_stream.fetch(do_ring.slot(slot), thread);
     lse_stream.fetch(lse_ring + slot * kConfig.tile_q, first_q, thread);
     dsum_stream.fetch(dsum_ring + slot * kConfig.tile_q, first_q, thread);
-    ahead.advance(queries);
   };
   const auto land = [&](i32 slot, Thread thread) {
     q_stream.land(q_ring.slot(slot), thread);
@@ -1469,7 +1703,8 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     lse_stream.land(lse_ring + slot * kConfig.tile_q, thread);
     dsum_stream.land(dsum_ring + slot * kConfig.tile_q, thread);
   };
-  if (iterations > 0) {
+  ahead.start(thread, mask_of);
+  if (!ahead.over()) {
     fetch(0, thread);
     land(0, thread);
   }
@@ -1483,21 +1718,22 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   clear(dk);
   clear(dv);
 
-#line 97
+#line 101
   // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
-  Step step{queries.begin, 0};
-  for (i32 i = 0; i < iterations; ++i, step.advance(queries)) {
+  i32 slot = 0;
+  for (; !ahead.over(); slot = (slot + 1) % kConfig.stages) {
     const Thread here = thread.again();
-    const i32 slot = i % kConfig.stages;
+    const Step step = ahead.step();
     const i32 first_q = step.tile * kConfig.tile_q;
     // Line 9: Q_i, dO_i, L_i, D_i have arrived, and no warp needs P and dS of the iteration before.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-#line 110
+#line 115
     const Shape::QTile q_tile = q_ring.slot(slot);
     const Shape::DOTile do_tile = do_ring.slot(slot);
     const i32 row = Scores::row(here.warp), column = Scores::column(here.warp);
-    const bool whole = band.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key + column,
+    const Mask mask = mask_of(step.member);
+    const bool whole = mask.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key + column,
                                     first_key + column + Scores::warp_columns);
 
     // Lines 10 and 11: S_ij = Q_i K_j^T, P_ij = exp(S_ij - L_i).
@@ -1505,17 +1741,21 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     clear(scores);
     multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
                                                                    RightTransposed(k_tile, column, here));
+#line 128
     probabilities(scores, lse_ring + slot * kConfig.tile_q + row, p.scale_log2, here);
-    if (!whole) mask_pairs(scores, 0.0f, band, first_q + row, first_key + column, here);
+    if (!whole) mask_pairs(scores, 0.0f, mask, first_q + row, first_key + column, here);
     store_accumulator(p_tile, row, column, scores, here, [](i32, i32) { return 1.0f; });
 
+#line 133
     // Lines 13 and 14: dP_ij = dO_i V_j^T, dS_ij = P_ij * (dP_ij - D_i).
     Scores::Product ds;
     clear(ds);
     multiply<element_t, kConfig.turing, Shape::dim_v / Shape::depth>(ds, LeftRows(do_tile, row, here),
                                                                      RightTransposed(v_tile, column, here));
+#line 145
     score_gradients(ds, scores, dsum_ring + slot * kConfig.tile_q + row, here);
-    if (!whole) mask_pairs(ds, 0.0f, band, first_q + row, first_key + column, here);
+#line 147
+    if (!whole) mask_pairs(ds, 0.0f, mask, first_q + row, first_key + column, here);
     store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
     block_sync();
 
@@ -1530,17 +1770,18 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
         dk, LeftColumns(ds_tile, Shape::DKShare::row(there.warp), there),
         RightRows<Shape::QTile, Shape::DKShare::aligned>(q_tile, Shape::DKShare::column(there.warp), there));
 
-#line 171
+#line 187
     // No warp needs this slot any more: the next Q_i, dO_i, L_i, D_i take it.
     block_sync();
-    if (i + 1 < iterations) {
+    ahead.advance(there, mask_of);
+    if (!ahead.over()) {
       fetch(0, there);
       land(0, there);
     }
     commit_copies<kConfig.async_copy>();
   }
 
-#line 181
+#line 198
   // Line 18: write dK_j, dV_j to global memory.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();

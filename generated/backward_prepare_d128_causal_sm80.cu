@@ -30,6 +30,13 @@ struct half_t {
 struct bfloat16_t {
   u16 bits;
 };
+// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
+struct e4m3_t {
+  u8 bits;
+};
+struct e5m2_t {
+  u8 bits;
+};
 
 struct alignas(16) Vec16 {
   u32 words[4];
@@ -55,6 +62,9 @@ FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+// Bit l is lane l's condition.
+FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -116,6 +126,11 @@ FLASHGEN_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
+// Signed numbers too: in two's complement they add up alike.
+FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 // Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
 FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
@@ -140,6 +155,13 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
+FLASHGEN_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -178,7 +200,7 @@ FLASHGEN_DEVICE float half_to_float(u16 bits) {
 }  // namespace flashgen
 
 #line 3 "flashgen/ptx/matrix.cuh"
-// Warp-wide matrix instructions: ldmatrix and mma.sync.
+// Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 namespace flashgen {
 
@@ -211,6 +233,50 @@ FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                : "memory");
 }
 
+FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(address)
+               : "memory");
+}
+
+// The way back (sm_90 and later).
+FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
+               "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
+               : "memory");
+}
+
 // d += a * b, fp32 accumulation.
 FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
@@ -235,6 +301,39 @@ FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
       "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
+// emulator carries out all products of a batch at one meeting of the lanes.
+FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(bfloat16_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(half_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
+  mma_m16n8k8(half_t{}, d, a0, a1, b);
+}
+
+FLASHGEN_DEVICE void mma_finish() {}
+
+// 8-bit elements: twice the depth (sm_89 and later).
+FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 }  // namespace flashgen
@@ -329,7 +428,7 @@ constexpr i32 kChunkBytes = 16;
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
-struct Swizzle {
+struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
   static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
   static constexpr i32 mask = span - 1;
@@ -347,7 +446,7 @@ struct SharedTile {
   static constexpr i32 chunks = cols / chunk_elements;
   static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
   static constexpr i32 bytes = rows * row_bytes;
-  using Layout = Swizzle<chunks>;
+  using Layout = TileSwizzle<chunks>;
 
   u8* data;
 
@@ -498,6 +597,12 @@ struct TileStream {
       next = source.at(first_row, 0);
       rows_left = source.row_count - first_row;
     }
+  }
+
+  // Leaves out the next `tiles` tiles.
+  FLASHGEN_DEVICE void skip(i32 tiles) {
+    next += static_cast<i64>(tiles) * Tile::rows * stride;
+    rows_left -= tiles * Tile::rows;
   }
 
   // Starts the next tile's way into `tile`.

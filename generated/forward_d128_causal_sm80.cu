@@ -37,6 +37,13 @@ struct half_t {
 struct bfloat16_t {
   u16 bits;
 };
+// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
+struct e4m3_t {
+  u8 bits;
+};
+struct e5m2_t {
+  u8 bits;
+};
 
 struct alignas(16) Vec16 {
   u32 words[4];
@@ -62,6 +69,9 @@ FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+// Bit l is lane l's condition.
+FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -123,6 +133,11 @@ FLASHGEN_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
+// Signed numbers too: in two's complement they add up alike.
+FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 // Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
 FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
@@ -147,6 +162,13 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
 FLASHGEN_DEVICE float log2_approx(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
+FLASHGEN_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -185,7 +207,7 @@ FLASHGEN_DEVICE float half_to_float(u16 bits) {
 }  // namespace flashgen
 
 #line 3 "flashgen/ptx/matrix.cuh"
-// Warp-wide matrix instructions: ldmatrix and mma.sync.
+// Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 namespace flashgen {
 
@@ -218,6 +240,50 @@ FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                : "memory");
 }
 
+FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(address)
+               : "memory");
+}
+
+// The way back (sm_90 and later).
+FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
+               "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
+               : "memory");
+}
+
 // d += a * b, fp32 accumulation.
 FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
@@ -242,6 +308,39 @@ FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
       "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
+// emulator carries out all products of a batch at one meeting of the lanes.
+FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(bfloat16_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(half_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
+  mma_m16n8k8(half_t{}, d, a0, a1, b);
+}
+
+FLASHGEN_DEVICE void mma_finish() {}
+
+// 8-bit elements: twice the depth (sm_89 and later).
+FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 }  // namespace flashgen
@@ -336,7 +435,7 @@ constexpr i32 kChunkBytes = 16;
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
-struct Swizzle {
+struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
   static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
   static constexpr i32 mask = span - 1;
@@ -354,7 +453,7 @@ struct SharedTile {
   static constexpr i32 chunks = cols / chunk_elements;
   static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
   static constexpr i32 bytes = rows * row_bytes;
-  using Layout = Swizzle<chunks>;
+  using Layout = TileSwizzle<chunks>;
 
   u8* data;
 
@@ -439,6 +538,7 @@ struct RightFragment<float> {
 template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
 struct LeftRows {
   using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
@@ -450,6 +550,7 @@ struct LeftRows {
 
 template <class Tile>
 struct LeftRows<Tile, true> {
+  static constexpr bool in_registers = false;
   Tile tile;
   Cursor<Tile> cursor;
 
@@ -473,6 +574,7 @@ struct LeftRows<Tile, true> {
 template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
 struct LeftColumns {
   using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
@@ -485,6 +587,7 @@ struct LeftColumns {
 
 template <class Tile>
 struct LeftColumns<Tile, true> {
+  static constexpr bool in_registers = false;
   Tile tile;
   i32 row;
 
@@ -593,6 +696,7 @@ struct RightRows<Tile, aligned, true> {
 // Left operand made from accumulators: the columns of one product are the depth of the next.
 template <class T, i32 row_blocks, i32 column_blocks>
 struct LeftRegisters {
+  static constexpr bool in_registers = true;
   static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
   LeftFragment<T> fragments[row_blocks][column_blocks / 2];
 
@@ -613,6 +717,7 @@ struct LeftRegisters {
 
 template <i32 row_blocks, i32 column_blocks>
 struct LeftRegisters<float, row_blocks, column_blocks> {
+  static constexpr bool in_registers = true;
   const float (&values)[row_blocks][column_blocks][4];
   i32 first_lane;
 
@@ -632,6 +737,7 @@ struct LeftRegisters<float, row_blocks, column_blocks> {
 // A left operand fetched once and held in registers, for a tile that every product uses.
 template <class T, i32 row_blocks, i32 steps>
 struct LeftHeld {
+  static constexpr bool in_registers = true;
   LeftFragment<T> fragments[row_blocks][steps];
 
   template <class Left>
@@ -673,10 +779,10 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 template <bool turing, class T>
 FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
   if constexpr (turing) {
-    mma_m16n8k8(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8(T{}, d, a.words[2], a.words[3], b.words[1]);
+    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
+    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
   } else {
-    mma_m16n8k16(T{}, d, a.words, b.words);
+    mma_m16n8k16_batched(T{}, d, a.words, b.words);
   }
 }
 
@@ -713,7 +819,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
-#pragma unroll
+  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
+  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+#pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
     for (i32 pair = 0; pair < pairs; ++pair) {
@@ -734,6 +842,7 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
       }
     }
   }
+  if constexpr (!kIsFloat<T>) mma_finish();
 }
 
 }  // namespace flashgen
@@ -748,19 +857,31 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
+// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
 // Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
 template <bool has_lower, bool has_upper>
 struct Band {
-  static constexpr bool limited = has_lower || has_upper;
+  // Every tile between the first and the last that are visited is.
+  static constexpr bool has_holes = false;
   i32 lower, upper;
   i32 len_q, len_kv;
+
+  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
 
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
     if constexpr (has_lower) begin = larger(begin, q_begin + lower);
     if constexpr (has_upper) end = smaller(end, q_end + upper);
-    return clamp(begin / tile, end, tile);
+    return tiles_of(begin, end, tile);
   }
 
   // Tiles of queries that may attend to some key of [k_begin, k_end).
@@ -768,7 +889,7 @@ struct Band {
     i32 begin = 0, end = len_q;
     if constexpr (has_upper) begin = larger(begin, k_begin - upper);
     if constexpr (has_lower) end = smaller(end, k_end - lower);
-    return clamp(begin / tile, end, tile);
+    return tiles_of(begin, end, tile);
   }
 
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
@@ -793,16 +914,11 @@ struct Band {
     if constexpr (has_upper) allowed &= k - q <= upper;
     return allowed;
   }
-
- private:
-  FLASHGEN_DEVICE static Range clamp(i32 first, i32 end, i32 tile) {
-    return {first, larger(first, ceil_div(larger(end, 0), tile))};
-  }
 };
 
-// Puts `value` wherever the band forbids the pair; the warp's block begins at (first_q, first_key).
-template <class Band, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Band& band,
+// Puts `value` wherever the mask forbids the pair; the warp's block begins at (first_q, first_key).
+template <class Mask, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Mask& mask,
                                 i32 first_q, i32 first_key, Thread thread) {
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
@@ -811,11 +927,62 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
     for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
-        if (!band.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
+        if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
       }
     }
   }
 }
+
+}  // namespace flashgen
+
+#line 3 "flashgen/walk.cuh"
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+namespace flashgen {
+
+// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
+// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
+// same.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+
+  // Goes on to the next tile; returns how many tiles were left out before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    if constexpr (has_holes) {
+      const i32 before = tile;
+      while (others == 0 && group + kWarpSize < end) {
+        group += kWarpSize;
+        const i32 candidate = group + thread.lane;
+        others = warp_ballot(candidate < end && visited(candidate));
+      }
+      tile = others != 0 ? group + lowest_bit(others) : end;
+      others &= others - 1;
+      return tile - before - 1;
+    } else {
+      ++tile;
+      return 0;
+    }
+  }
+};
 
 }  // namespace flashgen
 
@@ -923,6 +1090,12 @@ struct TileStream {
       next = source.at(first_row, 0);
       rows_left = source.row_count - first_row;
     }
+  }
+
+  // Leaves out the next `tiles` tiles.
+  FLASHGEN_DEVICE void skip(i32 tiles) {
+    next += static_cast<i64>(tiles) * Tile::rows * stride;
+    rows_left -= tiles * Tile::rows;
   }
 
   // Starts the next tile's way into `tile`.
@@ -1087,21 +1260,21 @@ FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
 // `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
 // thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Band>
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
 FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
                                       GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Band& band, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, band.len_q);
+                                      const Mask& mask, Thread thread) {
+  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (band.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {
-        if (band.allows(q, key))
+        if (mask.allows(q, key))
           *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
       }
     }
@@ -1144,6 +1317,18 @@ struct OnlineSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         maximum_log2[m][h] = -kInfinity;
         sum[m][h] = 0.0f;
+      }
+    }
+  }
+
+  // Takes in one more logit per row, before all others; one lane of each row counts it.
+  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        maximum_log2[m][h] = logit * kLog2E;
+        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
       }
     }
   }
@@ -1373,7 +1558,7 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softm
 
 }  // namespace flashgen
 
-#line 6 "kernels/forward.cu.j2"
+#line 10 "kernels/forward.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1431,8 +1616,9 @@ constexpr u32 kO = 0;      // O_i, once the loop is over
 constexpr u32 kBytes = 65536;
 }  // namespace smem
 
-#line 16
+#line 20
 using Shape = ForwardShape<kConfig, element_t>;
+using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
@@ -1445,9 +1631,14 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (q_tiles - 1 - place.tile) * kConfig.tile_q;
 
-  const Band<kConfig.has_lower, kConfig.has_upper> band{p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  const Mask mask = Mask::of(p, place.sequence, place.head);
+#line 38
   const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
-  const Range keys = band.key_tiles(first_q, end_q, kConfig.tile_kv);
+  const Range keys = mask.key_tiles(first_q, end_q, kConfig.tile_kv);
+  const auto visited = [&](i32 tile) {
+    return !mask.is_empty(first_q, end_q, tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
+  };
+  Walk<Mask::has_holes> ahead(keys);
 
   // The part of a tile of scores that this warp owns (FlashAttention-2: query rows).
   const i32 warp_row = kConfig.split_k ? 0 : thread.warp * Shape::warp_rows;
@@ -1463,43 +1654,53 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
   // Line 4: load Q_i from global to shared memory (and start on the first keys and values).
   q_stream.fetch(q_tile, thread);
   q_stream.land(q_tile, thread);
-#line 57
-  if (keys.size() > 0) {
-    k_stream.fetch(k_ring, thread);
-    k_stream.land(k_ring, thread);
-  }
-  commit_copies<kConfig.async_copy>();
+#line 76
+  // Keys run one tile ahead of values, and leave out the same tiles.
+  const auto fetch_keys = [&](Thread thread) {
+    const i32 left_out = ahead.advance(thread, visited);
+    if (!ahead.over()) {
+      k_stream.skip(left_out);
+      k_stream.fetch(k_ring, thread);
+    }
+    commit_copies<kConfig.async_copy>();
+    return left_out;
+  };
+  i32 left_out = fetch_keys(thread);
+  if (!ahead.over()) k_stream.land(k_ring, thread);
 
-#line 64
+#line 90
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Shape::Output out;
   clear(out);
   OnlineSoftmax<Shape::row_blocks> softmax;
   softmax.reset();
-#line 70
+#line 100
   bool has_bad_values = false;
 
-#line 76
+#line 110
   // Line 6: for each tile of keys that some query of this tile may attend to.
-  for (i32 j = keys.begin; j < keys.end; ++j) {
+  for (i32 step = 0; !ahead.over(); ++step) {
+    const i32 j = ahead.tile;
+#line 114
     const Thread here = thread.again();
     // Floats leave no registers to keep the addresses of operands from one tile to the next.
     const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;
-#line 95
+#line 128
     // Line 7: K_j has arrived; V_j comes while the scores are computed.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
+    v_stream.skip(left_out);
     v_stream.fetch(v_ring, here);
     commit_copies<kConfig.async_copy>();
     const Shape::KTile k_tile = k_ring;
     const Shape::VTile v_tile = v_ring;
 
-#line 107
+#line 141
     // A warp none of whose pairs is allowed sits this tile out.
     const i32 row = first_q + warp_row, key = first_key + warp_key;
     const i32 row_end = smaller(row + Shape::warp_rows, p.len_q);
-    const bool idle = row >= row_end || band.is_empty(row, row_end, key, key + Shape::warp_keys);
+    const bool idle = row >= row_end || mask.is_empty(row, row_end, key, key + Shape::warp_keys);
     Shape::Scores scores;
     if (!idle) {
       // Line 8: S_ij = Q_i K_j^T.
@@ -1508,25 +1709,24 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
           scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
     }
 
-#line 120
+#line 157
     // V_j has arrived, and no warp needs K_j any more: K_{j+1} comes while V_j is used.
     v_stream.land(v_ring, here);
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-    if (j + 1 < keys.end) k_stream.fetch(k_ring, here);
-    commit_copies<kConfig.async_copy>();
+    left_out = fetch_keys(here);
 
-#line 128
+#line 164
     // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
-    if (!band.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
-#line 131
+    if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
+#line 167
       // A bad value of V must not reach queries that do not attend to its key.
       if (holds_bad_value<Shape::threads>(v_tile, here)) {
         take_out_bad_values<Shape::threads>(v_tile, here);
         has_bad_values = true;
       }
-#line 137
-      if (!idle) mask_pairs(scores, -kInfinity, band, row, key, thread);
+#line 173
+      if (!idle) mask_pairs(scores, -kInfinity, mask, row, key, reader);
     }
 
     if (!idle) {
@@ -1537,19 +1737,19 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
           out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
     }
-#line 149
-    if (j + 1 < keys.end) k_stream.land(k_ring, here);
+#line 185
+    if (!ahead.over()) k_stream.land(k_ring, here);
   }
 
-#line 153
+#line 189
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 162
+#line 198
   constexpr bool writes = true;
 
-#line 165
+#line 201
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
@@ -1560,14 +1760,14 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
     });
   }
 
-#line 176
+#line 212
   if (has_bad_values) {
     block_sync();
     mark_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
-        o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, band, thread);
+        o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, mask, thread);
   }
 
-#line 183
+#line 219
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

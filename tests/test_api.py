@@ -222,3 +222,16 @@ def test_a_schedule_that_unaligned_views_cannot_have_gives_way_to_one_they_can()
     x = flat[1:].reshape(1, 9, 2, 32)
     o, _ = kernel(x, x, x)
     assert np.abs(o - fg.oracle.forward(spec, x, x, x)[0]).max() < 4e-3
+
+
+def test_equal_specs_with_other_captured_tensors_keep_their_own() -> None:
+    q, k, v = (np.random.default_rng(i).standard_normal((1, 20, 2, 16)).astype(np.float16) for i in range(3))
+    results = []
+    for slopes in (np.zeros(2, np.float32), np.full(2, 3, np.float32)):
+        spec = fg.AttentionSpec(16, dtype="fp16", score=fg.alibi(slopes))
+        kernel = fg.build(spec, target="emulator")
+        assert kernel.spec.tensors["slopes"] is slopes
+        out, _ = kernel(q, k, v)
+        np.testing.assert_allclose(out, fg.oracle.forward(spec, q, k, v)[0], atol=1e-2)
+        results.append(out)
+    assert not np.array_equal(*results)

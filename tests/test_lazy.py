@@ -38,3 +38,12 @@ for name in {package.__all__!r}:
 def test_other_names_are_refused(package) -> None:
     with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'no_such_name'"):
         package.no_such_name  # noqa: B018
+
+
+def test_a_name_may_be_another_one_here() -> None:
+    import flashgen
+    from flashgen.expr import functions
+
+    assert flashgen.abs is functions.abs_
+    assert not hasattr(functions, "abs")
+    assert "abs" in dir(flashgen)

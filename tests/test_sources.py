@@ -6,17 +6,24 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flashgen as fg
 from flashgen import sources
 from flashgen.cache import default_cache
+from flashgen.emulator.build import kernel_library
 from flashgen.plan import plan
 from flashgen.render import paths, render, templates_dir
+from flashgen.spec.files import spec_from_json
 
 ROOT = Path(__file__).parents[1]
+BAND = fg.AttentionSpec(16, dtype="fp16", mask=fg.window(4, 4))
+IDS = np.zeros((1, 4), np.int32)
 PLAN = plan(fg.AttentionSpec(16, dtype="fp16"), None, "sm_80")
 
 
@@ -140,3 +147,49 @@ for name, module in list(sys.modules.items()):
     files = set(done.stdout.splitlines())
     assert {"plan", "render", "spec"} <= files, done.stderr
     assert files - set(sources.RENDERING_CODE) == {"errors.py", "lazy.py", "settings.py"}
+
+
+def windowed(width: int, cap: float) -> fg.AttentionSpec:
+    mask = fg.window(width, 3) & fg.document(np.zeros((1, 4), np.int32))
+    return fg.AttentionSpec(16, dtype="fp16", mask=mask, score=lambda s, b, h, q, k: fg.tanh(s / cap) * cap)
+
+
+@pytest.mark.parametrize(
+    "specs", [(windowed(512, 30.0), windowed(513, 31.5)), (BAND, replace(BAND, mask=fg.window(8, 9)))]
+)
+def test_widths_and_captured_numbers_compile_nothing_anew(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, specs: tuple[fg.AttentionSpec, ...]
+) -> None:
+    compiled: list[str] = []
+
+    def compile_source(source: fg.render.KernelSource) -> fg.compile.Binary:
+        compiled.append(source.name)
+        return fg.compile.Binary(source.name, "sm_80", b"cubin", fg.compile.Resources(0, 0, 0, 0), 0.1, "")
+
+    monkeypatch.setattr("flashgen.compile.compile_source", compile_source)
+    monkeypatch.setattr("flashgen.emulator.build._build_kernel", pretend_to_build(compiled))
+    first, second = (fg.build(spec, arch="sm_80") for spec in specs)
+    assert first is not second
+    assert len(compiled) == len(first.source)
+    for spec in specs:
+        for source in sources.sources_of(plan(spec, None, "sm_80")).values():
+            kernel_library(source.name, source.text)
+    assert len(compiled) == 2 * len(first.source)
+    # The comment at the top still tells the truth, as a fresh rendering does.
+    assert second.source == {kernel.role: render(kernel).text for kernel in second.plan.kernels}
+    assert spec_from_json(second.source["forward"].split("// spec     ")[1].split("\n")[0]) == specs[1]
+
+
+def pretend_to_build(built: list[str]) -> Callable[..., None]:
+    def build(tools: object, flags: object, libraries: object, name: str, source: str, output: Path) -> None:
+        built.append(name)
+        output.touch()
+
+    return build
+
+
+def test_what_is_part_of_the_code_is_compiled() -> None:
+    open_right, narrow = fg.window(3, None), fg.window(3, 0)
+    for masks in ((open_right, narrow), (fg.document(IDS) & fg.causal(), fg.document(IDS) & fg.window(None, 1))):
+        first, second = (sources.sources_of(plan(replace(BAND, mask=mask), None, "sm_80"))["forward"] for mask in masks)
+        assert first.code != second.code

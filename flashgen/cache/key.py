@@ -20,11 +20,12 @@ def cache_key(source: KernelSource, build_id: str, options: Sequence[str], *, ou
     """The key (64 hex digits) of ``source`` compiled by the compiler ``build_id`` with ``options``.
 
     The architecture enters as its full name, since sm_90 and sm_90a give different cubins, and the options
-    keep their order. Paths, the driver version and the GPU's name stay out: no cubin depends on them.
+    keep their order. The comment at the top of the source stays out: it names widths and captured numbers,
+    which are arguments of a call. Paths, the driver version and the GPU's name stay out: no cubin depends on them.
     """
     # Not for security, and said so: hashlib refuses some digests on FIPS machines otherwise.
     digest = hashlib.sha256(usedforsecurity=False)
-    for field in (str(SCHEMA), source.text, build_id, source.plan.arch.name, output, *options):
+    for field in (str(SCHEMA), source.code, build_id, source.plan.arch.name, output, *options):
         data = field.encode()
         # The length goes first: joined by a separator, ("a", "b-c") and ("a-b", "c") could meet in one key.
         digest.update(len(data).to_bytes(8, "big"))

@@ -57,22 +57,28 @@ def archs_to_build(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> tuple[Arch
 
 
 def to_device(array: Any, ordinal: int) -> DeviceArray:
-    """A copy of a NumPy array on a GPU."""
-    import numpy as np
+    """A copy of a NumPy array on a GPU, with the same strides, and with all that lies between its elements."""
+    from dataclasses import replace
 
     from flashgen.dtypes import DTYPES
     from flashgen.launch.device_array import DeviceArray
     from flashgen.launch.driver import get_driver
 
-    driver, host = get_driver(), np.ascontiguousarray(array)
-    dtype = next((d.name for d in DTYPES.values() if d.numpy() == host.dtype), None)
+    driver = get_driver()
+    dtype = next((d.name for d in DTYPES.values() if d.numpy() == array.dtype), None)
     if dtype is None:
-        raise FlashgenError(f"dtype {host.dtype} has no row in the dtype table; convert the array first")
+        raise FlashgenError(f"dtype {array.dtype} has no row in the dtype table; convert the array first")
+    if array.size == 0:
+        return DeviceArray(driver, array.shape, dtype, ordinal, 1)
+    reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+    before = -sum(r for r in reach if r < 0)
+    span = before + sum(r for r in reach if r > 0) + array.itemsize
     # The legacy default stream (1): plain copies and unplaced launches are ordered by it.
-    copy = DeviceArray(driver, host.shape, dtype, ordinal, 1)
-    if host.nbytes:
-        with driver.on(ordinal):
-            driver.call("cuMemcpyHtoD", copy.info.pointer, host.ctypes.data, host.nbytes)
+    copy = DeviceArray(driver, (span // array.itemsize,), dtype, ordinal, 1)
+    with driver.on(ordinal):
+        driver.call("cuMemcpyHtoD", copy.info.pointer, array.ctypes.data - before, span)
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    copy.info = replace(copy.info, pointer=copy.info.pointer + before, shape=array.shape, strides=strides)
     return copy
 
 

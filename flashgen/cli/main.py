@@ -12,8 +12,10 @@ from flashgen.cli import talk
 from flashgen.cli.build import build
 from flashgen.cli.cache import app as cache_app
 from flashgen.cli.cache import list_kernels
+from flashgen.cli.check import check
 from flashgen.cli.doctor import doctor
 from flashgen.cli.exits import Exit, exit_code
+from flashgen.cli.explain import explain
 from flashgen.cli.show import show
 from flashgen.errors import FlashgenError
 
@@ -29,7 +31,9 @@ app = typer.Typer(
     epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or spec, 3 no GPU, 4 compile error.",
 )
 app.command("build")(build)
+app.command("check")(check)
 app.command("show")(show)
+app.command("explain")(explain)
 app.command("list")(list_kernels)
 app.add_typer(cache_app, name="cache")
 app.command("doctor")(doctor)

@@ -35,6 +35,24 @@ def kernel_options(
             "LEFT,RIGHT[,ALIGN]",
         ),
     ] = None,
+    mask: Annotated[
+        str | None, _option(SPEC, "--mask", "A condition of b, h, q, k and captured names: 'k < n[b]'.", "TEXT")
+    ] = None,
+    score: Annotated[
+        str | None, _option(SPEC, "--score", "What becomes of a logit s: 'tanh(s / cap) * cap'.", "TEXT")
+    ] = None,
+    sink: Annotated[
+        str | None, _option(SPEC, "--sink", "A logit in every row's softmax, without a value: 'logits[h]'.", "TEXT")
+    ] = None,
+    captured: Annotated[
+        list[str] | None,
+        _option(
+            SPEC,
+            "--captured",
+            "What the texts take from outside: a number, or a tensor's element type and rank. Repeatable.",
+            "NAME=VALUE|TYPE[RANK]",
+        ),
+    ] = None,
     forward_only: Annotated[bool, _option(SPEC, "--forward-only", "Leave the backward pass out.")] = False,
     deterministic: Annotated[bool, _option(SPEC, "--deterministic", "Backward bitwise reproducible.")] = False,
     spec: Annotated[
@@ -70,6 +88,10 @@ def kernel_options(
             "dtype": dtype,
             "causal": causal,
             "window": window or [],
+            "mask": mask,
+            "score": score,
+            "sink": sink,
+            "captured": captured or [],
             "forward_only": forward_only,
             "deterministic": deterministic,
         },

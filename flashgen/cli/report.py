@@ -91,7 +91,9 @@ def describe_tiles(kernel: KernelPlan) -> tuple[str, str, str]:
     warps = str(kernel.threads // 32)
     if kernel.role == "forward":
         warps += " split_k" if values.get("split_k") else " split_q"
-    if kernel.role in ("prepare", "finish"):
+    if kernel.fixed_blocks is not None:
+        return "-", "-", warps
+    if "tile_kv" not in values:
         return f"{kernel.grid_tile} rows", "-", warps
     return f"{values.get('tile_q')}x{values.get('tile_kv')}", str(values.get("stages", "-")), warps
 

@@ -93,6 +93,10 @@ def _spec_from_options(
     dtype: str | None,
     causal: bool,
     window: list[str],
+    mask: str | None,
+    score: str | None,
+    sink: str | None,
+    captured: list[str],
     forward_only: bool,
     deterministic: bool,
 ) -> AttentionSpec | None:
@@ -100,25 +104,56 @@ def _spec_from_options(
         violations.found.append("head_dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
     if head_dim_v == 0:  # AttentionSpec reads 0 as "same as head_dim"; a person who typed it did not mean that
         violations.found.append("head_dim_v=0 is out of range; use a whole number from 1 to 256")
-    mask = _mask(violations, causal, window)
+    bands = _bands(violations, causal, window)
+    expressions = violations.attempt(lambda: _expressions(mask, score, sink, captured)) or {}
     return violations.attempt(
         lambda: AttentionSpec(
             1 if head_dim is None else head_dim,
             head_dim_v=head_dim_v or 0,
             dtype=dtype or "bf16",
-            mask=mask,
+            mask=bands & expressions.get("mask", full()),
+            score=expressions.get("score"),
             direction="forward" if forward_only else "both",
             deterministic=deterministic,
         )
     )
 
 
-def _mask(violations: Violations, is_causal: bool, windows: list[str]) -> Mask:
+def _bands(violations: Violations, is_causal: bool, windows: list[str]) -> Mask:
     parts = [causal()] if is_causal else []
     for text in windows:
         part = violations.attempt(lambda text=text: parse_window(text))  # type: ignore[misc]
         parts += [part] if part is not None else []
     return reduce(and_, parts, full())
+
+
+def _expressions(mask: str | None, score: str | None, sink: str | None, captured: list[str]) -> dict[str, Any]:
+    """The fields mask and score that the texts say, where they say any."""
+    texts = {"mask": mask and {"where": mask}, "score": score, "sink": sink}
+    given = {name: text for name, text in texts.items() if text is not None}
+    if not (given or captured):
+        return {}
+    from flashgen.spec.reading import mask_and_score
+
+    return mask_and_score(given | {"captured": _captured(captured)})
+
+
+def _captured(words: list[str]) -> dict[str, Any]:
+    """Values by name, from words ``NAME=VALUE``."""
+    from flashgen.spec.texts import plain_from_text
+
+    values: dict[str, Any] = {}
+    violations = Violations()
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            violations.found.append(f"captured={word!r} is not NAME=VALUE; write one such as cap=30.0 or ids=int32[2]")
+        elif name in values:
+            violations.found.append(f"captured {name} is given twice; leave one out")
+        else:
+            values[name] = plain_from_text(text)
+    violations.check()
+    return values
 
 
 def parse_window(text: str) -> Mask:

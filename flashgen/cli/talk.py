@@ -63,6 +63,22 @@ def working(message: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: None
 
 
+@contextmanager
+def progress(message: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Show how far work is: on a terminal a bar, moved by the result (how many are done, a message); else one line."""
+    console = stderr()
+    if not console.is_terminal:
+        say(f"{message} ...")
+        yield lambda done, text: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(message, total=total)
+        yield lambda done, text: bar.update(task, completed=done, description=text)
+
+
 def print_text(text: str) -> None:
     """Put plain text on stdout exactly as it is."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -115,7 +115,7 @@ def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Check
 
     where = f"on {gpu.name}" if gpu else "on the emulator"
     kernel = build(plan.spec, plan.schedule, arch=plan.arch, target=target)
-    run: Run = partial(_run_on_gpu, kernel, gpu.ordinal) if gpu else partial(_run_on_host, kernel)
+    run = runner(kernel, gpu)
     tiles = {"tile_q": plan.schedule.tile_q or 64, "tile_kv": plan.schedule.tile_kv or 64}
     with talk.working(f"verifying {plan.arch.name} {where}") as update:
         return verify(
@@ -129,15 +129,29 @@ def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Check
         )
 
 
-def _run_on_host(kernel: Any, q: Any, k: Any, v: Any, do: Any, scale: float) -> Sequence[Any]:
-    out, lse = kernel(q, k, v, scale=scale)
+def runner(kernel: Any, gpu: Gpu | None) -> Run:
+    """Both passes of a kernel on NumPy arrays, on a GPU or the emulator."""
+    return partial(_run_on_gpu, kernel, gpu.ordinal) if gpu else partial(_run_on_host, kernel)
+
+
+Captured = Mapping[str, Any] | None
+
+
+def _run_on_host(
+    kernel: Any, q: Any, k: Any, v: Any, do: Any, scale: float, captured: Captured = None
+) -> Sequence[Any]:
+    out, lse = kernel(q, k, v, scale=scale, captured=captured)
     if do is None:
         return out, lse
-    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale)
+    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured)
 
 
-def _run_on_gpu(kernel: Any, ordinal: int, q: Any, k: Any, v: Any, do: Any, scale: float) -> Sequence[Any]:
+def _run_on_gpu(
+    kernel: Any, ordinal: int, q: Any, k: Any, v: Any, do: Any, scale: float, captured: Captured = None
+) -> Sequence[Any]:
+    from flashgen.cli.captured_copy import CapturedCopy
     from flashgen.cli.gpus import to_device, to_host
 
     q, k, v, do = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do))
-    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale)]
+    captured = {name: CapturedCopy(x, ordinal) for name, x in (captured or {}).items()}
+    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured)]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from flashgen.emulator.guard import guarded_copy
+from flashgen.emulator.guard import GuardedCall, guarded_copy
 from flashgen.emulator.kernel import Buffer, EmulatedKernel, load
 
-__all__ = ["Buffer", "EmulatedKernel", "guarded_copy", "load"]
+__all__ = ["Buffer", "EmulatedKernel", "GuardedCall", "guarded_copy", "load"]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from flashgen import settings
 from flashgen.cache.guard import check_directory
-from flashgen.emulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, Toolchain, find_toolchain
+from flashgen.emulator.toolchain import RUNTIME_FLAGS, Toolchain, find_toolchain
 from flashgen.render.paths import include_dir
+from flashgen.render.source import code_of
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _ENTRY = '\n#line 1 "flashgen emulator entry"\nFLASHGEN_EMU_ENTRY({name})\n'
@@ -36,13 +37,16 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Path:
     include = include_dir()
     runtime = runtime_library()
     source = text + _ENTRY.format(name=name)
-    flags = (*KERNEL_FLAGS, f"-I{include}", *(tools.hook_flags if race else ()))
-    key = _digest((tools.identity, *tools.flags, *flags, runtime.name), (source.encode(),))
-    return _cached(f"{name}-{key}.so", lambda output: _build_kernel(tools, flags, name, source, runtime, output))
+    flags = (*tools.kernel_flags, f"-I{include}", *(tools.hook_flags if race else ()))
+    libraries = (str(runtime), "-lm", *(tools.hook_link_flags if race else ()))
+    key = _digest((tools.identity, *tools.flags, *flags, runtime.name), (code_of(source).encode(),))
+    return _cached(f"{name}-{key}.so", lambda output: _build_kernel(tools, flags, libraries, name, source, output))
 
 
 def _headers(include: Path) -> list[Path]:
-    return [*sorted((include / "flashgen" / "emu").iterdir()), include / "flashgen" / "ptx" / "types.cuh"]
+    ptx = include / "flashgen" / "ptx"
+    shared = (ptx / name for name in ("descriptor.cuh", "tensor_map.cuh", "types.cuh"))
+    return [*sorted((include / "flashgen" / "emu").iterdir()), *shared]
 
 
 def _digest(words: Sequence[str], contents: Iterable[bytes]) -> str:
@@ -68,13 +72,15 @@ def _build_runtime(tools: Toolchain, include: Path, name: str, output: Path) -> 
     tools.run(options, "the emulator's runtime")
 
 
-def _build_kernel(tools: Toolchain, flags: Sequence[str], name: str, source: str, runtime: Path, output: Path) -> None:
+def _build_kernel(
+    tools: Toolchain, flags: Sequence[str], libraries: Sequence[str], name: str, source: str, output: Path
+) -> None:
     text, machine_code = output.with_suffix(".cpp"), output.with_suffix(".o")
     text.write_text(source)
     try:
         # Two steps: told of the hooks, the compiler would link its own sanitizer.
         tools.run((*flags, "-c", str(text), "-o", str(machine_code)), f"kernel {name}")
-        tools.run((str(machine_code), str(runtime), "-o", str(output), "-lm"), f"kernel {name}")
+        tools.run((str(machine_code), *libraries, "-o", str(output)), f"kernel {name}")
     finally:
         text.unlink()
         machine_code.unlink(missing_ok=True)

@@ -5,31 +5,62 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, cast
 
 from flashgen.emulator.library import PlaceRecord, ReportRecord
 from flashgen.errors import EmulationError
 
 #: Files of the emulator itself; people look for their own lines.
-_INTERNAL = ("flashgen/emu/primitives.h", "flashgen/emu/abi.h", "flashgen emulator entry")
-
+_INTERNAL = ("flashgen/emu/", "flashgen emulator entry")
 
 Grid: TypeAlias = tuple[int, int, int]
 
 
+class Options(TypedDict):
+    """What repeats a launch."""
+
+    schedule: str
+    seed: int
+    race: bool
+    resident: int
+
+
 def emulation_error(report: ReportRecord, kernel: str, grid: Grid, options: Mapping[str, object]) -> EmulationError:
-    """The error for a report that the runtime filled in; ``options`` repeat the launch."""
-    lines = [f"{_text(report.kind)}: {_text(report.what)}", *_describe(report.place, grid)]
+    """The error for a report that the runtime filled in; ``options`` (all of Options) repeat the launch."""
+    kind, calls = _text(report.kind), _calls(report.place)
+    lines = [f"{kind}: {_text(report.what)}", *_describe(report.place, calls, grid)]
     if report.other_role:
-        lines += [f"  {_text(report.other_role)}:", *_describe(report.other, grid)]
+        lines += [f"  {_text(report.other_role)}:", *_describe(report.other, _calls(report.other), grid)]
     repeat = ", ".join(f"{name}={value!r}" for name, value in options.items())
     lines.append(f"  in kernel {kernel}, {repeat}")
-    return EmulationError("\n".join(lines))
+    file, line = _innermost(calls)
+    known = report.place.thread >= 0
+    return EmulationError(
+        "\n".join(lines),
+        kind=kind,
+        kernel=kernel,
+        file=file,
+        line=line,
+        block=_coordinates(report.place, grid) if report.place.block >= 0 else None,
+        warp=report.place.thread // 32 if known else None,
+        lane=report.place.thread % 32 if known else None,
+        **cast(Options, options),
+    )
 
 
-def _describe(place: PlaceRecord, grid: Grid) -> list[str]:
+def _calls(place: PlaceRecord) -> list[str]:
+    """The places in the source, innermost first."""
+    return _inlined_places(place) or _called_from(place)
+
+
+def _innermost(calls: list[str]) -> tuple[str | None, int | None]:
+    """File and line of the first place."""
+    file, colon, line = calls[0].rpartition(":") if calls else ("", "", "")
+    return (file, int(line)) if colon and line.isdigit() else (None, None)
+
+
+def _describe(place: PlaceRecord, calls: list[str], grid: Grid) -> list[str]:
     """Where and who, a line each."""
-    calls = _inlined_places(place) or _called_from(place)
     lines = [f"  {'at' if i == 0 else 'called from'} {call}" for i, call in enumerate(calls)]
     if place.thread >= 0:
         warp, lane = divmod(place.thread, 32)
@@ -40,11 +71,14 @@ def _describe(place: PlaceRecord, grid: Grid) -> list[str]:
 
 
 def _block(place: PlaceRecord, grid: Grid) -> str:
-    if grid[1:] == (1, 1):
-        return f"block {place.block}"
+    x, y, z = _coordinates(place, grid)
+    return f"block {x}" if grid[1:] == (1, 1) else f"block ({x}, {y}, {z})"
+
+
+def _coordinates(place: PlaceRecord, grid: Grid) -> tuple[int, int, int]:
     rest, x = divmod(place.block, grid[0])
     z, y = divmod(rest, grid[1])
-    return f"block ({x}, {y}, {z})"
+    return x, y, z
 
 
 def _text(data: bytes) -> str:

@@ -6,8 +6,8 @@ import ctypes
 import functools
 import mmap
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flashgen.errors import EmulationError, LaunchError
 
@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PAGE = mmap.PAGESIZE
-_PROT_NONE = 0
+_PROT_NONE, _PROT_READ = 0, 1
 #: As 16-bit and 32-bit floats these bytes are NaN: what lies around the array must never be used.
 _POISON = b"\xff"
 
+#: Views that reach over more bytes than this are used where they lie: they are nearly all gap.
+LARGEST_GUARDED = 2**28
 
-def guarded_copy(array: NDArray[Any], *, at: Literal["end", "begin"] = "end", alignment: int = 16) -> NDArray[Any]:
+Side: TypeAlias = Literal["end", "begin"]
+SIDES: tuple[Side, ...] = ("end", "begin")
+
+
+def guarded_copy(array: NDArray[Any], *, at: Side = "end", alignment: int = 16) -> NDArray[Any]:
     """A copy of ``array``, with the same strides, whose last byte lies just before a page that traps.
 
     ``at="begin"`` puts its first byte just after such a page instead. ``alignment`` is what the copy's
@@ -29,25 +35,92 @@ def guarded_copy(array: NDArray[Any], *, at: Literal["end", "begin"] = "end", al
     """
     import numpy as np
 
-    if at not in ("end", "begin"):
-        raise LaunchError(f"at={at!r} is not known; use 'end' or 'begin'")
+    _check_side(at)
     if not 1 <= alignment <= _PAGE or alignment & (alignment - 1):
         raise LaunchError(f"alignment={alignment!r} is not a power of two from 1 to {_PAGE}; 16 suits kernels")
     before, span = _extent(array)
-    pages = -(-span // _PAGE)
-    memory = mmap.mmap(-1, (pages + 2) * _PAGE)
-    memory[_PAGE : (pages + 1) * _PAGE] = _POISON * (pages * _PAGE)
-    base = np.frombuffer(memory, np.uint8).ctypes.data
-    _trap(base)
-    _trap(base + (pages + 1) * _PAGE)
+    memory, _ = _between_traps(span)
     # The array's own address is what must be aligned, which is not its lowest one when a stride is negative.
-    slack = pages * _PAGE - span
+    slack = len(memory) - 2 * _PAGE - span
     offset = 0 if at == "begin" else slack - (slack + before) % alignment
     if offset < 0:
         offset = slack
     copy: NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, _PAGE + offset + before, array.strides)
     copy[...] = array
     return copy
+
+
+class GuardedStretch:
+    """A copy of some bytes with a page that traps right behind it (or, ``at="begin"``, right before it).
+
+    There is no gap, so the copy is aligned only as far as its number of bytes is; what kernels access in vectors
+    is a multiple of these. Bytes that are not ``writable`` trap stores.
+    """
+
+    def __init__(self, name: str, address: int, size: int, writable: bool, at: Side) -> None:
+        self.name, self.original, self.size, self.writable = name, address, size, writable
+        self._memory, base = _between_traps(size)
+        self._offset = _PAGE if at == "begin" else len(self._memory) - _PAGE - size
+        self.address = base + self._offset
+        ctypes.memmove(self.address, address, size)
+        if not writable:
+            _protect(base + _PAGE, len(self._memory) - 2 * _PAGE, _PROT_READ)
+
+    def holds(self, address: int) -> bool:
+        """Whether this is an address of the original; of an empty one, its own."""
+        return 0 <= address - self.original < max(self.size, 1)
+
+    def hand_back(self) -> None:
+        """Copy to the original what was written; a finding if anything beside it was."""
+        if not self.writable:
+            return
+        end = self._offset + self.size
+        for where, found in (("before", self._memory[_PAGE : self._offset]), ("behind", self._memory[end:-_PAGE])):
+            if found != _POISON * len(found):
+                kind = "global memory out of bounds"
+                raise EmulationError(
+                    f"{kind}: a kernel of this call wrote {where} '{self.name}' ({self.size} bytes), less than a"
+                    " page away; race=True tells which line did",
+                    kind=kind,
+                )
+        ctypes.memmove(self.original, self.address, self.size)
+
+
+class GuardedCall:
+    """Guarded copies of the stretches of memory (name, address, bytes, writable) that a call may touch."""
+
+    def __init__(self, stretches: Iterable[tuple[str, int, int, bool]], at: Side = "end") -> None:
+        _check_side(at)
+        small = (stretch for stretch in _merged(stretches) if stretch[2] <= LARGEST_GUARDED)
+        self.stretches = tuple(GuardedStretch(*stretch, at) for stretch in small)
+
+    def moved(self, address: int) -> int:
+        """Where the copy of what lies at an address is; an address of none of the stretches stays."""
+        stretch = next((s for s in self.stretches if s.holds(address)), None)
+        return address if stretch is None else address - stretch.original + stretch.address
+
+    def hand_back(self) -> None:
+        """Copy all that was written to where it belongs; a finding if anything beside it was."""
+        for stretch in self.stretches:
+            stretch.hand_back()
+
+
+def _merged(stretches: Iterable[tuple[str, int, int, bool]]) -> list[tuple[str, int, int, bool]]:
+    """Stretches that overlap, as views of one array do, as one: each address then lies in one at most."""
+    merged: list[tuple[str, int, int, bool]] = []
+    for name, address, size, writable in sorted(stretches, key=lambda stretch: stretch[1:3]):
+        last = merged[-1] if merged else ("", 0, 0, False)
+        if merged and address < last[1] + max(last[2], 1):
+            end = max(last[1] + last[2], address + size)
+            merged[-1] = (f"{last[0]}, {name}", last[1], end - last[1], last[3] or writable)
+        else:
+            merged.append((name, address, size, writable))
+    return merged
+
+
+def _check_side(at: str) -> None:
+    if at not in SIDES:
+        raise LaunchError(f"at={at!r} is not known; use 'end' or 'begin'")
 
 
 def _extent(array: NDArray[Any]) -> tuple[int, int]:
@@ -59,8 +132,22 @@ def _extent(array: NDArray[Any]) -> tuple[int, int]:
     return before, before + sum(r for r in reach if r > 0) + array.itemsize
 
 
-def _trap(address: int) -> None:
-    if _mprotect()(address, _PAGE, _PROT_NONE) != 0:
+def _between_traps(size: int) -> tuple[mmap.mmap, int]:
+    """Pages for so many bytes, all poison, between two that trap; and the address of the first of these."""
+    import numpy as np
+
+    inner = -(-size // _PAGE) * _PAGE
+    memory = mmap.mmap(-1, inner + 2 * _PAGE)
+    memory[_PAGE : _PAGE + inner] = _POISON * inner
+    # The view goes at once: a mapping that somebody views cannot go away.
+    base = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    _protect(base, _PAGE, _PROT_NONE)
+    _protect(base + _PAGE + inner, _PAGE, _PROT_NONE)
+    return memory, base
+
+
+def _protect(address: int, size: int, access: int) -> None:
+    if size and _mprotect()(address, size, access) != 0:
         code = ctypes.get_errno()
         raise EmulationError(f"a guard page cannot be made: {os.strerror(code)}; use plain arrays here")
 

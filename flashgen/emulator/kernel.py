@@ -35,6 +35,8 @@ class Buffer:
     address: int
     bytes: int
     writable: bool = False
+    #: Written by a kernel launched before this one, and there only after ``griddep_wait``.
+    from_primary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class EmulatedKernel:
         seed: int = 0,
         race: bool = False,
         resident: int | None = None,
+        cluster: int = 1,
+        cooperative: bool = False,
     ) -> None:
         """Run the grid to its end; EmulationError when the kernel did what it must not.
 
@@ -84,8 +88,9 @@ class EmulatedKernel:
 
         ``threads`` and ``smem_bytes`` are the plan's unless given. ``schedule`` says in which order threads
         run: sequential, reverse, random or priority, the last two drawn from ``seed``. ``resident`` blocks
-        run at the same time, by default one, and two under the schedules drawn from a seed. Without
-        ``buffers``, global addresses are not checked.
+        run at the same time, by default one, and two under the schedules drawn from a seed. ``cluster`` blocks,
+        neighbours along x, form a cluster and are resident together. ``cooperative=True`` makes all blocks
+        resident. Without ``buffers``, global addresses are not checked.
 
         ``race=True`` runs a build that tells of each load and store: unordered accesses of shared memory or,
         by several blocks, of writable buffers; reads of shared memory that nobody wrote; bytes used while a
@@ -103,11 +108,11 @@ class EmulatedKernel:
         aligned = -(-ctypes.addressof(storage) // _PARAMS_ALIGNMENT) * _PARAMS_ALIGNMENT
         ctypes.memmove(aligned, params, len(params))
         records = (BufferRecord * len(buffers))(
-            *(BufferRecord(b.name.encode(), b.address, b.bytes, b.writable) for b in buffers)
+            *(BufferRecord(b.name.encode(), b.address, b.bytes, b.writable, b.from_primary) for b in buffers)
         )
         grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
         if resident is None:
-            resident = 2 if schedule in ("random", "priority") else 1
+            resident = cluster * (2 if schedule in ("random", "priority") else 1)
         request = LaunchRecord(
             entry=build.entry,
             params=aligned,
@@ -119,6 +124,8 @@ class EmulatedKernel:
             seed=seed % 2**64,
             race=race,
             resident=resident,
+            cluster=cluster,
+            cooperative=cooperative,
             buffers=records,
             buffer_count=len(buffers),
         )

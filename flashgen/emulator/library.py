@@ -24,6 +24,7 @@ class BufferRecord(ctypes.Structure):
         ("address", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
         ("writable", ctypes.c_int32),
+        ("from_primary", ctypes.c_int32),
     )
 
 
@@ -41,6 +42,8 @@ class LaunchRecord(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("race", ctypes.c_int32),
         ("resident", ctypes.c_int32),
+        ("cluster", ctypes.c_int32),
+        ("cooperative", ctypes.c_int32),
         ("buffers", ctypes.POINTER(BufferRecord)),
         ("buffer_count", ctypes.c_int32),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from flashgen.errors import CompileError
 _CANDIDATES = ("c++", "g++", "clang++")
 _INSTALL = (
     "install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; conda: conda install gxx),"
-    " or set FLASHGEN_CXX to a compiler that understands C++20"
+    " or set FLASHGEN_CXX to a g++ or clang++ that understands C++20"
 )
 _COMMON = (
     "-std=c++20",
@@ -31,11 +32,17 @@ _COMMON = (
     "-Wl,-z,defs",
 )
 #: -g1: the line tables that name the place of a fault, with the chain of inlined calls.
-KERNEL_FLAGS = ("-O1", "-g1", "-w", "-ffp-contract=off", "-DFLASHGEN_EMULATOR")
+KERNEL_FLAGS = ("-O1", "-g1", "-w", "-Wno-narrowing", "-ffp-contract=off", "-DFLASHGEN_EMULATOR")
+#: Clang would heed the pragmas that unroll loops for a GPU, and take three times as long.
+CLANG_KERNEL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")
 #: Race mode: the compiler calls a hook before each load and store; the runtime has these, not libtsan.
 HOOK_FLAGS = ("-fsanitize=thread",)
 #: GCC's hooks of function entries and exits, which nobody needs, cost time.
 GCC_HOOK_FLAGS = ("--param=tsan-instrument-func-entry-exit=0",)
+#: Clang would make one call of two places' hooks, and then know the line of neither.
+CLANG_HOOK_FLAGS = ("-mllvm", "-simplifycfg-sink-common=false")
+#: Instead of hooks, Clang calls these for whole structs; the runtime has its own of them.
+CLANG_HOOK_LINK_FLAGS = ("-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset")
 RUNTIME_FLAGS = ("-O2", "-ffp-contract=fast", "-Wall", "-Wextra")
 
 
@@ -58,9 +65,19 @@ class Toolchain:
         return (*_COMMON, tune, *(() if self.is_clang else ("-fno-gnu-unique",)))
 
     @property
+    def kernel_flags(self) -> tuple[str, ...]:
+        """Further flags of kernels."""
+        return (*KERNEL_FLAGS, *(CLANG_KERNEL_FLAGS if self.is_clang else ()))
+
+    @property
     def hook_flags(self) -> tuple[str, ...]:
         """Flags that make a kernel tell of its loads and stores."""
-        return HOOK_FLAGS if self.is_clang else (*HOOK_FLAGS, *GCC_HOOK_FLAGS)
+        return (*HOOK_FLAGS, *(CLANG_HOOK_FLAGS if self.is_clang else GCC_HOOK_FLAGS))
+
+    @property
+    def hook_link_flags(self) -> tuple[str, ...]:
+        """Flags that link such a kernel."""
+        return CLANG_HOOK_LINK_FLAGS if self.is_clang else ()
 
     def run(self, arguments: Sequence[str], what: str) -> None:
         """Compile; CompileError with the compiler's words when it refuses."""
@@ -79,9 +96,9 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """The compiler that FLASHGEN_CXX names, or the first one on the PATH."""
+    """The compiler that FLASHGEN_CXX names; else that of CXX, if it names one; else the first on the PATH."""
     wanted = settings.cxx()
-    for name in (wanted,) if wanted else _CANDIDATES:
+    for name in (wanted,) if wanted else (os.environ.get("CXX", ""), *_CANDIDATES):
         path = shutil.which(name)
         if path is not None:
             return _describe(path)

@@ -10,11 +10,14 @@ from flashgen.launch.array import ArrayInfo, contiguous_strides
 from flashgen.launch.packing import Packer, parameter_values
 from flashgen.launch.target import Buffer, Ready, Step
 from flashgen.launch.variant import Variant
+from flashgen.plan.captured import gradient_parameters
+from flashgen.plan.expressions import captured_parameters
 from flashgen.plan.model import Problem, Role
 
 #: Launch order of a backward pass; roles that a plan lacks are left out.
-BACKWARD_ROLES: tuple[Role, ...] = ("prepare", "main", "query", "finish")
-#: The largest grid along x.
+BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
+#: How many arrays ``backward_outputs`` makes; gradients of captured tensors come after them.
+BACKWARD_OUTPUTS = 5
 #: The most blocks a grid has along x, y and z.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
@@ -43,8 +46,11 @@ class Call(NamedTuple):
 
 def make_ready(variant: Variant, handles: Mapping[Role, Any]) -> dict[Role, Ready]:
     """Loaded kernels by role, with what every launch of them needs."""
+    # Every kernel of a call is handed the same addresses, whether it reads what was captured or not.
+    expressions = variant.plan.kernels[0].expressions
+    order = captured_parameters(expressions), gradient_parameters(expressions)
     return {
-        role: Ready(handles[role], kernel.plan, kernel.plan.smem.bytes, Packer(kernel.plan.params))
+        role: Ready(handles[role], kernel.plan, kernel.plan.smem.bytes, Packer(kernel.plan.params, *order))
         for role, kernel in variant.kernels.items()
     }
 

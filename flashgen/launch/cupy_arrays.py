@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.dtypes import DTYPES
+from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo, dtype_name, elements
 
@@ -33,7 +33,7 @@ class CupyArrays:
         import cupy
 
         with like.device:
-            return cupy.empty(shape, dtype=DTYPES[dtype].numpy())
+            return cupy.empty(shape, dtype=RESULTS[dtype].numpy())
 
     def pointer(self, array: Any) -> int:
         """The address of an array."""

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flashgen.dtypes import DTYPES
+from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch.arguments import check_backward, check_forward, check_scale
 from flashgen.launch.array import Framework, alignment, canonical
 from flashgen.launch.call import (
+    BACKWARD_OUTPUTS,
     BACKWARD_ROLES,
     Call,
     backward_outputs,
@@ -20,7 +21,9 @@ from flashgen.launch.call import (
     make_ready,
     make_steps,
 )
+from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
+from flashgen.launch.gradients import Gradients
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
@@ -29,7 +32,7 @@ _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
     "backward": ("do", "q", "k", "v", "out", "lse"),
 }
-_ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("forward",), "backward": BACKWARD_ROLES}
+_ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("survey", "forward"), "backward": BACKWARD_ROLES}
 #: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse``, which comes last.
 _STRIDED = 5
 #: How many combinations of shapes and strides are remembered per kernel and pass.
@@ -51,15 +54,27 @@ class Executor:
         self._workspace_floats = workspace_floats
         self._default = max(k.access_bytes for k in variant.plan.kernels)
         self._variants = {self._default: variant}
-        self._loaded: dict[tuple[int, int], Mapping[Role, Ready]] = {}
+        self._loaded: dict[tuple[int, int, bool], Mapping[Role, Ready]] = {}
         self._lock = threading.Lock()
+        expressions = variant.plan.kernels[0].expressions
+        self._captures = None if expressions is None else Captures(self.spec, expressions)
+        self._tables = 0 if expressions is None else len(expressions.tables)
+        self._gradients = Gradients(expressions)
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
-    def forward(self, q: Any, k: Any, v: Any, scale: Any = None, stream: Any = None) -> tuple[Any, Any]:
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: Any = None,
+        stream: Any = None,
+        captured: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
-        arrays = (q, k, v)
+        arrays = (*self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
@@ -69,84 +84,139 @@ class Executor:
         if call is None:
             call = self._prepare("forward", framework, arrays, scale, stream)
             _remember(self._forward_calls, key, call)
-        device, steps, (o_spec, lse_spec) = call
+        device, steps, (o_spec, lse_spec, *table_specs) = call
         handle = framework.stream(device, stream)
         o = framework.empty(q, o_spec.shape, o_spec.dtype, handle)
         lse = framework.empty(q, lse_spec.shape, lse_spec.dtype, handle)
         if steps:
+            tables = [framework.empty(q, t.shape, t.dtype, handle) for t in table_specs]
+            if tables:
+                n = len(arrays) - 3
+                pointers = (*pointers[:n], *(framework.pointer(t) for t in tables), *pointers[n:])
             addresses = (*pointers, framework.pointer(o), framework.pointer(lse))
-            buffers = self._buffers("forward", framework, arrays, call, (o, lse))
+            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables))
             self.target.launch(steps, device, handle, addresses, buffers)
         return o, lse
 
     def backward(
-        self, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any = None, stream: Any = None
-    ) -> tuple[Any, Any, Any]:
-        """``(dq, dk, dv)`` of a backward pass."""
+        self,
+        do: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        scale: Any = None,
+        stream: Any = None,
+        captured: Mapping[str, Any] | None = None,
+        captured_gradients: bool = False,
+    ) -> tuple[Any, ...]:
+        """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
-        arrays = (do, q, k, v, out, lse)
+        extra = self._captured(captured)
+        arrays = (*extra, do, q, k, v, out, lse)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         signature, pointers = _signature(framework, "backward", arrays, stream)
-        key = (signature, scale)
+        key = (signature, scale, captured_gradients)
         call = self._backward_calls.get(key)
         if call is None:
-            call = self._prepare("backward", framework, arrays, scale, stream)
+            call = self._prepare("backward", framework, arrays, scale, stream, captured_gradients)
             _remember(self._backward_calls, key, call)
         device, steps, outputs = call
         handle = framework.stream(device, stream)
         made = tuple(framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs)
         if steps:
-            addresses = (*pointers[1:], pointers[0], *(framework.pointer(a) for a in made))
+            # The gradient of the output comes first in the call, and after lse among the parameters.
+            n, results = len(extra), [framework.pointer(a) for a in made]
+            plain = len(results) - self._tables
+            addresses = (*pointers[:n], *results[plain:], *pointers[n + 1 :], pointers[n], *results[:plain])
             buffers = self._buffers("backward", framework, arrays, call, made)
             self.target.launch(steps, device, handle, addresses, buffers)
-        return made[0], made[1], made[2]
+        if not captured_gradients:
+            return made[0], made[1], made[2]
+        names = self._gradients.names
+        return made[0], made[1], made[2], dict(zip(names, made[BACKWARD_OUTPUTS:], strict=False))
 
-    def load(self, device: int, access_bytes: int | None = None) -> None:
+    def load(self, device: int, access_bytes: int | None = None, captured_gradients: bool = False) -> None:
         """Compiles and loads a variant now (the default one unless ``access_bytes`` names another)."""
         access = self._default if access_bytes is None else min(access_bytes, self._default)
         self._kernels(access, device, None)
+        if captured_gradients:
+            self._kernels(access, device, None, captured=True)
+
+    def _captured(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        """The captured tensors of a call, which come before its other arguments."""
+        if self._captures is not None:
+            return self._captures.arrays(given)
+        if given:
+            raise ArgumentError(f"captured={list(given)} was given, but the spec's mask and score capture no tensors")
+        return ()
+
+    def _names(self, pass_: Pass) -> tuple[str, ...]:
+        return _NAMES[pass_] if self._captures is None else (*self._captures.names, *_NAMES[pass_])
 
     def _prepare(
-        self, pass_: Pass, framework: Framework, arrays: tuple[Any, ...], scale: float | None, stream: Any
+        self,
+        pass_: Pass,
+        framework: Framework,
+        arrays: tuple[Any, ...],
+        scale: float | None,
+        stream: Any,
+        captured_gradients: bool = False,
     ) -> Call:
         """Validates the arguments and settles everything that does not change with their addresses."""
-        names, spec = _NAMES[pass_], self.spec
+        names, spec = self._names(pass_), self.spec
         common_framework(names, arrays)
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
+        extra, infos = infos[: -len(_NAMES[pass_])], infos[-len(_NAMES[pass_]) :]
         check = check_forward if pass_ == "forward" else check_backward
         problem = check(spec, *infos, on_host=self.target.on_host)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
         kernels = self._kernels(access, device, framework.stream(device, stream))
+        roles = _ROLES[pass_]
+        if captured_gradients:
+            more = self._kernels(access, device, framework.stream(device, stream), captured=True)
+            kernels, roles = {**kernels, **more}, (*roles, *more)
         if pass_ == "forward":
             outputs = forward_outputs(problem, spec.head_dim_v, spec.dtype)
         else:
             workspace = self._workspace_floats(self._variants[access].plan, problem)
             outputs = backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspace)
-        band = spec.mask.diagonals(problem.len_q, problem.len_kv)
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band else (0, 0)
         factor = spec.default_scale if scale is None else scale
         values = call_values(problem, band, factor, infos, outputs)
-        return Call(device, make_steps(kernels, _ROLES[pass_], problem, values), outputs)
+        if self._captures is not None:
+            self._captures.check_sizes(extra, problem)
+            values |= self._captures.values(extra)
+            if captured_gradients:
+                outputs += self._gradients.outputs(extra)
+                values |= self._gradients.values(extra, problem)
+            outputs += self._captures.tables(extra)
+        return Call(device, make_steps(kernels, roles, problem, values), outputs)
 
-    def _kernels(self, access: int, device: int, stream: int | None) -> Mapping[Role, Ready]:
-        """The loaded kernels for an alignment; the only place that compiles or loads."""
-        kernels = self._loaded.get((access, device))
+    def _kernels(self, access: int, device: int, stream: int | None, *, captured: bool = False) -> Mapping[Role, Ready]:
+        """The loaded kernels for an alignment, those of captured gradients or the others, in the order in which
+        they run; the only place that compiles or loads."""
+        key = access, device, captured
+        kernels = self._loaded.get(key)
         if kernels is not None:
             return kernels
         if stream is not None and self.target.is_capturing(stream, device):
             raise LaunchError(
                 f"a CUDA graph is being captured, and the kernel for {access}-byte aligned arguments is not "
-                f"loaded on cuda:{device}; call kernel.warmup({device}, access_bytes={access}) first"
+                f"loaded on cuda:{device}; call kernel.warmup({device}, access_bytes={access}"
+                f"{', captured_gradients=True' if captured else ''}) first"
             )
         with self._lock:
             if access not in self._variants:
                 self._variants[access] = self._make_variant(access)
-            variant = self._variants[access]
-            if (access, device) not in self._loaded:
-                self._loaded[access, device] = make_ready(variant, self.target.load(variant, device))
-        return self._loaded[access, device]
+            if key not in self._loaded:
+                variant = self._variants[access].part(captured=captured)
+                self._loaded[key] = make_ready(variant, self.target.load(variant, device))
+        return self._loaded[key]
 
     def _buffers(
         self,
@@ -159,11 +229,14 @@ class Executor:
         """What the emulator may let the kernels touch."""
         if not self.target.on_host:
             return ()
-        inputs = [canonical(framework.describe(n, a)) for n, a in zip(_NAMES[pass_], arrays, strict=True)]
+        inputs = [canonical(framework.describe(n, a)) for n, a in zip(self._names(pass_), arrays, strict=True)]
+        extra, inputs = inputs[: -len(_NAMES[pass_])], inputs[-len(_NAMES[pass_]) :]
+        items = self._captures.item_bytes() if self._captures is not None else ()
         outputs = [o.at(framework.pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
         return (
-            *(host_buffer(i, DTYPES[i.dtype].bytes, writable=False) for i in inputs),
-            *(host_buffer(i, DTYPES[i.dtype].bytes, writable=True) for i in outputs),
+            *(host_buffer(i, item, writable=False) for i, item in zip(extra, items, strict=True)),
+            *(host_buffer(i, RESULTS[i.dtype].bytes, writable=False) for i in inputs),
+            *(host_buffer(i, RESULTS[i.dtype].bytes, writable=True) for i in outputs),
         )
 
 

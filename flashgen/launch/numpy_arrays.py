@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from flashgen.dtypes import DTYPES
+from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import HOST, ArrayInfo, dtype_name, elements
 
@@ -33,7 +33,7 @@ class NumpyArrays:
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
         """Poisoned with NaN, so that what a kernel fails to write shows."""
-        return numpy.full(shape, numpy.nan, dtype=DTYPES[dtype].numpy())
+        return numpy.full(shape, numpy.nan, dtype=RESULTS[dtype].numpy())
 
     def pointer(self, array: Any) -> int:
         """The address of an array."""

@@ -18,7 +18,8 @@ from typing import Any
 from flashgen.errors import LaunchError
 from flashgen.plan.model import ParamTable, Problem
 
-#: The order in which calls hand over addresses; a forward call stops after ``lse``.
+#: The order in which calls hand over addresses, after those of captured tensors and before those of their
+#: gradients; a forward call stops after ``lse``.
 POINTERS = ("q", "k", "v", "o", "lse", "dout", "dq", "dk", "dv", "dsum", "dq_accum")
 #: The driver's limit on a kernel's parameters.
 MAX_PARAMS_BYTES = 4096
@@ -42,14 +43,14 @@ class Packer:
 
     __slots__ = ("_fields", "_names", "_padding", "_runs", "size")
 
-    def __init__(self, table: ParamTable) -> None:
+    def __init__(self, table: ParamTable, captured: tuple[str, ...] = (), gradients: tuple[str, ...] = ()) -> None:
         self.size = table.bytes
         if self.size > MAX_PARAMS_BYTES:
             raise LaunchError(f"the parameter struct takes {self.size} bytes; CUDA allows {MAX_PARAMS_BYTES}")
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
         self._names = tuple(None if p.kind == "void*" else p.name for p in table.params)
-        self._runs = _pointer_runs(table)
+        self._runs = _pointer_runs(table, (*captured, *POINTERS, *gradients))
 
     def template(self, values: Mapping[str | None, float]) -> bytes:
         """The parameters with the addresses, whose value is that of None, left blank."""
@@ -71,14 +72,14 @@ def field_offsets(table: ParamTable) -> dict[str, int]:
     }
 
 
-def _pointer_runs(table: ParamTable) -> tuple[PointerRun, ...]:
+def _pointer_runs(table: ParamTable, order: tuple[str, ...]) -> tuple[PointerRun, ...]:
     """Stretches of adjacent address fields: offset, layout, and how to pick their addresses."""
     offsets = field_offsets(table)
     runs: list[PointerRun] = []
     for is_pointer, group in groupby(table.params, key=lambda p: p.kind == "void*"):
         if is_pointer:
             names = [p.name for p in group]
-            places = [POINTERS.index(name) for name in names]
+            places = [order.index(name) for name in names]
             runs.append((offsets[names[0]], struct.Struct(f"@{len(names)}Q"), _picker(places)))
     return tuple(runs)
 

@@ -19,6 +19,8 @@ class Buffer:
     address: int
     bytes: int
     writable: bool
+    #: Whether a grid that may still be running writes it (programmatic dependent launch).
+    from_primary: bool = False
 
 
 class Ready(NamedTuple):

@@ -17,7 +17,7 @@ _PLAIN = (
         torch.nn.Parameter,
     )
 )
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 def _raw_stream(device: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flashgen.plan.model import AttentionPlan, KernelPlan, Role
@@ -14,6 +14,12 @@ class Loadable(NamedTuple):
     plan: KernelPlan
     source: Any
     binary: Any = None
+    #: Makes the binary of a kernel that few callers need, once one does.
+    compile: Callable[[], Any] | None = None
+
+    def compiled(self) -> Loadable:
+        """The same with its binary."""
+        return self if self.compile is None else Loadable(self.plan, self.source, self.compile())
 
 
 class Variant(NamedTuple):
@@ -21,3 +27,8 @@ class Variant(NamedTuple):
 
     plan: AttentionPlan
     kernels: Mapping[Role, Loadable]
+
+    def part(self, *, captured: bool) -> Variant:
+        """The kernels of captured gradients, or all others; compiled."""
+        chosen = {role: k for role, k in self.kernels.items() if (k.plan.captured is not None) == captured}
+        return Variant(self.plan, {role: kernel.compiled() for role, kernel in chosen.items()})

@@ -2,14 +2,20 @@
 
 from flashgen.oracle.attention import allowed_pairs, backward, forward
 from flashgen.oracle.bounds import Bounds, Check, bounds, check
+from flashgen.oracle.captured import captured_gradients
+from flashgen.oracle.captured_bounds import captured_bounds
 from flashgen.oracle.rounded import rounded_backward, rounded_forward
+from flashgen.oracle.rules import Rules
 
 __all__ = [
     "Bounds",
     "Check",
+    "Rules",
     "allowed_pairs",
     "backward",
     "bounds",
+    "captured_bounds",
+    "captured_gradients",
     "check",
     "forward",
     "rounded_backward",

@@ -5,45 +5,61 @@ Every kernel is tested against this file. It favours the formula over speed: sco
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashgen.oracle.problem import Problem, read_problem
-from flashgen.spec import AttentionSpec, Mask
+from flashgen.oracle.rules import Floats, Pairs, Rules, allowed_pairs
+from flashgen.spec import AttentionSpec
 
-Floats = NDArray[np.float64]
-Pairs = NDArray[np.bool_]
+__all__ = ["HeadRules", "allowed_pairs", "backward", "backward_head", "contract", "forward", "forward_head"]
 
 
-def forward(spec: AttentionSpec, q: Any, k: Any, v: Any, *, scale: float | None = None) -> tuple[Floats, Floats]:
-    """``O = softmax(scale * Q K^T) V`` and the row-wise log-sum-exp, as float64 ``(o, lse)``.
+def forward(
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    captured: Mapping[str, Any] | None = None,
+) -> tuple[Floats, Floats]:
+    """``O = softmax(score(scale * Q K^T)) V`` and the row-wise log-sum-exp, as float64 ``(o, lse)``.
 
-    q is (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); o is (B, Sq, H, Dv), lse (B, H, Sq).
+    q is (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); o is (B, Sq, H, Dv), lse (B, H, Sq). ``captured``
+    replaces tensors that the spec's mask or score was made with.
     """
     problem = read_problem(spec, q, k, v, scale=scale)
-    allowed = allowed_pairs(spec.mask, problem.len_q, problem.len_kv)
+    rules = Rules(spec, problem, captured)
     o = np.zeros((problem.batch, problem.len_q, problem.heads, spec.head_dim_v))
     lse = np.zeros((problem.batch, problem.heads, problem.len_q))
     for b, h in np.ndindex(problem.batch, problem.heads):
-        head = forward_head(*_head_inputs(problem, b, h), allowed, problem.scale)
+        head = forward_head(*_head_inputs(problem, b, h), problem.scale, HeadRules(rules, b, h))
         o[b, :, h], lse[b, h] = head.o, head.lse
     return o, lse
 
 
 def backward(
-    spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any, *, scale: float | None = None
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    *,
+    scale: float | None = None,
+    captured: Mapping[str, Any] | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Gradients ``(dq, dk, dv)`` of ``sum(do * o)`` in float64; a k/v head sums over its query heads."""
     problem = read_problem(spec, q, k, v, do, scale=scale)
     assert problem.do is not None, "do was given"
-    allowed = allowed_pairs(spec.mask, problem.len_q, problem.len_kv)
+    rules = Rules(spec, problem, captured)
     dq, dk, dv = (np.zeros_like(x) for x in (problem.q, problem.k, problem.v))
     for b, h in np.ndindex(problem.batch, problem.heads):
         inputs = _head_inputs(problem, b, h)
-        head_dq, head_dk, head_dv = backward_head(*inputs, problem.do[b, :, h], allowed, problem.scale)
+        head_dq, head_dk, head_dv = backward_head(*inputs, problem.do[b, :, h], problem.scale, HeadRules(rules, b, h))
         h_kv = h // problem.group
         dq[b, :, h] = head_dq
         with np.errstate(invalid="ignore"):
@@ -52,11 +68,26 @@ def backward(
     return dq, dk, dv
 
 
-def allowed_pairs(mask: Mask, len_q: int, len_kv: int) -> Pairs:
-    """``[q, k]`` is true where query q may attend to key k."""
-    lower, upper = mask.diagonals(len_q, len_kv)
-    distance = np.arange(len_kv)[None, :] - np.arange(len_q)[:, None]
-    return np.asarray((lower <= distance) & (distance <= upper))
+class HeadRules:
+    """The rules of one head of one sequence."""
+
+    def __init__(self, rules: Rules, b: int, h: int) -> None:
+        self._rules, self._place = rules, (b, h)
+        self.allowed = rules.allowed(b, h)
+        self.sink = rules.sink(b, h)
+
+    def scores(self, logits: Floats) -> Floats:
+        """The scores of scaled logits."""
+        return self._rules.scores(logits, *self._place)
+
+    def slopes(self, logits: Floats) -> Floats:
+        """Their derivatives with respect to the logits."""
+        return self._rules.slopes(logits, *self._place)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether scores differ from logits."""
+        return self._rules.changes_logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,26 +99,30 @@ class HeadForward:
     lse: Floats
 
 
-def forward_head(q: Floats, k: Floats, v: Floats, allowed: Pairs, scale: float) -> HeadForward:
-    """One head: ``S = scale Q K^T``, minus infinity where not allowed; ``P = softmax(S)``; ``O = P V``."""
+def forward_head(q: Floats, k: Floats, v: Floats, scale: float, rules: HeadRules) -> HeadForward:
+    """One head: ``S = score(scale Q K^T)``, minus infinity where not allowed; ``P = softmax(S)``; ``O = P V``.
+
+    A sink is one more column of S, whose value is 0.
+    """
+    allowed = rules.allowed
     with np.errstate(all="ignore"):
-        scores = np.where(allowed, scale * (q @ k.T), -np.inf)
-        peak = scores.max(axis=1, initial=-np.inf)
+        scores = np.where(allowed, rules.scores(scale * (q @ k.T)), -np.inf)
+        peak = scores.max(axis=1, initial=rules.sink)
         peak = np.where(peak == -np.inf, 0.0, peak)  # an empty row: exp(-inf - 0) = 0
         weights = np.exp(scores - peak[:, None])
-        total = weights.sum(axis=1)
+        total = weights.sum(axis=1) + np.exp(rules.sink - peak)
         p = np.where(allowed, weights / np.where(total == 0.0, 1.0, total)[:, None], 0.0)
         return HeadForward(p, o=contract(p, v, allowed), lse=peak + np.log(total))
 
 
 def backward_head(
-    q: Floats, k: Floats, v: Floats, do: Floats, allowed: Pairs, scale: float
+    q: Floats, k: Floats, v: Floats, do: Floats, scale: float, rules: HeadRules
 ) -> tuple[Floats, Floats, Floats]:
-    """One head: ``dV = P^T dO; dS = P (dO V^T - rowsum(dO O)); dQ = scale dS K; dK = scale dS^T Q``."""
-    head = forward_head(q, k, v, allowed, scale)
+    """One head: ``dV = P^T dO; dS = P (dO V^T - rowsum(dO O)) score'; dQ = scale dS K; dK = scale dS^T Q``."""
+    head, allowed = forward_head(q, k, v, scale, rules), rules.allowed
     with np.errstate(all="ignore"):
         row_sum = (do * head.o).sum(axis=1, keepdims=True)
-        ds = np.where(allowed, head.p * (do @ v.T - row_sum), 0.0)
+        ds = np.where(allowed, head.p * (do @ v.T - row_sum) * rules.slopes(scale * (q @ k.T)), 0.0)
         dv = contract(head.p.T, do, allowed.T)
         dq = scale * contract(ds, k, allowed)
         dk = scale * contract(ds.T, q, allowed.T)

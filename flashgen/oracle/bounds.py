@@ -13,7 +13,7 @@ which for an LSE between 4 and 8 is four steps; correct kernels needed up to 5.6
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.dtypes import FP32
-from flashgen.oracle.attention import allowed_pairs, backward, forward, forward_head
+from flashgen.oracle.attention import HeadRules, backward, forward, forward_head
 from flashgen.oracle.problem import read_problem
 from flashgen.oracle.rounded import Floats32, evaluate
+from flashgen.oracle.rules import Rules
 from flashgen.spec import AttentionSpec
 
 LSE_TOLERANCE = 1e-5
@@ -69,14 +70,15 @@ def bounds(
     scale: float | None = None,
     *,
     exact: Sequence[NDArray[np.float64]] | None = None,
+    captured: Mapping[str, Any] | None = None,
 ) -> Bounds:
     """The bounds for these inputs; ``exact`` is the oracle's (o, lse) or (o, lse, dq, dk, dv) where known."""
     if exact is None:
-        exact = forward(spec, q, k, v, scale=scale)
-        exact = exact if do is None else (*exact, *backward(spec, q, k, v, do, scale=scale))
-    result = evaluate(spec, q, k, v, do, scale=scale)
+        exact = forward(spec, q, k, v, scale=scale, captured=captured)
+        exact = exact if do is None else (*exact, *backward(spec, q, k, v, do, scale=scale, captured=captured))
+    result = evaluate(spec, q, k, v, do, scale=scale, captured=captured)
     step = spec.element.epsilon * (FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS)
-    reach = {} if do is None else _reach_of_rounding_o(spec, q, k, v, do, scale)
+    reach = {} if do is None else _reach_of_rounding_o(spec, q, k, v, do, scale, captured)
     limits: dict[str, float] = {}
     for name, reference in zip(("o", "lse", "dq", "dk", "dv"), exact, strict=False):
         if name != "lse":
@@ -119,21 +121,31 @@ def check(
     return Check(float(error[worst]), float(limit[worst]), bool(ok))
 
 
-def _reach_of_rounding_o(spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any, scale: float | None) -> dict[str, float]:
+def _reach_of_rounding_o(
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    scale: float | None,
+    captured: Mapping[str, Any] | None,
+) -> dict[str, float]:
     """The largest change of dQ and dK, in rounding steps, when each element of O is rounded at random.
 
     D then changes by about the root of the sum of squares of its terms, and dQ by scale P K times that.
     """
     given = read_problem(spec, q, k, v, do, scale=scale)
     assert given.do is not None, "do was given"
-    allowed = allowed_pairs(spec.mask, given.len_q, given.len_kv)
+    rules = Rules(spec, given, captured)
     dq, dk = np.zeros_like(given.q), np.zeros_like(given.k)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):
             h_kv = h // given.group
             q_h, k_h, v_h = given.q[b, :, h], given.k[b, :, h_kv], given.v[b, :, h_kv]
-            head = forward_head(q_h, k_h, v_h, allowed, given.scale)
+            of_head = HeadRules(rules, b, h)
+            head = forward_head(q_h, k_h, v_h, given.scale, of_head)
             ds = head.p * np.sqrt(np.square(given.do[b, :, h] * head.o).sum(axis=1, keepdims=True))
+            ds = np.abs(of_head.slopes(given.scale * (q_h @ k_h.T))) * ds
             dq[b, :, h] = given.scale * (ds @ k_h)
             dk[b, :, h_kv] += given.scale * (ds.T @ q_h)
     return {"dq": _largest(dq), "dk": _largest(dk)}

@@ -10,15 +10,18 @@ that rounding alone moves P by 3 %); both exponentiate in base two, as GPUs do.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.dtypes import DType
-from flashgen.oracle.attention import Pairs, allowed_pairs
+from flashgen.oracle.attention import HeadRules
+from flashgen.oracle.captured import CapturedSums, sink_column
 from flashgen.oracle.problem import Array, read_problem
+from flashgen.oracle.rules import Floats, Rules
 from flashgen.spec import AttentionSpec
 
 Floats32 = NDArray[np.float32]
@@ -34,6 +37,8 @@ class RoundedResult:
     dq: Floats32 | None = None
     dk: Floats32 | None = None
     dv: Floats32 | None = None
+    #: Gradients of captured float tensors by name, in float64.
+    captured: Mapping[str, Floats] = field(default_factory=dict)
 
 
 def rounded_forward(
@@ -59,31 +64,45 @@ def rounded_backward(
 
 
 def evaluate(
-    spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any = None, *, scale: float | None = None
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any = None,
+    *,
+    scale: float | None = None,
+    captured: Mapping[str, Any] | None = None,
 ) -> RoundedResult:
     """One run of the whole computation."""
     element = spec.element
     given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy())
-    allowed = allowed_pairs(spec.mask, given.len_q, given.len_kv)
+    rules = Rules(spec, given, captured)
     q32, k32, v32 = (x.astype(np.float32) for x in (given.q, given.k, given.v))
     do32 = None if given.do is None else given.do.astype(np.float32)
     o = np.zeros((given.batch, given.len_q, given.heads, spec.head_dim_v), np.float32)
     lse = np.zeros((given.batch, given.heads, given.len_q), np.float32)
     dq, dk, dv = np.zeros_like(q32), np.zeros_like(k32), np.zeros_like(v32)
+    sums = CapturedSums(spec, rules, captured)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):
             h_kv = h // given.group
-            head = _Head(element, q32[b, :, h], k32[b, :, h_kv], v32[b, :, h_kv], allowed, given.scale)
+            operands = q32[b, :, h], k32[b, :, h_kv], v32[b, :, h_kv]
+            head = _Head(element, *operands, given.scale, HeadRules(rules, b, h))
             o[b, :, h], lse[b, h] = head.forward()
             if do32 is not None:
-                ds, p = head.score_gradients(do32[b, :, h], o[b, :, h], lse[b, h])
+                row_sum = (do32[b, :, h] * o[b, :, h]).sum(axis=1, dtype=np.float32)
+                of_scores, p = head.score_gradients(do32[b, :, h], row_sum, lse[b, h])
+                ds = _store(element, of_scores * head.slopes)
                 dq[b, :, h] = dot(ds, _finite(head.k))
                 dk[b, :, h_kv] = dot(ds.T, _finite(head.q), dk[b, :, h_kv])
                 dv[b, :, h_kv] = dot(p.T, _finite(do32[b, :, h]), dv[b, :, h_kv])
+                sums.add_pairs(head.logits, _store(element, of_scores).astype(np.float64), b, h)
+                sums.add_sink(-sink_column(float(head.sink), lse[b, h].astype(np.float64)) * row_sum, b, h)
         if do32 is None:
             return RoundedResult(o, lse)
         factor = np.float32(given.scale)
-        return RoundedResult(o, lse, *(_store(element, x) for x in (dq * factor, dk * factor, dv)))
+        dq, dk, dv = (_store(element, x) for x in (dq * factor, dk * factor, dv))
+        return RoundedResult(o, lse, dq, dk, dv, sums.values)
 
 
 def dot(a: Floats32, b: Floats32, start: Floats32 | None = None) -> Floats32:
@@ -100,30 +119,37 @@ def dot(a: Floats32, b: Floats32, start: Floats32 | None = None) -> Floats32:
 
 
 class _Head:
-    """One head; ``dots`` are the products q k^T before the scale."""
+    """One head; ``dots`` are the products q k^T before the scale, or the scores where those are no logits."""
 
-    def __init__(self, element: DType, q: Floats32, k: Floats32, v: Floats32, allowed: Pairs, scale: float) -> None:
-        self.element, self.q, self.k, self.v, self.allowed = element, q, k, v, allowed
+    def __init__(self, element: DType, q: Floats32, k: Floats32, v: Floats32, scale: float, rules: HeadRules) -> None:
+        self.element, self.q, self.k, self.v, self.allowed = element, q, k, v, rules.allowed
+        self.sink, self.slopes = np.float32(rules.sink), np.float32(1)
         # With the sign moved into q, the largest product is the largest logit, whatever the scale.
         self.dots = dot(q if scale >= 0 else -q, k.T)
         self.scale_log2 = np.float32(abs(scale) * LOG2_E)
+        self.logits = (self.dots * np.float32(abs(scale))).astype(np.float64)
+        if rules.changes_logits:
+            self.dots = rules.scores(self.logits).astype(np.float32)
+            self.slopes = np.where(self.allowed, rules.slopes(self.logits), 0.0).astype(np.float32)
+            self.scale_log2 = np.float32(LOG2_E)
 
     def forward(self) -> tuple[Floats32, Floats32]:
         """O and the LSE."""
         peak = np.where(self.allowed, self.dots, -np.inf).max(axis=1, initial=-np.inf).astype(np.float32)
-        shift = np.where(peak == -np.inf, np.float32(0), peak) * self.scale_log2
+        sink_log2 = self.sink * np.float32(LOG2_E)
+        peak_log2 = np.maximum(np.where(peak == -np.inf, peak, peak * self.scale_log2), sink_log2)
+        shift = np.where(peak_log2 == -np.inf, np.float32(0), peak_log2)
         weights = self._exponentials(shift)
-        total = weights.sum(axis=1, dtype=np.float32)
+        total = weights.sum(axis=1, dtype=np.float32) + np.exp2(sink_log2 - shift)
         p = _store(self.element, weights / np.where(total == 0, np.float32(1), total)[:, None])
         lse = (shift + np.log2(total)) * np.float32(1 / LOG2_E)
         return _store(self.element, dot(p, _finite(self.v))), lse.astype(np.float32)
 
-    def score_gradients(self, do: Floats32, o: Floats32, lse: Floats32) -> tuple[Floats32, Floats32]:
-        """DS and P of this head."""
+    def score_gradients(self, do: Floats32, row_sum: Floats32, lse: Floats32) -> tuple[Floats32, Floats32]:
+        """The gradient of the scores, in float32, and P of this head."""
         p = self._exponentials(np.where(lse == -np.inf, np.float32(0), lse * np.float32(LOG2_E)))
-        dp = _store(self.element, dot(do, self.v.T)) - (do * o).sum(axis=1, dtype=np.float32)[:, None]
-        ds = np.where(self.allowed, p * dp, np.float32(0))
-        return _store(self.element, ds), _store(self.element, p)
+        dp = _store(self.element, dot(do, self.v.T)) - row_sum[:, None]
+        return np.where(self.allowed, p * dp, np.float32(0)), _store(self.element, p)
 
     def _exponentials(self, shift: Floats32) -> Floats32:
         """``2 ** (scaled products - shift)`` where allowed; the exponent is one fused multiply-add."""

@@ -7,8 +7,11 @@ from dataclasses import replace
 from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
 from flashgen.plan.backward import chosen_backward, plan_backward
+from flashgen.plan.captured import plan_captured
+from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
 from flashgen.plan.forward import chosen_schedule, padded, plan_forward
 from flashgen.plan.model import AttentionPlan, KernelPlan, Problem
+from flashgen.plan.survey import plan_survey, with_tables
 from flashgen.spec import AttentionSpec, Schedule
 
 __all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspace_floats"]
@@ -38,6 +41,7 @@ def plan(
             f"access_bytes={access} does not divide the rows of {spec.describe()}; "
             f"use a power of two from {spec.element.bytes} to {default_access_bytes(spec)}."
         )
+    expressions = expressions_of(spec)
     forward = plan_forward(spec, asked, row, access)
     chosen = chosen_schedule(forward)
     kernels: tuple[KernelPlan, ...] = (forward,)
@@ -45,7 +49,30 @@ def plan(
         backward = plan_backward(spec, asked, row, access)
         chosen = replace(chosen, backward=chosen_backward(next(k for k in backward if k.role == "main")))
         kernels += backward
+        kernels += plan_captured(spec, asked, row, access, expressions)
+    if expressions is not NO_EXPRESSIONS:
+        expressions = with_tables(kernels, expressions)
+        kernels = tuple(_with_expressions(kernel, expressions) for kernel in kernels)
+        if expressions.tables:
+            kernels += (plan_survey(kernels[0], expressions),)
     return AttentionPlan(spec, chosen, row, kernels)
+
+
+def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPlan:
+    """The kernel with what it evaluates of the mask and the score; some only move numbers, and evaluate nothing."""
+    if kernel.role in ("prepare", "finish", "captured_clear", "captured_store"):
+        return kernel
+    switches = set(kernel.switches)
+    if expressions.score is not None:
+        switches.add("score")
+    if expressions.sink is not None and kernel.role in ("forward", "captured_sink"):
+        switches.add("sink")
+    return replace(
+        kernel,
+        expressions=expressions,
+        params=with_captures(kernel.params, expressions),
+        switches=frozenset(switches),
+    )
 
 
 def default_access_bytes(spec: AttentionSpec) -> int:

@@ -35,18 +35,35 @@ def plan_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_by
     common = _Common(spec, arch, access_bytes, schedule if schedule != Schedule() else None)
     kernels = [common.prepare(tiling, shares), common.main(tiling, shares)]
     if spec.deterministic:
-        query = choose(
-            "dQ",
-            tuple(_query_rows(spec, arch)),
-            {},
-            arch,
-            lambda t: _query_fault(spec, arch, t),
-            lambda t: _query_smem(spec, t).bytes,
-        )
-        kernels.append(common.query(query))
+        kernels.append(plan_query(spec, schedule, arch, access_bytes))
     else:
         kernels.append(common.finish(tiling, shares))
     return tuple(kernels)
+
+
+def plan_query(
+    spec: AttentionSpec,
+    schedule: Schedule,
+    arch: Arch,
+    access_bytes: int,
+    *,
+    lines: bool = False,
+    tile_kv: int | None = None,
+) -> KernelPlan:
+    """The kernel that goes over all pairs, tile of queries by tile of queries, and makes dQ of them.
+
+    ``lines`` leaves room for a tile of floats, in which columns or diagonals are summed.
+    """
+    tiling = choose(
+        "dQ",
+        tuple(_query_rows(spec, arch)),
+        {} if tile_kv is None else {"tile_kv": tile_kv},
+        arch,
+        lambda t: _query_fault(spec, arch, t, lines),
+        lambda t: _query_smem(spec, t, lines).bytes,
+    )
+    common = _Common(spec, arch, access_bytes, schedule if schedule != Schedule() else None)
+    return common.query(tiling, lines)
 
 
 def chosen_backward(main: KernelPlan) -> BackwardSchedule:
@@ -137,7 +154,7 @@ class _Common:
             switches=frozenset(switches),
         )
 
-    def query(self, tiling: Tiling) -> KernelPlan:
+    def query(self, tiling: Tiling, lines: bool) -> KernelPlan:
         """dQ by itself, one block per tile of queries."""
         shares = Shares(tiling.warps, 1, 1, tiling.warps)
         return self._kernel(
@@ -146,7 +163,7 @@ class _Common:
             config_type="BackwardConfig",
             config=self._config(tiling, shares),
             params=params.QUERY,
-            smem=_query_smem(self.spec, tiling),
+            smem=_query_smem(self.spec, tiling, lines),
             tile=tiling.tile_q,
             reasons=(tiling.reason,) if tiling.reason else (),
         )
@@ -250,8 +267,8 @@ def _main_fault(spec: AttentionSpec, arch: Arch, tiling: Tiling, asynchronous: b
     return smem_fault(arch, tiling, _main_smem(spec, tiling).bytes)
 
 
-def _query_fault(spec: AttentionSpec, arch: Arch, tiling: Tiling) -> str | None:
-    return smem_fault(arch, tiling, _query_smem(spec, tiling).bytes)
+def _query_fault(spec: AttentionSpec, arch: Arch, tiling: Tiling, lines: bool) -> str | None:
+    return smem_fault(arch, tiling, _query_smem(spec, tiling, lines).bytes)
 
 
 def _main_smem(spec: AttentionSpec, tiling: Tiling) -> SmemMap:
@@ -272,10 +289,10 @@ def _main_smem(spec: AttentionSpec, tiling: Tiling) -> SmemMap:
     )
 
 
-def _query_smem(spec: AttentionSpec, tiling: Tiling) -> SmemMap:
+def _query_smem(spec: AttentionSpec, tiling: Tiling, lines: bool) -> SmemMap:
     size = spec.element.bytes
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-    return (
+    layout = (
         SmemLayout()
         .then("q", tiling.tile_q * dim * size, "Q_i, and dQ_i at the end")
         .then("do", tiling.tile_q * dim_v * size, "dO_i")
@@ -283,8 +300,11 @@ def _query_smem(spec: AttentionSpec, tiling: Tiling) -> SmemMap:
         .then("v", tiling.tile_kv * dim_v * size, "V_j")
         .then("lse", tiling.tile_q * 4, "L_i")
         .then("dsum", tiling.tile_q * 4, "D_i")
-        .map()
     )
+    if lines:
+        # Eight floats more per row spread the rows of a block over the banks.
+        layout.then("lines", tiling.tile_q * (tiling.tile_kv + 8) * 4, "dS_ij times a slope")
+    return layout.map()
 
 
 def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:

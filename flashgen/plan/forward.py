@@ -8,7 +8,7 @@ from flashgen.arch import Arch
 from flashgen.plan.limits import Tiling, choose, smem_fault, stages_fault
 from flashgen.plan.model import Constant, KernelPlan, SmemMap
 from flashgen.plan.naming import kernel_name
-from flashgen.plan.params import FORWARD
+from flashgen.plan.params import FORWARD, FORWARD_SCORE
 from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
@@ -68,7 +68,7 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
             Constant("async_copy", asynchronous),
             Constant("turing", not arch.has_cp_async, "half-depth tensor-core steps"),
         ),
-        params=FORWARD,
+        params=FORWARD if spec.score is None else FORWARD_SCORE,
         smem=smem,
         grid_tile=tiling.tile_q,
         grid_over="q",
@@ -170,7 +170,7 @@ def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
     """The schedule table: rows in order of preference, each with its reason."""
     dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
     if not spec.element.is_half:
-        yield from _rows_float(dim, arch)
+        yield from _rows_float(dim, spec.mask.is_full, arch)
     elif not arch.has_cp_async:
         yield Tiling(64, 64, 4, 1, "16 rows per warp leave registers for the tiles that wait in them")
         yield Tiling(64, 32, 4, 1, _FITS)
@@ -201,12 +201,14 @@ def _rows_ampere(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
     yield Tiling(32, 16, 2, 1, _FITS)
 
 
-def _rows_float(dim: int, arch: Arch) -> Iterator[Tiling]:
+def _rows_float(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
     wide = "16 rows per warp: float fragments take four times the registers"
     if arch.has_cp_async:
         if dim <= 64:
             yield Tiling(64, 64, 4, 1, wide)
-        yield Tiling(64, 32, 4, 1, wide)
+        if dim <= 96 or is_full:
+            yield Tiling(64, 32, 4, 1, wide)
+        yield Tiling(64, 16, 4, 1, wide)
     else:
         # The next tiles wait in registers, which floats leave few of.
         if dim <= 64:

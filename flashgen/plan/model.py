@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from flashgen.arch import Arch
 from flashgen.spec import AttentionSpec, Schedule
 
+if TYPE_CHECKING:
+    from flashgen.plan.captured import CapturedWork
+    from flashgen.plan.expressions import Expressions
+
 Pass = Literal["forward", "backward"]
 #: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
-Role = Literal["forward", "prepare", "main", "query", "finish"]
+#: survey, before either pass: tables of the extremes of captured tensors.
+#: captured_...: gradients of captured tensors; one captured_tile0, captured_tile1 ... for each bias.
+Role = str
 
 #: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
 _FORMATS = {"void*": "Q", "int64": "q", "int32": "i", "float": "f"}
@@ -118,19 +124,27 @@ class KernelPlan:
     config: tuple[Constant, ...]
     params: ParamTable
     smem: SmemMap
-    #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch.
+    #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch; over pairs: a tile of both.
     grid_tile: int
-    grid_over: Literal["q", "kv"]
-    grid_heads: Literal["q", "kv"]
+    grid_over: Literal["q", "kv", "pairs"]
+    grid_heads: Literal["q", "kv", "one"]
     #: Alignment in bytes that pointers and strides of the tensors must have.
     access_bytes: int
     min_blocks: int = 1
+    #: Whether each sequence has blocks of its own.
+    grid_batch: Literal["each", "one"] = "each"
+    #: Blocks along x when their number does not depend on the problem.
+    fixed_blocks: int | None = None
     #: Why the schedule is what it is, one sentence each.
     reasons: tuple[str, ...] = ()
     #: The schedule that was asked for, as far as one was.
     schedule: Schedule | None = None
     #: Named switches that templates may test.
     switches: frozenset[str] = frozenset()
+    #: What it evaluates of the spec's mask and score.
+    expressions: Expressions | None = None
+    #: What a kernel of captured gradients works on.
+    captured: CapturedWork | None = None
 
     def constant(self, name: str) -> int | bool:
         """A config member's value."""
@@ -141,9 +155,15 @@ class KernelPlan:
 
     def grid(self, problem: Problem) -> tuple[int, int, int]:
         """Thread blocks along x (tiles), y (heads) and z (sequences); a 0 means: nothing to launch."""
+        if self.fixed_blocks is not None:
+            return self.fixed_blocks, 1, 1
+        heads = {"q": problem.heads_q, "kv": problem.heads_kv, "one": 1}[self.grid_heads]
+        batch = problem.batch if self.grid_batch == "each" else 1
+        if self.grid_over == "pairs":
+            tiles = -(-problem.len_q // self.grid_tile) * -(-problem.len_kv // int(self.constant("tile_kv")))
+            return tiles, heads, batch
         length = problem.len_q if self.grid_over == "q" else problem.len_kv
-        heads = problem.heads_q if self.grid_heads == "q" else problem.heads_kv
-        return -(-length // self.grid_tile), heads, problem.batch
+        return -(-length // self.grid_tile), heads, batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from flashgen.arch import Arch
 from flashgen.plan.model import Role
 from flashgen.spec import AttentionSpec, Mask, causal
@@ -12,18 +14,28 @@ _STEMS: dict[Role, str] = {
     "main": "backward_main",
     "query": "backward_query",
     "finish": "backward_finish",
+    "survey": "survey",
 }
 
 
 def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str:
     """The ``extern "C"`` symbol and file stem; ``words`` tell of an unusual schedule."""
     dims = f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}x{spec.head_dim_v}"
-    parts = [_STEMS[role], dims, spec.dtype if spec.dtype != "bf16" else "", _mask_word(spec.mask), *words]
+    stem = _STEMS.get(role, f"backward_{role}")
+    parts = [stem, dims, spec.dtype if spec.dtype != "bf16" else "", _mask_word(spec.mask)]
+    parts += [f"score{_digest(spec.score.plain())}" if spec.score is not None else "", *words]
     parts += ["deterministic" if spec.deterministic and role != "forward" else "", arch.name.replace("_", "")]
     return "_".join(p for p in parts if p)
+
+
+def _digest(plain: object) -> str:
+    """Enough of a digest to tell expressions apart; captured numbers are no part of it."""
+    return hashlib.sha256(repr(plain).encode(), usedforsecurity=False).hexdigest()[:6]
 
 
 def _mask_word(mask: Mask) -> str:
     if mask.is_full:
         return ""
+    if mask.rest is not None:
+        return f"mask{_digest(mask.plain())}"
     return "causal" if mask in (causal(), causal("top-left")) else "window"

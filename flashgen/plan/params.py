@@ -40,6 +40,7 @@ def _table(
 
 
 FORWARD = _table(("q", "k", "v"), ("o",), row_writes=("lse",))
+FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale", "scale_log2"))
 PREPARE = _table(("o", "dout"), (), row_writes=("dsum", "dq_accum"), sizes=("heads_q", "len_q"), scales=())
 PREPARE_DETERMINISTIC = _table(("o", "dout"), (), row_writes=("dsum",), sizes=("heads_q", "len_q"), scales=())
 MAIN = _table(
@@ -54,3 +55,12 @@ MAIN_DETERMINISTIC = _table(
 )
 QUERY = _table(("q", "k", "v", "dout"), ("dq",), row_reads=("lse", "dsum"), scales=("scale", "scale_log2"))
 FINISH = _table((), ("dq",), row_reads=("dq_accum",), sizes=("heads_q", "len_q"), scales=("scale",))
+#: dS of all pairs, for the gradients of captured tensors.
+PAIRS = _table(
+    ("q", "k", "v", "dout"),
+    (),
+    row_reads=("lse", "dsum"),
+    sizes=("batch", *_SIZES),
+    scales=("scale", "scale_log2"),
+)
+SINK = _table((), (), row_reads=("lse", "dsum"), sizes=("heads_q", "len_q", "len_kv"), scales=())

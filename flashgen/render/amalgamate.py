@@ -15,6 +15,7 @@ Line = tuple[str, Origin]
 _INCLUDE = re.compile(r'\s*#\s*include\s*(?:"([^"]*)"|(<.*>|.*))')
 _PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 _CONDITIONAL = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
+_DEFINED = re.compile(r"\s*#\s*if\s+(!?)defined\((\w+)\)\s*$")
 #: The emulator's headers stay outside: they mean something only to a C++ compiler with an include path.
 _EMULATOR = "flashgen/emu/"
 
@@ -30,9 +31,9 @@ def amalgamate(lines: list[Line]) -> list[Line]:
 class _Amalgamation:
     out: list[Line] = field(default_factory=list)
     #: Header -> the preprocessor branches it was put into.
-    seen: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    #: One number for each branch of an #if that is open now.
-    branches: list[int] = field(default_factory=list)
+    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: One condition for each branch of an #if that is open now: equal ones hold together.
+    branches: list[str] = field(default_factory=list)
     branches_seen: int = 0
 
     def add(self, lines: list[Line]) -> None:
@@ -54,11 +55,11 @@ class _Amalgamation:
         match = _CONDITIONAL.match(text)
         if match is None:
             return
-        if match[1] not in ("if", "ifdef", "ifndef") and self.branches:
-            self.branches.pop()
+        opens = match[1] in ("if", "ifdef", "ifndef")
+        before = self.branches.pop() if self.branches and not opens else ""
         if match[1] != "endif":
             self.branches_seen += 1
-            self.branches.append(self.branches_seen)
+            self.branches.append(_condition(text, before if match[1] == "else" else "", self.branches_seen))
 
     def _include(self, name: str | None, origin: Origin, text: str) -> None:
         if name is None or not name.startswith("flashgen/"):
@@ -75,6 +76,16 @@ class _Amalgamation:
             return
         self.seen[name] = here
         self.add(_read_header(name, origin))
+
+
+def _condition(text: str, before: str, number: int) -> str:
+    """What holds below a conditional; ``before`` what held above, if this is its #else."""
+    defined = _DEFINED.match(text)
+    if defined is not None:
+        return f"{defined[1]}defined({defined[2]})"
+    # Of other conditions we do not know which are the same: each is one of its own.
+    simple = before.lstrip("!").startswith("defined(")
+    return f"branch {number}" if not simple else before[1:] if before.startswith("!") else f"!{before}"
 
 
 def _read_header(name: str, included_at: Origin) -> list[Line]:

@@ -19,6 +19,8 @@ from flashgen.errors import CompileError
 from flashgen.plan.model import KernelPlan
 from flashgen.render import paths
 from flashgen.render.amalgamate import Line, amalgamate
+from flashgen.render.captured import captured_code
+from flashgen.render.expressions import expression_code
 from flashgen.render.layout import align_comments, camel, trailing_comment
 from flashgen.render.line_directives import with_directives
 from flashgen.render.literals import literal
@@ -61,6 +63,8 @@ def environment(directory: Path) -> Environment:
         trailing_comment=trailing_comment,
         align_comments=align_comments,
         summary=summary,
+        expression_code=expression_code,
+        captured_code=captured_code,
     )
     return env
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import struct
+from flashgen.literal import float_literal
 
 
 def literal(value: object) -> str:
@@ -17,19 +16,6 @@ def literal(value: object) -> str:
     if isinstance(value, float):
         return float_literal(value)
     raise TypeError(f"{value!r} ({type(value).__name__}) has no C++ spelling; print a bool, an int, a float or text")
-
-
-def float_literal(value: float) -> str:
-    """A C++ float constant with exactly the bits of ``value`` rounded to 32 bits."""
-    if not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number; name it in a header instead")
-    try:
-        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        raise ValueError(f"{value!r} does not fit a 32-bit float") from None
-    mantissa, exponent = rounded.hex().split("p")
-    # float.hex() writes all 13 digits of a double; the zeros at the end say nothing.
-    return f"{mantissa.rstrip('0').rstrip('.')}p{exponent}f" if "." in mantissa else f"{mantissa}p{exponent}f"
 
 
 def _integer(value: int) -> str:

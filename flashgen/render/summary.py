@@ -15,6 +15,12 @@ _ROLES: dict[Role, str] = {
     "main": "backward pass: dK and dV, and dQ where it is summed with atomics",
     "query": "backward pass: dQ, without atomics",
     "finish": "backward pass, last: dQ from the workspace",
+    "captured_clear": "backward pass: what gradients of captured tensors are added to starts at zero",
+    "captured_pairs": "backward pass: sums for the gradients of captured tensors, over all pairs",
+    "captured_tile": "backward pass: the gradient of a captured tensor with an element for every pair",
+    "captured_sink": "backward pass: sums for the gradients of captured tensors, over the sinks of all rows",
+    "captured_store": "backward pass, last: gradients of captured tensors from their sums",
+    "survey": "before either pass: the extremes of captured tensors",
 }
 #: Config members that the line about tiles names first.
 _TILES = ("tile_q", "tile_kv", "stages", "warps")
@@ -23,8 +29,15 @@ _LABEL = 9
 
 def summary(plan: KernelPlan) -> list[str]:
     """The lines of the comment, without the slashes."""
-    title = f"{plan.name}: {plan.algorithm}, {_ROLES[plan.role]}."
+    # Roles of which there may be several are numbered.
+    what = _ROLES[plan.role.rstrip("0123456789")]
+    title = f"{plan.name}: {plan.algorithm}, {what}."
     return [*_wrap(title), "", *_facts(plan)]
+
+
+def header(plan: KernelPlan) -> str:
+    """The comment itself, as the templates write it."""
+    return "".join(f"// {line}".rstrip() + "\n" for line in summary(plan))
 
 
 def _facts(plan: KernelPlan) -> Iterator[str]:
@@ -51,6 +64,12 @@ def _tiles(plan: KernelPlan) -> str:
 
 
 def _grid(plan: KernelPlan) -> str:
+    if plan.fixed_blocks is not None:
+        return f"{plan.fixed_blocks} blocks"
+    if plan.grid_over == "pairs":
+        heads = " of every head" if plan.grid_heads == "q" else ""
+        sequences = " of every batch entry" if plan.grid_batch == "each" else ""
+        return f"one block for every tile of pairs{heads}{sequences}"
     rows = {"q": "query", "kv": "key"}[plan.grid_over]
     heads = {"q": "query", "kv": "key/value"}[plan.grid_heads]
     return f"one block for every {plan.grid_tile} {rows} rows of every {heads} head and batch entry"

@@ -1,16 +1,68 @@
-"""What to compute (AttentionSpec, masks) and how to lay it out (Schedule)."""
+"""What to compute (AttentionSpec, masks, scores) and how to lay it out (Schedule).
 
+Masks beyond bands and scores load on first use: they bring NumPy with them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashgen.lazy import lazy_names
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
+
+if TYPE_CHECKING:
+    from flashgen.spec.masks import (
+        block_sparse,
+        chunked,
+        dilated,
+        document,
+        global_tokens,
+        key_padding,
+        prefix_lm,
+        sliding_window,
+    )
+    from flashgen.spec.score import Score, alibi, bias, relative_bias, sink, softcap
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "flashgen.spec.masks": (
+                "block_sparse",
+                "chunked",
+                "dilated",
+                "document",
+                "global_tokens",
+                "key_padding",
+                "prefix_lm",
+                "sliding_window",
+            ),
+            "flashgen.spec.score": ("Score", "alibi", "bias", "relative_bias", "sink", "softcap"),
+        },
+    )
 
 __all__ = [
     "AttentionSpec",
     "BackwardSchedule",
     "Mask",
     "Schedule",
+    "Score",
     "WarpPartition",
+    "alibi",
+    "bias",
+    "block_sparse",
     "causal",
+    "chunked",
+    "dilated",
+    "document",
     "full",
+    "global_tokens",
+    "key_padding",
+    "prefix_lm",
+    "relative_bias",
+    "sink",
+    "sliding_window",
+    "softcap",
     "window",
 ]

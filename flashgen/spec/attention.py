@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.dtypes import ALIASES, DTYPES, DType
 from flashgen.errors import SpecError
 from flashgen.spec.mask import Mask, full
 from flashgen.spec.show import show
+
+if TYPE_CHECKING:
+    from flashgen.expr import Traced
+    from flashgen.spec.score import Score
 
 MAX_HEAD_DIM = 256
 Direction = Literal["forward", "both"]
@@ -18,7 +22,10 @@ Direction = Literal["forward", "both"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Softmax attention over queries, keys and values of given head dimensions, dtype and mask.
+    """Softmax attention over queries, keys and values of given head dimensions, dtype, mask and score.
+
+    ``mask`` is a Mask or a function ``(b, h, q, k) -> condition``, ``score`` a Score or a function
+    ``(s, b, h, q, k) -> number`` of the scaled logit s.
 
     ``head_dim_v`` defaults to ``head_dim``. ``direction="forward"`` leaves the backward pass out.
     ``deterministic=True`` makes the backward pass bitwise reproducible (the forward always is).
@@ -28,6 +35,7 @@ class AttentionSpec:
     head_dim_v: int = field(default=0, kw_only=True)
     dtype: str = field(default="bf16", kw_only=True)
     mask: Mask = field(default_factory=full, kw_only=True)
+    score: Score | None = field(default=None, kw_only=True)
     direction: Direction = field(default="both", kw_only=True)
     deterministic: bool = field(default=False, kw_only=True)
 
@@ -36,9 +44,60 @@ class AttentionSpec:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         if isinstance(self.dtype, str) and self.dtype.lower() in ALIASES:
             object.__setattr__(self, "dtype", ALIASES[self.dtype.lower()].name)
+        if callable(self.mask) and not isinstance(self.mask, type):
+            object.__setattr__(self, "mask", Mask.of(self.mask))
+        if self.score is not None:
+            self._read_score()
         problems = list(self._violations())
         if problems:
             raise SpecError(*problems)
+
+    def _read_score(self) -> None:
+        from flashgen.spec.score import Score
+
+        if callable(self.score) and not isinstance(self.score, type):
+            object.__setattr__(self, "score", Score.of(self.score))
+        if isinstance(self.score, Score) and isinstance(self.mask, Mask):
+            # One kernel takes what both captured, so names are told apart.
+            object.__setattr__(self, "score", self.score.apart_from(self.mask))
+
+    @property
+    def scalars(self) -> Mapping[str, int | float]:
+        """Captured numbers of the mask and the score, by name."""
+        return {name: value for part in self._parts() for name, value in part.scalars.items()}
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Captured tensors of the mask and the score, by name."""
+        return {name: value for part in self._parts() for name, value in part.tensors.items()}
+
+    def with_tensors(self, values: Mapping[str, Any]) -> AttentionSpec:
+        """The same spec with other captured tensors, as far as ``values`` names them."""
+        mask, score = self.mask, self.score
+        if mask.rest is not None:
+            mask = replace(mask, rest=_filled(mask.rest, values))
+        if score is not None:
+            score = replace(
+                score,
+                traced=_filled(score.traced, values),
+                sink=None if score.sink is None else _filled(score.sink, values),
+            )
+        return replace(self, mask=mask, score=score)
+
+    def declared(self) -> AttentionSpec:
+        """The same spec with the types of its captured tensors in their place: it keeps no memory alive."""
+        from flashgen.expr import element_type
+        from flashgen.spec.declared import Declared
+
+        return self.with_tensors({n: Declared(element_type(t), len(t.shape)) for n, t in self.tensors.items()})
+
+    def _parts(self) -> Iterator[Traced]:
+        if self.mask.rest is not None:
+            yield self.mask.traced
+        if self.score is not None:
+            yield self.score.traced
+            if self.score.sink is not None:
+                yield self.score.sink
 
     def _violations(self) -> Iterator[str]:
         same = self.head_dim_v is self.head_dim  # left out: one sentence says it
@@ -53,6 +112,14 @@ class AttentionSpec:
                 f"mask={show(self.mask)} is not a mask; "
                 "use flashgen.causal(), flashgen.window(left, right) or flashgen.full()"
             )
+        if self.score is not None:
+            from flashgen.spec.score import Score
+
+            if not isinstance(self.score, Score):
+                yield (
+                    f"score={show(self.score)} is not a score; "
+                    "use flashgen.softcap(cap), flashgen.alibi(slopes) or a function of s, b, h, q and k"
+                )
         if self.direction not in ("forward", "both"):
             yield f"direction={show(self.direction)} is unknown; use 'forward' or 'both'"
         if not isinstance(self.deterministic, bool):
@@ -78,4 +145,9 @@ class AttentionSpec:
         dims = str(self.head_dim) if self.head_dim == self.head_dim_v else f"{self.head_dim}/{self.head_dim_v}"
         extras = [] if self.needs_backward else ["forward only"]
         extras += ["deterministic"] if self.deterministic else []
-        return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *extras])
+        score = [] if self.score is None else [f"score {self.score.describe()}"]
+        return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *score, *extras])
+
+
+def _filled(traced: Traced, values: Mapping[str, Any]) -> Traced:
+    return replace(traced, tensors={name: values.get(name, tensor) for name, tensor in traced.tensors.items()})

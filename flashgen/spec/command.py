@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from flashgen.spec.attention import AttentionSpec
@@ -12,7 +13,7 @@ from flashgen.spec.schedule import Schedule
 def rebuild_command(spec: AttentionSpec, schedule: Schedule | None = None, arch: str | None = None) -> str:
     """``flashgen build ...`` with the options that give this spec, schedule and architecture again.
 
-    Every word is a fixed option, a number or a name from a table, so the line needs no shell quoting.
+    What is not a fixed option, a number or a name from a table is quoted for a shell.
     """
     words = ["flashgen build", *_spec_options(spec)]
     if schedule is not None:
@@ -28,6 +29,7 @@ def _spec_options(spec: AttentionSpec) -> Iterator[str]:
         yield f"--head-dim-v {spec.head_dim_v}"
     yield f"--dtype {spec.dtype}"
     yield from _mask_options(spec.mask)
+    yield from _text_options(spec)
     if not spec.needs_backward:
         yield "--forward-only"
     if spec.deterministic:
@@ -41,6 +43,22 @@ def _mask_options(mask: Mask) -> Iterator[str]:
         yield f"--window {_sides(mask.bottom_right)}"
     if not mask.top_left.is_full:
         yield f"--window {_sides(mask.top_left)},top-left"
+
+
+def _text_options(spec: AttentionSpec) -> Iterator[str]:
+    """Expressions, and the values that they captured."""
+    if spec.mask.rest is None and spec.score is None:
+        return
+    from flashgen.spec.files import spec_to_dict
+    from flashgen.spec.texts import plain_to_text
+
+    fields = spec_to_dict(spec)
+    parts = fields["mask"] if isinstance(fields["mask"], list) else [fields["mask"]]
+    conditions = [("mask", part["where"]) for part in parts if isinstance(part, dict) and "where" in part]
+    for name, text in (*conditions, *((name, fields[name]) for name in ("score", "sink") if name in fields)):
+        yield f"--{name} {shlex.quote(text)}"
+    for name, plain in fields.get("captured", {}).items():
+        yield f"--captured {shlex.quote(f'{name}={plain_to_text(plain)}')}"
 
 
 def _sides(band: Band) -> str:

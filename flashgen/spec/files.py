@@ -3,7 +3,10 @@
 A file holds the fields of ``AttentionSpec`` at the top and, where a schedule is wanted, a table
 ``[schedule]``, with ``[schedule.warps]`` and ``[schedule.backward]`` inside. A mask is ``"full"``,
 ``"causal"``, a table such as ``{left = 512, right = 0, align = "top-left"}`` whose missing sides are open,
-or a list of these, all of which must hold. Writing is canonical: equal specs give equal text.
+a condition ``{where = "ids[b, q] == ids[b, k]"}``, or a list of these, all of which must hold. ``score`` and
+``sink`` are texts such as ``"tanh(s / cap) * cap"`` and ``"logits[h]"``. What these texts take from outside of
+themselves is in ``captured``, such as ``{cap = 30.0, ids = "int32[2]", logits = "float32[1]"}``. Writing is
+canonical: equal specs give equal text.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
         "head_dim_v": spec.head_dim_v,
         "dtype": spec.dtype,
         "mask": _mask_to_plain(spec.mask),
+        **_score_to_plain(spec),
         "direction": spec.direction,
         "deterministic": spec.deterministic,
     }
@@ -123,7 +127,32 @@ def _mask_to_plain(mask: Mask) -> Any:
         )
         if not band.is_full
     ]
+    if mask.rest is not None:
+        from flashgen.expr import text
+
+        bands.append({"where": text(mask.rest.root)})
     return "full" if not bands else bands[0] if len(bands) == 1 else bands
+
+
+def _score_to_plain(spec: AttentionSpec) -> dict[str, Any]:
+    """The fields ``score``, ``sink`` and ``captured``, each where there is something to say."""
+    if spec.mask.rest is None and spec.score is None:
+        return {}
+    from flashgen.expr import text
+    from flashgen.spec.texts import value_to_plain
+
+    # The widths of bands beside the expression are no captured values here, and take no names from others.
+    rest = Mask(rest=spec.mask.rest)
+    score = spec.score and spec.score.apart_from(rest)
+    sink = score and score.sink
+    fields = {
+        "score": text(score.traced.root) if score and (score.changes_logits or sink is None) else None,
+        "sink": text(sink.root) if sink else None,
+    }
+    parts = [part for part in (rest.rest, score and score.traced, sink) if part]
+    values = {name: value for part in parts for name, value in {**part.scalars, **part.tensors}.items()}
+    captured = {name: value_to_plain(value) for name, value in sorted(values.items())}
+    return _given(fields | {"captured": captured or None})
 
 
 def _band_to_plain(band: Band, align: str | None) -> dict[str, Any]:
@@ -145,7 +174,7 @@ def _toml_fields(fields: Mapping[str, Any]) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """Numbers, booleans and the closed set of words a spec holds look the same in TOML and JSON."""
+    """Numbers, booleans and the texts a spec holds, which are plain ASCII, look the same in TOML and JSON."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {_toml_value(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):

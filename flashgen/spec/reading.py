@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashgen.errors import SpecError
 from flashgen.spec.attention import AttentionSpec
@@ -11,13 +11,19 @@ from flashgen.spec.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
 from flashgen.spec.show import show
 
-SPEC_FIELDS = ("head_dim", "head_dim_v", "dtype", "mask", "direction", "deterministic")
+if TYPE_CHECKING:
+    from flashgen.spec.texts import Reader, Value
+
+TEXT_FIELDS = ("mask", "score", "sink", "captured")
+SPEC_FIELDS = ("head_dim", "head_dim_v", "dtype", *TEXT_FIELDS, "direction", "deterministic")
 SCHEDULE_FIELDS = ("tile_q", "tile_kv", "stages", "warps", "backward")
 WARP_FIELDS = ("kind", "count")
 BACKWARD_FIELDS = ("tile_q", "tile_kv", "stages", "warps")
 MASK_FIELDS = ("left", "right", "align")
+CONDITION_FIELDS = ("where",)
 JSON_REMEDY = 'write an object such as {"head_dim": 64}'
-MASK_REMEDY = 'use "full", "causal", a table {left = 512, right = 0}, or a list of these'
+MASK_REMEDY = 'use "full", "causal", a table {left = 512, right = 0} or {where = "q >= k"}, or a list of these'
+CAPTURED_REMEDY = 'write captured = {cap = 30.0, ids = "int32[2]"}'
 WARPS_REMEDY = 'write {kind = "split_q", count = 4}'
 _INT64 = range(-(2**63), 2**63)
 T = TypeVar("T")
@@ -53,11 +59,58 @@ def spec_from_dict(values: Mapping[str, Any]) -> AttentionSpec:
     if "head_dim" not in values:
         problems.append("head_dim is missing; add it, a whole number from 1 to 256")
     fields.setdefault("head_dim", 1)  # so that the other fields are judged too
-    if "mask" in fields:
-        plain = fields.pop("mask")
-        fields["mask"] = _collect(problems, "", lambda: mask_from_plain(plain)) or full()
+    texts = {name: fields.pop(name) for name in TEXT_FIELDS if name in fields}
+    fields |= _collect(problems, "", lambda: mask_and_score(texts)) or {}
     spec = _collect(problems, "", lambda: AttentionSpec(**fields))
     return _result(spec, problems)
+
+
+def mask_and_score(texts: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields mask and score of a spec from ``TEXT_FIELDS``, as plain values; what is missing is left out."""
+    problems: list[str] = []
+    captured = _collect(problems, "", lambda: captured_from_plain(texts.get("captured", {})))
+    fields: dict[str, Any] = {}
+    if captured is None:  # every text that uses it would complain again
+        return _result(None, problems)
+    reader = _reader(captured, texts)
+    if "mask" in texts:
+        fields["mask"] = _collect(problems, "", lambda: mask_from_plain(texts["mask"], reader)) or full()
+    if reader is not None:
+        score = _collect(problems, "", lambda: reader.score(texts.get("score"), texts.get("sink")))
+        fields |= {} if score is None else {"score": score}
+        if not problems:
+            problems += [
+                f"captured.{name} is used by neither mask, score nor sink; leave it out" for name in reader.unused()
+            ]
+    return _result(fields, problems)
+
+
+def captured_from_plain(values: Any) -> dict[str, Value]:
+    """Captured values by name, from the table ``captured``."""
+    problems: list[str] = []
+    table = _table(values, "captured", CAPTURED_REMEDY)
+    if not table:
+        return {}
+    from flashgen.spec.texts import check_name, value_from_plain
+
+    captured: dict[str, Value] = {}
+    for key, value in table.items():
+        name = _collect(problems, "", lambda key=key: check_name(str(key)))  # type: ignore[misc]
+        read = _collect(problems, "", lambda key=key, value=value: value_from_plain(value, f"captured.{str(key)[:60]}"))  # type: ignore[misc]
+        if name is not None and read is not None:
+            captured[name] = read
+    return _result(captured, problems)
+
+
+def _reader(captured: Mapping[str, Value], texts: Mapping[str, Any]) -> Reader | None:
+    """A reader of expressions, which brings NumPy with it; None where there are none."""
+    parts = texts["mask"] if isinstance(texts.get("mask"), list) else [texts.get("mask")]
+    conditions = any(isinstance(part, Mapping) and "where" in part for part in parts)
+    if not (conditions or captured or "score" in texts or "sink" in texts):
+        return None
+    from flashgen.spec.texts import Reader
+
+    return Reader(captured)
 
 
 def schedule_from_dict(values: Any) -> Schedule:
@@ -75,27 +128,33 @@ def schedule_from_dict(values: Any) -> Schedule:
     return _result(schedule, problems)
 
 
-def mask_from_plain(value: Any) -> Mask:
-    """A mask from a word, a table, or a list of these that must all hold."""
+def mask_from_plain(value: Any, reader: Reader | None = None) -> Mask:
+    """A mask from a word, a table, or a list of these that must all hold; ``reader`` reads conditions."""
     if not isinstance(value, list):
-        return _part_of_mask(value, "mask")
+        return _part_of_mask(value, "mask", reader)
     problems: list[str] = []
     combined = full()
     for i, part in enumerate(value):
         try:
-            combined = combined & _part_of_mask(part, f"mask[{i}]")
+            combined = combined & _part_of_mask(part, f"mask[{i}]", reader)
         except SpecError as error:
             problems += error.violations
     return _result(combined, problems)
 
 
-def _part_of_mask(value: Any, name: str) -> Mask:
+def _part_of_mask(value: Any, name: str, reader: Reader | None) -> Mask:
     if value == "full":
         return full()
     if value == "causal":
         return causal()
     problems: list[str] = []
-    fields = _known_fields(_table(value, name, MASK_REMEDY, "a mask"), MASK_FIELDS, f"{name}.", problems)
+    table = _table(value, name, MASK_REMEDY, "a mask")
+    if "where" in table and reader is not None:
+        fields = _known_fields(table, CONDITION_FIELDS, f"{name}.", problems)
+        text = fields.get("where")
+        mask = None if text is None else _collect(problems, "", lambda: reader.mask(text, f"{name}.where"))
+        return _result(mask, problems)
+    fields = _known_fields(table, MASK_FIELDS, f"{name}.", problems)
     return _result(_collect(problems, f"{name}: ", lambda: window(**fields)), problems)
 
 

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from flashgen.torch import vmap as _vmap  # noqa: F401  (it registers itself)
 from flashgen.torch.entry import attention
-from flashgen.torch.ops import SAC_SAVE
+from flashgen.torch.program_ops import SAC_SAVE
 
 __all__ = ["SAC_SAVE", "attention"]

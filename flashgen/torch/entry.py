@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.spec import Mask, causal, full, window
-from flashgen.torch import ops
-from flashgen.torch.function import AttentionFunction, rows_contiguous
+from flashgen.spec import Mask, Score, causal, full, window
+from flashgen.torch import compiled, ops, program_ops  # noqa: F401  (they register themselves)
+from flashgen.torch.function import AttentionFunction, ProgramFunction, rows_contiguous
 from flashgen.torch.kernels import NO_LIMITS, Limits, kernel_for, limits_of
+from flashgen.torch.programs import Program, check_tensors, mask_of, program_of, score_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LAYOUTS = ("bshd", "bhsd")
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 
@@ -27,25 +29,40 @@ def attention(
     k: Any,
     v: Any,
     *,
-    mask: Mask | None = None,
+    mask: Any = None,
+    score: Any = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     deterministic: bool | None = None,
     return_lse: bool = False,
+    layout: str = "bshd",
 ) -> Any:
-    """Softmax attention with autograd: ``softmax(scale * q k^T, masked) v``.
+    """Softmax attention with autograd: ``softmax(score(scale * q k^T), masked) v``.
 
-    q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``. ``mask`` is ``flashgen.causal()``,
-    ``flashgen.window(...)`` or None for all keys; ``scale`` defaults to 1/sqrt(D). ``deterministic=None``
+    q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``; with ``layout="bhsd"`` lengths and heads
+    change places, here and in the output. ``mask`` is a Mask such as ``flashgen.causal()``, a function
+    ``(b, h, q, k) -> condition``, or None for all keys; ``score`` a Score such as ``flashgen.softcap(30.0)``, a
+    function ``(s, b, h, q, k) -> number``, or None. Tensors that they capture are torch tensors on q's device;
+    float tensors that the score captured get gradients. ``scale`` defaults to 1/sqrt(D). ``deterministic=None``
     follows torch.use_deterministic_algorithms. With ``return_lse`` the result is ``(out, lse)``. The output
-    is contiguous. Inputs whose last stride is not 1 are copied. Autocast casts the inputs to its dtype.
+    is contiguous (in ``bshd``). Inputs whose last stride is not 1 are copied. Autocast casts q, k and v.
     """
-    if mask is None:
-        limits = NO_LIMITS
-    elif isinstance(mask, Mask):
-        limits = limits_of(mask)
+    if dropout_p != 0.0:
+        raise ArgumentError(f"dropout_p={dropout_p!r} is not supported yet; use 0.0, or drop outside of attention")
+    if layout not in _LAYOUTS:
+        raise ArgumentError(f"layout={layout!r} is unknown; use 'bshd' or 'bhsd'")
+    if layout == "bhsd":
+        q, k, v = _swapped("q", q), _swapped("k", k), _swapped("v", v)
+    if score is None and (mask is None or (isinstance(mask, Mask) and mask.rest is None)):
+        limits = NO_LIMITS if mask is None else limits_of(mask)
+        out, lse = attend(q, k, v, limits, scale, deterministic)
+    elif torch.compiler.is_compiling():
+        out, lse = _attend_compiled(q, k, v, mask, score, scale, deterministic)
     else:
-        raise ArgumentError(f"mask={mask!r} is not a mask; use flashgen.causal(), flashgen.window(left, right) or None")
-    out, lse = attend(q, k, v, limits, scale, deterministic)
+        program, captured = program_of(mask_of(mask), score_of(score))
+        out, lse = attend_program(q, k, v, program, captured, scale, deterministic)
+    if layout == "bhsd":
+        out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
@@ -56,6 +73,73 @@ def attend(q: Any, k: Any, v: Any, limits: Limits, scale: float | None, determin
     if torch.compiler.is_compiling() or _is_watched(q, k, v):
         result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *limits, deterministic)
         return result
+    q, k, v = _ready(q, k, v)
+    gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    kernel = kernel_for(q, v, limits, gradients=gradients, deterministic=deterministic)
+    if gradients:
+        out, lse = AttentionFunction.apply(q, k, v, scale, kernel)  # type: ignore[no-untyped-call]
+        return out, lse
+    return kernel(q, k, v, scale=scale)
+
+
+def attend_program(
+    q: Any,
+    k: Any,
+    v: Any,
+    program: Program,
+    captured: tuple[Any, ...],
+    scale: float | None,
+    deterministic: bool | None,
+) -> tuple[Any, Any]:
+    """The same for a mask or a score that is an expression, with the tensors that it captured."""
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    watched = _is_watched(q, k, v)
+    check_tensors(program.names, captured, q.device)
+    if watched or any(type(tensor) not in _PLAIN for tensor in captured):
+        result: tuple[Any, Any] = torch.ops.flashgen.program_forward(
+            q, k, v, list(captured), program.text, scale, deterministic
+        )
+        return result
+    q, k, v = _ready(q, k, v)
+    inputs = (q, k, v, *captured)
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    kernel = kernel_for(q, v, program.text, gradients=gradients, deterministic=deterministic)
+    if gradients:
+        out, lse = ProgramFunction.apply(q, k, v, scale, kernel, program.names, *captured)  # type: ignore[no-untyped-call]
+        return out, lse
+    return kernel(q, k, v, scale=scale, captured=dict(zip(program.names, captured, strict=True)))
+
+
+def _attend_compiled(
+    q: Any, k: Any, v: Any, mask: Any, score: Any, scale: float | None, deterministic: bool | None
+) -> tuple[Any, Any]:
+    """What torch.compile follows: the program's text is a constant of the graph, and captured tensors are inputs."""
+    if not (mask is None or isinstance(mask, Mask)) or not (score is None or isinstance(score, Score)):
+        raise ArgumentError(
+            "torch.compile cannot look into a mask or score function; make a flashgen.Mask.of(function) or "
+            "flashgen.Score.of(function) outside of the compiled function, and pass that"
+        )
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    mask_form: Any = None if mask is None else mask.form
+    score_form: Any = None if score is None else score.form
+    limits = NO_LIMITS if mask is None or mask_form is not None else limits_of(mask)
+    tensors: list[Any] = []
+    if mask is not None and mask.rest is not None:
+        tensors += [mask.rest.tensors[name] for name in compiled.mask_names(mask_form)]
+    if score is not None:
+        tensors += [score.traced.tensors[name] for name in compiled.score_names(score_form)]
+        if score.sink is not None:
+            tensors += [score.sink.tensors[name] for name in compiled.sink_names(score_form)]
+    captured = [tensors[i] for i in compiled.order(mask_form, score_form, *limits)]
+    text = compiled.text(mask_form, score_form, *limits)
+    result: tuple[Any, Any] = torch.ops.flashgen.program_forward(q, k, v, captured, text, scale, deterministic)
+    return result
+
+
+def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """Tensors as the kernels take them: cast by autocast, rows without gaps."""
     if torch.is_autocast_enabled("cuda"):
         q, k, v = ops.autocast(q, k, v)
     try:
@@ -64,12 +148,16 @@ def attend(q: Any, k: Any, v: Any, limits: Limits, scale: float | None, determin
     except IndexError:
         shapes = ", ".join(f"{name} has shape {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
         raise ArgumentError(f"{shapes}; each must have 4 dimensions: (batch, length, heads, dim)") from None
-    gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    kernel = kernel_for(q, v, limits, gradients=gradients, deterministic=deterministic)
-    if gradients:
-        out, lse = AttentionFunction.apply(q, k, v, scale, kernel)  # type: ignore[no-untyped-call]
-        return out, lse
-    return kernel(q, k, v, scale=scale)
+    return q, k, v
+
+
+def _swapped(name: str, x: Any) -> Any:
+    if not isinstance(x, torch.Tensor) or x.ndim != 4:
+        shape = f" of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else ""
+        raise ArgumentError(
+            f"{name} is a {type(x).__qualname__}{shape}; pass a torch.Tensor (batch, heads, length, dim)"
+        )
+    return x.transpose(1, 2)
 
 
 def _is_watched(q: Any, k: Any, v: Any) -> bool:

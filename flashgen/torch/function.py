@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from flashgen.torch.gradients import backward_with_captured
+
 
 def rows_contiguous(x: Any) -> Any:
     """The tensor itself if its last stride is 1, else a contiguous copy."""
@@ -32,3 +34,29 @@ class AttentionFunction(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         gradients = ctx.kernel.backward(rows_contiguous(do), q, k, v, out, lse, scale=ctx.scale)
         return *gradients, None, None
+
+
+class ProgramFunction(torch.autograd.Function):
+    """The same for a kernel with captured tensors, which have gradients too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any, names: tuple[str, ...], *captured: Any
+    ) -> Any:
+        """Runs the forward kernel and keeps what the backward pass needs."""
+        out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)))
+        ctx.save_for_backward(q, k, v, out, lse, *captured)
+        ctx.mark_non_differentiable(lse)
+        ctx.scale, ctx.kernel, ctx.names = scale, kernel, names
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Any, _: Any) -> Any:
+        """Runs the backward kernels; captured tensors that want no gradient cost nothing."""
+        q, k, v, out, lse, *captured = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[6:]
+        dq, dk, dv, more = backward_with_captured(
+            ctx.kernel, (rows_contiguous(do), q, k, v, out, lse), ctx.scale, ctx.names, captured, wanted
+        )
+        return dq, dk, dv, None, None, None, *more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ from flashgen.launch.array import dtype_name
 from flashgen.launch.driver import get_driver
 from flashgen.spec import AttentionSpec, Mask
 from flashgen.spec.mask import Band
+from flashgen.torch.programs import spec_of
 
 #: Limits of the mask's two bands: left and right from the last key, left and right from the first key.
 Limits = tuple[int | None, int | None, int | None, int | None]
 NO_LIMITS: Limits = (None, None, None, None)
+#: What a kernel computes: a mask's limits, or the text of a program.
+What = Limits | str
 
 _kernels: dict[Any, Kernel] = {}
 
@@ -27,22 +31,22 @@ def limits_of(mask: Mask) -> Limits:
     return bottom_right.left, bottom_right.right, top_left.left, top_left.right
 
 
-def kernel_for(q: Any, v: Any, limits: Limits, *, gradients: bool, deterministic: bool) -> Kernel:
+def kernel_for(q: Any, v: Any, what: What, *, gradients: bool, deterministic: bool) -> Kernel:
     """The kernel for these tensors, on their device."""
-    key = (q.shape[-1], v.shape[-1], q.dtype, limits, gradients, gradients and deterministic, q.get_device())
+    key = (q.shape[-1], v.shape[-1], q.dtype, what, gradients, gradients and deterministic, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
         kernel = _kernels[key] = _build(*key)
     return kernel
 
 
-def forward_kernel(q: Any, v: Any, limits: Limits, *, deterministic: bool) -> Kernel:
+def forward_kernel(q: Any, v: Any, what: What, *, deterministic: bool) -> Kernel:
     """A kernel that has at least the forward pass: one built for training too, if there is one already."""
     for reproducible in (deterministic, not deterministic):
-        key = (q.shape[-1], v.shape[-1], q.dtype, limits, True, reproducible, q.get_device())
+        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, q.get_device())
         if key in _kernels:
             return _kernels[key]
-    return kernel_for(q, v, limits, gradients=False, deterministic=False)
+    return kernel_for(q, v, what, gradients=False, deterministic=False)
 
 
 def check_device(device: int) -> None:
@@ -55,17 +59,18 @@ def _build(
     head_dim: int,
     head_dim_v: int,
     dtype: torch.dtype,
-    limits: Limits,
+    what: What,
     gradients: bool,
     deterministic: bool,
     device: int,
 ) -> Kernel:
     check_device(device)
-    spec = AttentionSpec(
-        head_dim,
+    base = spec_of(what) if isinstance(what, str) else AttentionSpec(1, mask=Mask(Band(*what[:2]), Band(*what[2:])))
+    spec = replace(
+        base,
+        head_dim=head_dim,
         head_dim_v=head_dim_v,
         dtype=dtype_name(str(dtype)),
-        mask=Mask(Band(*limits[:2]), Band(*limits[2:])),
         direction="both" if gradients else "forward",
         deterministic=deterministic,
     )

@@ -26,9 +26,6 @@ library.define(
     f"backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_MASK}) -> (Tensor, Tensor, Tensor)"
 )
 
-#: For selective activation checkpointing: save the results of these operators rather than compute them again.
-SAC_SAVE = (torch.ops.flashgen.forward.default,)
-
 _Limit = int | None
 
 

@@ -1,6 +1,30 @@
 """Does a kernel compute what its spec says? Small problems, and the error beside its bound."""
 
 from flashgen.verify.cases import Case, Inputs, cases_for
-from flashgen.verify.verification import CaseResult, Run, Verification, verify
+from flashgen.verify.drawn import Tiles, draw
+from flashgen.verify.expectation import CaseResult, Expectation, expect
+from flashgen.verify.shrink import shrunk
+from flashgen.verify.trial import Mode, Trial, modes
+from flashgen.verify.trial_text import parse_trial, trial_text
+from flashgen.verify.verification import Run, Verification, run_case, verify
 
-__all__ = ["Case", "CaseResult", "Inputs", "Run", "Verification", "cases_for", "verify"]
+__all__ = [
+    "Case",
+    "CaseResult",
+    "Expectation",
+    "Inputs",
+    "Mode",
+    "Run",
+    "Tiles",
+    "Trial",
+    "Verification",
+    "cases_for",
+    "draw",
+    "expect",
+    "modes",
+    "parse_trial",
+    "run_case",
+    "shrunk",
+    "trial_text",
+    "verify",
+]

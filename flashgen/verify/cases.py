@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.oracle import allowed_pairs
 from flashgen.spec import AttentionSpec
+from flashgen.verify.layouts import Layout, laid_out
+from flashgen.verify.values import Fill, Spoil, fill_values, spoil_values
 
-Fill = Literal["normal", "large_logits", "hidden_nan"]
-LARGEST_LOGIT = 1e6
-#: Products up to here are whole numbers that float32 holds exactly, with room for a sum of small ones.
-_LARGEST_EXACT_PRODUCT = 2**23
+#: The results that are compared, in the order in which a run gives them.
+TENSORS = ("o", "lse", "dq", "dk", "dv")
+PLAIN: tuple[Layout, Layout, Layout, Layout] = ("contiguous",) * 4
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One problem: sizes, what the arrays hold, and the scale (None: the spec's default)."""
+    """One problem: sizes, what the arrays hold and how they lie, and the scale (None: the spec's default).
+
+    ``layouts`` are those of q, k, v and do. Equal cases have equal arrays.
+    """
 
     name: str
     len_q: int
@@ -30,25 +32,40 @@ class Case:
     heads_kv: int = 1
     fill: Fill = "normal"
     scale: float | None = None
+    layouts: tuple[Layout, Layout, Layout, Layout] = PLAIN
+    spoil: Spoil = "nothing"
+    seed: int = 0
 
     def describe(self) -> str:
         """The case in one line."""
         sizes = f"B={self.batch} H={self.heads}/{self.heads_kv} Sq={self.len_q} Sk={self.len_kv}"
         return f"{self.name} ({sizes}{'' if self.scale is None else f' scale={self.scale}'})"
 
-    def inputs(self, spec: AttentionSpec, seed: int = 0) -> Inputs:
-        """The arrays, in the spec's dtype; the same for the same case, spec and seed."""
-        random = np.random.default_rng([seed, *self.name.encode()])
-        q = random.standard_normal((self.batch, self.len_q, self.heads, spec.head_dim))
-        k = random.standard_normal((self.batch, self.len_kv, self.heads_kv, spec.head_dim))
-        v = random.standard_normal((self.batch, self.len_kv, self.heads_kv, spec.head_dim_v))
-        do = random.standard_normal((self.batch, self.len_q, self.heads, spec.head_dim_v))
-        if self.fill == "large_logits":
-            _make_logits_large(q, k, spec.default_scale if self.scale is None else self.scale)
-        elif self.fill == "hidden_nan":
-            _hide_nan(k, v, spec)
+    def scale_for(self, spec: AttentionSpec) -> float:
+        """The factor on scores."""
+        return spec.default_scale if self.scale is None else self.scale
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The results that mean something: NaN in a query reaches every key's gradient."""
+        return ("o", "lse", "dq") if self.spoil == "queries" else TENSORS
+
+    def inputs(self, spec: AttentionSpec) -> Inputs:
+        """The arrays, in the spec's dtype; the same for the same case and spec."""
+        random = np.random.default_rng([self.seed, *self.name.encode()])
+        queries, keys = (self.batch, self.len_q, self.heads), (self.batch, self.len_kv, self.heads_kv)
+        shapes = (
+            (*queries, spec.head_dim),
+            (*keys, spec.head_dim),
+            (*keys, spec.head_dim_v),
+            (*queries, spec.head_dim_v),
+        )
+        values = [random.standard_normal(shape) for shape in shapes]
+        fill_values(self.fill, values, spec, self.scale_for(spec), random)
         dtype = spec.element.numpy()
-        return Inputs(*(x.astype(dtype) for x in (q, k, v, do)))
+        arrays = [laid_out(x, layout, dtype) for x, layout in zip(values, self.layouts, strict=True)]
+        spoil_values(self.spoil, arrays, random)
+        return Inputs(*arrays)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,21 +100,3 @@ def cases_for(spec: AttentionSpec, *, tile_q: int = 64, tile_kv: int = 64) -> tu
     if not spec.mask.is_full:
         cases.append(Case("NaN where it must not reach", 40, 40, fill="hidden_nan"))
     return tuple(cases)
-
-
-def _make_logits_large(q: NDArray[Any], k: NDArray[Any], scale: float) -> None:
-    """Logits near +1e6 (even queries) and -1e6 (odd), apart by small whole numbers times the scale."""
-    np.clip(np.rint(q), -2, 2, out=q)
-    np.clip(np.rint(k), -2, 2, out=k)
-    product = min(LARGEST_LOGIT / abs(scale), _LARGEST_EXACT_PRODUCT)
-    exponent = int(math.log2(product))
-    q[..., 0] = 2.0 ** (exponent - exponent // 2)
-    q[:, 1::2, :, 0] *= -1
-    k[..., 0] = 2.0 ** (exponent // 2)
-
-
-def _hide_nan(k: NDArray[Any], v: NDArray[Any], spec: AttentionSpec) -> None:
-    """NaN and inf in the key that the fewest queries, but at least one fewer than all, may attend to."""
-    attending = allowed_pairs(spec.mask, k.shape[1], k.shape[1]).sum(axis=0)
-    key = int(np.argmin(attending))
-    k[:, key, :, 0], v[:, key, :, -1] = np.nan, np.inf

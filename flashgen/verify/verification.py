@@ -4,37 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from flashgen.oracle import Check, backward, bounds, check, forward
+from flashgen.oracle import Check
 from flashgen.spec import AttentionSpec
 from flashgen.verify.cases import Case, cases_for
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from flashgen.verify.expectation import CaseResult, Expectation, expect
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
-Run: TypeAlias = Callable[[Any, Any, Any, Any, float], Sequence[Any]]
+#: Where the spec captures tensors, ``captured=`` gives them by name.
+Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
-TENSORS = ("o", "lse", "dq", "dk", "dv")
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """One tensor of one case."""
-
-    case: Case
-    tensor: str
-    check: Check
-
-    def describe(self) -> str:
-        """One line for people."""
-        verdict = "ok" if self.check.ok else "FAILED"
-        note = f" ({self.check.note})" if self.check.note else ""
-        error = f"{self.check.max_error:.2e} of at most {self.check.bound:.2e}"
-        return f"{verdict}: {self.tensor} of {self.case.describe()}: error {error}{note}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +40,6 @@ def verify(
     spec: AttentionSpec,
     *,
     cases: Sequence[Case] | None = None,
-    seed: int = 0,
     target: str = "kernel",
     progress: Progress | None = None,
 ) -> Verification:
@@ -69,7 +49,7 @@ def verify(
     for done, case in enumerate(cases):
         if progress is not None:
             progress(done, len(cases), case)
-        details += _run_case(run, spec, case, seed)
+        details += run_case(run, spec, expect(spec, case))
     if progress is not None:
         progress(len(cases), len(cases), None)
     worst = max((result.check for result in details), key=lambda c: c.ratio, default=Check(0.0, 0.0, True))
@@ -77,17 +57,8 @@ def verify(
     return Verification(target, len(cases), worst.max_error, worst.bound, ok, tuple(details))
 
 
-def _run_case(run: Run, spec: AttentionSpec, case: Case, seed: int) -> list[CaseResult]:
-    inputs = case.inputs(spec, seed)
-    q, k, v = inputs.q, inputs.k, inputs.v
-    do = inputs.do if spec.needs_backward else None
-    scale = spec.default_scale if case.scale is None else case.scale
-    actual = (*run(q, k, v, do, scale), None, None, None)  # gradients that do not come fail the check
-    exact: tuple[NDArray[np.float64], ...] = forward(spec, q, k, v, scale=scale)
-    if do is not None:
-        exact += backward(spec, q, k, v, do, scale=scale)
-    limits = bounds(spec, q, k, v, do, scale, exact=exact)
-    return [
-        CaseResult(case, name, check(result, reference, getattr(limits, name), exact_infinity=name == "lse"))
-        for name, result, reference in zip(TENSORS, actual, exact, strict=False)
-    ]
+def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseResult]:
+    """Run one case once, and judge each of its results."""
+    x = expected.inputs
+    more = {"captured": expected.captured} if expected.captured else {}
+    return expected.judge(run(x.q, x.k, x.v, x.do if spec.needs_backward else None, expected.scale, **more))

@@ -57,7 +57,7 @@ def test_a_hundred_thousand_sources_have_as_many_keys(make_source):
     source = make_source()
     keys = set()
     for i in range(100_000):
-        source.text = f"tile_q = {i};"
+        source.code = f"tile_q = {i};"
         keys.add(cache_key(source, "build", ("--std=c++20",)))
     assert len(keys) == 100_000
 

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 
 from flashgen.arch import get_arch
+from flashgen.cli.captured_copy import CapturedCopy
 from flashgen.cli.gpus import Gpu, archs_to_build, find_gpus, to_device, to_host
 from flashgen.dtypes import DTYPES
 from flashgen.errors import NoGpuError
+from flashgen.expr import element_type, is_tensor
+from flashgen.launch.array import contiguous_strides
+from flashgen.launch.foreign_arrays import _from_interface
+from flashgen.verify.layouts import LAYOUTS, Layout, laid_out
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +34,60 @@ def test_what_is_asked_for_comes_before_what_is_found() -> None:
     assert archs_to_build(asked, gpus) == asked
     assert archs_to_build((), gpus) == (get_arch("sm_86"),)
     assert archs_to_build((), ()) == (get_arch("sm_80"), get_arch("sm_90a"))
+
+
+class HostDriver:
+    """A driver whose device memory is this process's."""
+
+    def __init__(self) -> None:
+        self._memory: list[Any] = []
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        yield
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        self._memory.append(ctypes.create_string_buffer(nbytes))
+        return ctypes.addressof(self._memory[-1])
+
+    def free(self, pointer: int, stream: int) -> None:
+        pass
+
+    def call(self, name: str, to: int, source: int, nbytes: int) -> None:
+        assert name == "cuMemcpyHtoD"
+        assert nbytes <= len(self._memory[-1])
+        ctypes.memmove(to, source, nbytes)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = HostDriver()
+    monkeypatch.setattr("flashgen.launch.driver.get_driver", lambda: driver)
+    array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), layout, np.float32)
+    info = to_device(array, 0).info
+    assert (info.shape, tuple(4 * stride for stride in info.strides)) == (array.shape, array.strides)
+    elements = [
+        ctypes.c_float.from_address(info.pointer + 4 * int(np.dot(index, info.strides))).value
+        for index in np.ndindex(array.shape)
+    ]
+    np.testing.assert_array_equal(np.reshape(elements, array.shape).astype(np.float32), array)
+    assert to_device(array[:, :0], 0).shape == (2, 0, 3, 8)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float32", "float64", "bfloat16"])
+def test_a_captured_tensor_is_copied_whatever_its_elements(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    driver = HostDriver()
+    monkeypatch.setattr("flashgen.cli.captured_copy.get_driver", lambda: driver)
+    monkeypatch.setattr("flashgen.launch.foreign_arrays.current_device", lambda: 0)
+    monkeypatch.setattr("flashgen.launch.foreign_arrays.get_driver", lambda: driver)
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    for array in (np.arange(15).reshape(3, 5).astype(kind)[:, ::2], np.asarray(1, kind)):
+        copy = CapturedCopy(array, 0)
+        assert (copy.shape, element_type(copy), is_tensor(copy)) == (array.shape, dtype, True)
+        address, _ = copy.__cuda_array_interface__["data"]
+        assert ctypes.string_at(address, array.nbytes) == array.tobytes()
+        info = _from_interface("x", copy.__cuda_array_interface__ | {"data": (0, True)}, None)
+        assert (info.shape, info.strides) == (array.shape, contiguous_strides(array.shape))
 
 
 @pytest.mark.gpu

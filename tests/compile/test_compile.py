@@ -34,12 +34,18 @@ EVERYWHERE = """
   ldmatrix_x4_trans(r4, address);
   ldmatrix_x2(r2, address);
   ldmatrix_x2_trans(r2, address);
+  u32 r1[1];
+  ldmatrix_x1(r1, address);
+  ldmatrix_x1_trans(r1, address);
   float d[4] = {};
   mma_m16n8k8(half_t{}, d, r4[0], r4[1], r2[0]);
+  mma_m16n8k8_batched(half_t{}, d, r4[2], r4[3], r2[1]);
+  mma_finish();
   block_sync();
   warp_sync();
   if (block_any(d[0] > 0) && warp_any(d[1] > 0)) d[2] += shuffle_xor(d[0], 1) + shuffle(d[1], 0);
   d[3] += shuffle(thread_idx(), 3) + float_of(bits_of(d[2]) + 1) + maximum(d[0], d[1]);
+  d[3] += reciprocal_approx(d[2]) + lowest_bit(warp_ballot(d[1] < 1));
   d[3] += half_to_float(to_half_bits(fused_multiply_add(d[0], exp2_approx(d[1]), log2_approx(d[2]))));
   reduce_add(out + thread_idx() + block_idx_x() + block_idx_y() + opaque(block_idx_z()), d[3]);
 """
@@ -51,17 +57,70 @@ AMPERE = """
   cp_async_wait<0>();
   mma_m16n8k16(half_t{}, d, r4, r2);
   mma_m16n8k16(bfloat16_t{}, d, r4, r2);
+  mma_m16n8k16_batched(half_t{}, d, r4, r2);
+  mma_m16n8k16_batched(bfloat16_t{}, d, r4, r2);
+  mma_finish();
   out[1] = float_of(pack(bfloat16_t{}, d[0], d[1]));
+"""
+ADA = """
+  mma_m16n8k32(e4m3_t{}, d, r4, r2);
+  mma_m16n8k32(e5m2_t{}, d, r4, r2);
 """
 HOPPER = """
   reduce_add_x4(out, d);
+  stmatrix_x4(address, r4);
+  stmatrix_x4_trans(address, r4);
+  stmatrix_x2(address, r2);
+  stmatrix_x2_trans(address, r2);
+  stmatrix_x1(address, r1);
+  stmatrix_x1_trans(address, r1);
+  const u32 other = map_to_rank(address, cluster_size() - 1 - cluster_rank());
+  cluster_arrive();
+  cluster_wait();
+  cluster_load_x4(r4, other);
+  cluster_store_x4(other, r4);
+  cluster_store(other, cluster_load(other) + 1);
+  cluster_arrive_relaxed();
+  cluster_wait();
+  griddep_launch_dependents();
+  griddep_wait();
+"""
+#: Of every architecture too, but in a header of its own.
+GRID = """
+  auto* counter = reinterpret_cast<u32*>(out);
+  expect_cooperative_launch();
+  store_release(counter, atomic_add_release(counter, 1) + load_acquire(counter + 1) + atomic_add(counter, 2u));
+  out[2] += atomic_add(reinterpret_cast<i32*>(out), -1) + atomic_add(out, 1.0f);
+"""
+WARPGROUP = """
+  float accumulators[32] = {};
+  const MatrixDescriptor operand = matrix_descriptor(address, 16, 1024, Swizzle::bytes_128);
+  setmaxnreg_dec<152>();
+  setmaxnreg_inc<240>();
+  wgmma_pin(accumulators);
+  wgmma_fence();
+  wgmma_ss<half_t, 64>(accumulators, operand, operand.advanced(32), thread_idx() < 0);
+  wgmma_rs<bfloat16_t, 64, Major::mn>(accumulators, r4, operand, true);
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_pin(accumulators);
+  wgmma_fence();
+  wgmma_ss_first<e4m3_t, 64>(accumulators, operand, operand);
+  wgmma_rs_first<e5m2_t, 64>(accumulators, r4, operand);
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_pin(accumulators);
+  out[thread_idx()] = accumulators[3];
 """
 
 
 def test_the_trivial_kernel_below_uses_every_primitive() -> None:
-    headers = "".join(path.read_text() for path in (include_dir() / "flashgen" / "ptx").glob("*.cuh"))
+    # The functions of these two are called one by one in test_async_copies.py.
+    elsewhere = ("barrier.cuh", "bulk.cuh")
+    paths = sorted((include_dir() / "flashgen" / "ptx").glob("*.cuh"))
+    headers = "".join(path.read_text() for path in paths if path.name not in elsewhere)
     names = set(re.findall(r"^FLASHGEN_DEVICE \w+ (\w+)\(", headers, re.MULTILINE))
-    used = set(re.findall(r"(\w+)(?:<\w+>)?\(", EVERYWHERE + AMPERE + HOPPER))
+    used = set(re.findall(r"(\w+)(?:<[\w:, ]+>)?\(", EVERYWHERE + AMPERE + ADA + HOPPER + GRID + WARPGROUP))
     assert len(names) > 20
     assert names <= used
 
@@ -69,8 +128,14 @@ def test_the_trivial_kernel_below_uses_every_primitive() -> None:
 @pytest.mark.parametrize("name", ARCHS)
 def test_every_architecture_compiles_every_primitive_it_has(source: Source, name: str) -> None:
     arch = get_arch(name)
-    body = EVERYWHERE + (AMPERE if arch.has_cp_async else "") + (HOPPER if arch.has_vector_reduction else "")
-    text = TOP + "{{ common.kernel(plan) }}(float* out) {\n  FLASHGEN_SHARED_MEMORY(shared);\n" + body + "}\n"
+    body = EVERYWHERE + GRID + (AMPERE if arch.has_cp_async else "") + (ADA if arch.capability >= 89 else "")
+    body += (HOPPER if arch.has_vector_reduction else "") + (WARPGROUP if name == "sm_90a" else "")
+    text = (
+        TOP.replace("primitives", "primitives_sm90")
+        + "{{ common.kernel(plan) }}(float* out) {\n  FLASHGEN_SHARED_MEMORY(shared);\n"
+        + body
+        + "}\n"
+    )
     binary = compile_source(source(text, arch=arch))
     assert (binary.name, binary.arch) == ("tiny", name)
     assert binary.image.startswith(b"\x7fELF")

@@ -1,4 +1,4 @@
-"""``run``: launch a few lines of device code on NumPy arrays."""
+"""``run``: launch a few lines of device code on NumPy arrays and tensor maps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
+from flashgen.launch.tensor_map import MAP_ALIGNMENT, TensorMap
 
-C_TYPES = {"f4": "float", "u4": "u32", "i4": "i32", "u2": "u16", "u1": "u8"}
+C_TYPES = {"f4": "float", "u4": "u32", "i4": "i32", "f2": "half_t", "u2": "u16", "u1": "u8"}
 
 KERNEL = """{prelude}
 #include "flashgen/primitives.cuh"
 using namespace flashgen;
-struct Params {{ {fields} }};
+struct Params {{ {maps} {fields} }};
 FLASHGEN_KERNEL({threads}, 1) kernel_under_test(FLASHGEN_GRID_CONSTANT Params params) {{
   FLASHGEN_SHARED_MEMORY(shared);
   {locals}
@@ -38,6 +39,12 @@ class Run(Protocol):
     ) -> None: ...
 
 
+def pack(maps: dict[str, TensorMap], addresses: list[int]) -> bytes:
+    """The parameter struct: maps come first, and align all of it."""
+    data = b"".join(m.for_emulator() for m in maps.values()) + struct.pack(f"{len(addresses)}Q", *addresses)
+    return data.ljust(-(-len(data) // MAP_ALIGNMENT) * MAP_ALIGNMENT if maps else len(data) or 1, b"\0")
+
+
 def pointer(name: str, array: np.ndarray[Any, Any]) -> str:
     const = "" if array.flags.writeable else "const "
     return f"{const}{C_TYPES[array.dtype.str[1:]]}* {name}"
@@ -56,22 +63,28 @@ def run() -> Run:
         seed: int = 0,
         race: bool = False,
         resident: int | None = None,
+        cluster: int = 1,
+        cooperative: bool = False,
+        from_primary: tuple[str, ...] = (),
+        maps: dict[str, TensorMap] | None = None,
         **arrays: np.ndarray[Any, Any],
     ) -> None:
+        maps = maps or {}
         text = KERNEL.format(
             prelude=prelude,
+            maps=" ".join(f"TensorMap {name};" for name in maps),
             fields=" ".join(f"{pointer(name, array)};" for name, array in arrays.items()),
             threads=threads,
-            locals=" ".join(f"{pointer(name, array)} = params.{name};" for name, array in arrays.items()),
+            locals=" ".join(f"{pointer(name, array)} = params.{name};" for name, array in arrays.items())
+            + " ".join(f"const TensorMap* {name} = &params.{name};" for name in maps),
             body=body,
         )
         kernel = EmulatedKernel("kernel_under_test", text)
         addresses = [array.ctypes.data for array in arrays.values()]
-        buffers = [Buffer(n, a.ctypes.data, a.nbytes, a.flags.writeable) for n, a in arrays.items()]
-        params = struct.pack(f"{len(addresses)}Q", *addresses) or b"\0"
+        buffers = [Buffer(n, a.ctypes.data, a.nbytes, a.flags.writeable, n in from_primary) for n, a in arrays.items()]
         kernel.launch(
             blocks,
-            params,
+            pack(maps, addresses),
             buffers,
             threads=threads,
             smem_bytes=smem,
@@ -79,6 +92,8 @@ def run() -> Run:
             seed=seed,
             race=race,
             resident=resident,
+            cluster=cluster,
+            cooperative=cooperative,
         )
 
     return run_

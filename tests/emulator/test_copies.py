@@ -112,6 +112,20 @@ def test_reductions_of_all_blocks_add_up(run: Any, schedule: str) -> None:
     np.testing.assert_array_equal(out, [48] * 4 + [192 * i for i in (1, 2, 3, 4)])
 
 
+def test_64_bit_reductions_carry_and_take_negative_numbers(run: Any) -> None:
+    out = np.array([0xFFFFFFFF, 0, 5, 0], np.uint32)
+    run(
+        """u64* const sums = reinterpret_cast<u64*>(out);
+        reduce_add(sums, 1);
+        reduce_add(sums + 1, static_cast<u64>(-2 * thread_idx()));""",
+        threads=64,
+        blocks=2,
+        race=True,
+        out=out,
+    )
+    np.testing.assert_array_equal(out.view(np.int64), [0xFFFFFFFF + 128, 5 - 2 * 2 * 63 * 32])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -123,6 +137,7 @@ def test_reductions_of_all_blocks_add_up(run: Any, schedule: str) -> None:
         ("cp_async_16(a, x + 32, 16)", "0 bytes past the end of 'x'"),
         ("cp_async_16(a, x - 4, 16)", "16 bytes before 'x'"),
         ("reduce_add(out + 32, 1.0f)", "reduce_add touches 4 bytes at"),
+        ("reduce_add(reinterpret_cast<u64*>(out + 1), 1)", "misaligned: reduce_add needs"),
         (
             "reduce_add_x4(out + 1, {1, 2, 3, 4})",
             "misaligned: reduce_add needs an address that is a multiple of 16",

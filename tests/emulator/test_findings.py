@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import Any
 
@@ -124,3 +125,48 @@ def test_an_impossible_launch_is_refused(run: Any, options: dict[str, int], mess
 def test_an_unknown_schedule_is_a_launch_error(run: Any) -> None:
     with pytest.raises(LaunchError, match="schedule='eager'"):
         run("block_sync();", schedule="eager")
+
+
+def test_a_program_can_read_what_a_finding_says(run: Any) -> None:
+    with pytest.raises(EmulationError) as caught:
+        run(
+            "\nif (block_idx_x() == 1 && thread_idx() == 37) *reinterpret_cast<volatile float*>(64) = 1.0f;",
+            threads=64,
+            blocks=2,
+            schedule="random",
+            seed=41,
+            race=True,
+            resident=1,
+        )
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.kind, error.kernel) == ("global memory out of bounds", "kernel_under_test")
+        assert (error.file, error.line) == ("kernels/test.cu", 2)
+        assert (error.block, error.warp, error.lane) == ((1, 0, 0), 1, 5)
+        assert (error.schedule, error.seed, error.race, error.resident) == ("random", 41, True, 1)
+        assert str(error) == str(caught.value)
+
+
+def test_a_block_is_named_by_its_place_in_the_grid(run: Any) -> None:
+    body = "\nif (block_idx_y() == 1 && block_idx_z() == 2) *reinterpret_cast<volatile float*>(64) = 1.0f;"
+    with pytest.raises(EmulationError, match=r"by block \(2, 1, 2\)") as caught:
+        run(body, blocks=(3, 2, 3), schedule="reverse")
+    assert caught.value.block == (2, 1, 2)
+
+
+def test_what_a_finding_cannot_know_is_none(run: Any) -> None:
+    with pytest.raises(EmulationError) as caught:
+        run("block_sync();", threads=33)
+    error = caught.value
+    assert error.kind
+    assert (error.file, error.line, error.block, error.warp, error.lane) == (None,) * 5
+    assert EmulationError("no page").kind is None
+
+
+def test_the_place_is_the_innermost_call(run: Any) -> None:
+    prelude = (
+        '#include "flashgen/primitives.cuh"\n#line 7 "flashgen/helper.cuh"\n'
+        "FLASHGEN_DEVICE void helper(const float* x, flashgen::u32 a) { flashgen::cp_async_4(a, x, 4); }"
+    )
+    with pytest.raises(EmulationError) as caught:
+        run("\nhelper(x + 1, shared_address(shared));", smem=16, prelude=prelude, x=np.zeros(1, np.float32))
+    assert (caught.value.file, caught.value.line) == ("flashgen/helper.cuh", 7)

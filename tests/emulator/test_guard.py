@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import gc
 import mmap
+import struct
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from flashgen.emulator import guarded_copy
+from flashgen.emulator import Buffer, GuardedCall, guarded_copy
+from flashgen.emulator.kernel import EmulatedKernel
 from flashgen.errors import EmulationError, LaunchError
 
 PAGE = mmap.PAGESIZE
@@ -73,3 +75,110 @@ def test_a_stray_access_beside_a_guarded_array_is_a_finding(run: Any, at: Any, b
 def test_a_senseless_place_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(LaunchError, match=next(iter(options))):
         guarded_copy(np.zeros(4), **options)
+
+
+def stretch(name: str, array: np.ndarray[Any, Any], *, writable: bool = False) -> tuple[str, int, int, bool]:
+    return name, array.ctypes.data, array.nbytes, writable
+
+
+KERNEL = """
+#include "flashgen/primitives.cuh"
+using namespace flashgen;
+struct Params {{ const unsigned char* x; unsigned char* out; }};
+FLASHGEN_KERNEL(32, 1) kernel_under_test(FLASHGEN_GRID_CONSTANT Params params) {{
+  const unsigned char* x = params.x;
+  unsigned char* out = params.out;
+#line 1 "kernels/test.cu"
+{body}
+}}
+"""
+
+
+def call(body: str, size: int, at: Any = "end", *, race: bool = False) -> np.ndarray[Any, Any]:
+    """What a kernel writes for ``size`` input bytes, on guarded copies."""
+    x, out = np.arange(size, dtype=np.uint8), np.full(size, 7, np.uint8)
+    guarded = GuardedCall([stretch("x", x), stretch("out", out, writable=True)], at)
+    params = struct.pack("2Q", guarded.moved(x.ctypes.data), guarded.moved(out.ctypes.data))
+    buffers = [
+        Buffer("x", guarded.moved(x.ctypes.data), size),
+        Buffer("out", guarded.moved(out.ctypes.data), size, True),
+    ]
+    EmulatedKernel("kernel_under_test", KERNEL.format(body=body)).launch(1, params, buffers, threads=32, race=race)
+    guarded.hand_back()
+    return out
+
+
+@pytest.mark.parametrize("at", ["end", "begin"])
+@pytest.mark.parametrize("size", [1, 37, PAGE - 1, PAGE, PAGE + 1])
+def test_a_guarded_call_reads_and_writes_the_callers_memory(size: int, at: Any) -> None:
+    body = f"for (int i = thread_idx(); i < {size}; i += 32) out[i] = x[i];"
+    np.testing.assert_array_equal(call(body, size, at), np.arange(size, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("size", [1, 37, PAGE])
+@pytest.mark.parametrize(
+    ("at", "body", "message"),
+    [
+        ("end", "\nif (thread_idx() == 9) out[0] = x[{size}];", "a load from .* 0 bytes past the end of 'x'"),
+        ("begin", "\nif (thread_idx() == 9) out[0] = x[-1];", "a load from .* 1 bytes before 'x'"),
+        ("end", "\nif (thread_idx() == 9) out[{size}] = 1;", "a store to .* 0 bytes past the end of 'out'"),
+        ("begin", "\nif (thread_idx() == 9) out[-1] = 1;", "a store to .* 1 bytes before 'out'"),
+    ],
+)
+def test_one_stray_byte_is_a_finding_that_says_who_and_where(size: int, at: Any, body: str, message: str) -> None:
+    with pytest.raises(EmulationError, match=message) as caught:
+        call(body.format(size=size), size, at)
+    error = caught.value
+    assert error.kind == "global memory out of bounds"
+    assert (error.file, error.line) == ("kernels/test.cu", 2)
+    assert (error.block, error.warp, error.lane) == ((0, 0, 0), 0, 9)
+
+
+def test_a_store_to_what_is_only_read_is_a_finding() -> None:
+    for race in (False, True):
+        with pytest.raises(EmulationError, match=r"offset 3 of 'x'|read-only") as caught:
+            call("\nconst_cast<unsigned char*>(x)[3] = 1;", 37, race=race)
+        assert (caught.value.file, caught.value.line) == ("kernels/test.cu", 2)
+
+
+@pytest.mark.parametrize(("at", "place", "where"), [("end", "-1", "before"), ("begin", "37", "behind")])
+def test_a_store_on_the_side_without_a_page_is_found_afterwards(at: Any, place: str, where: str) -> None:
+    with pytest.raises(EmulationError, match=f"wrote {where} 'out' \\(37 bytes\\)") as caught:
+        call(f"\nif (thread_idx() == 0) out[{place}] = 1;", 37, at)
+    assert caught.value.kind == "global memory out of bounds"
+    with pytest.raises(EmulationError) as caught:
+        call(f"\nif (thread_idx() == 0) out[{place}] = 1;", 37, at, race=True)
+    assert caught.value.line == 2
+
+
+def test_views_that_share_memory_share_their_copy() -> None:
+    base = np.arange(60, dtype=np.uint8)
+    q, k, empty, other = base[:40], base[20:], base[30:30], np.zeros(4, np.uint8)
+    guarded = GuardedCall([stretch("q", q), stretch("empty", empty), stretch("k", k), stretch("other", other)])
+    start = guarded.moved(q.ctypes.data)
+    assert guarded.moved(k.ctypes.data) == start + 20
+    assert guarded.moved(empty.ctypes.data) == start + (empty.ctypes.data - base.ctypes.data)
+    assert (start + 60) % PAGE == 0
+    assert guarded.moved(other.ctypes.data) != other.ctypes.data
+
+
+def test_an_empty_array_lies_on_a_page_that_traps() -> None:
+    empty = np.zeros(0, np.uint8)
+    guarded = GuardedCall([stretch("x", empty)])
+    assert guarded.moved(empty.ctypes.data) % PAGE == 0
+    assert guarded.moved(empty.ctypes.data) != empty.ctypes.data
+
+
+def test_a_view_of_distant_rows_stays_where_it_is() -> None:
+    far = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (2,), (2**40,))
+    guarded = GuardedCall([("far", far.ctypes.data, 2**40 + 1, False)])
+    assert guarded.moved(far.ctypes.data) == far.ctypes.data
+
+
+def test_an_address_of_nothing_stays() -> None:
+    assert GuardedCall([]).moved(12345) == 12345
+
+
+def test_a_senseless_side_is_refused() -> None:
+    with pytest.raises(LaunchError, match="at='middle'"):
+        GuardedCall([], "middle")  # type: ignore[arg-type]

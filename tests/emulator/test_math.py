@@ -80,6 +80,17 @@ def test_log2_is_close_and_log2_of_zero_is_minus_infinity(run: Any) -> None:
     assert np.isnan(out[-1])
 
 
+def test_reciprocal_is_close_and_flushes_subnormals(run: Any) -> None:
+    x = np.concatenate([np.geomspace(2.0**-126, 3e38, 10_001), [0.0, np.inf, 1e-40]]).astype(np.float32)
+    x = np.concatenate([x, -x, np.float32([np.nan])])
+    out = np.zeros_like(x)
+    run(LOOP.format(n=x.size) + "out[i] = reciprocal_approx(x[i]);", x=x, out=out)
+    with np.errstate(divide="ignore", over="ignore"):
+        expected = 1 / np.where(abs(x) < 2.0**-126, np.copysign(0, x), x).astype(np.float64)
+    expected[abs(expected) < 2.0**-126] = 0
+    np.testing.assert_allclose(out, expected, rtol=2.0**-23)
+
+
 def test_maximum_prefers_numbers_to_nan_and_plus_zero_to_minus_zero(run: Any) -> None:
     values = np.float32([np.nan, -np.inf, -1, -0.0, 0.0, 1, np.inf])
     a, b = (grid.ravel().copy() for grid in np.meshgrid(values, values))

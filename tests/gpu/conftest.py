@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import flashgen as fg
+from flashgen.verify.cases import Inputs
+from flashgen.verify.rounding import rounding_errors
 
 try:
     import torch
@@ -128,8 +130,12 @@ def judge(
     if do is not None:
         exact += fg.oracle.backward(spec, *arrays, gradient, scale=scale)
     limits = fg.oracle.bounds(spec, *arrays, gradient, scale, exact=exact)
+    # On drawn values the one run that the bounds compare with can be right by accident.
+    known = Inputs(*arrays, np.zeros((*arrays[0].shape[:3], spec.head_dim_v)) if gradient is None else gradient)
+    reach = rounding_errors(spec, known, spec.default_scale if scale is None else scale, exact)
     for name, result, reference in zip(("o", "lse", "dq", "dk", "dv"), results, exact, strict=False):
-        found = fg.oracle.check(plain(result), reference, getattr(limits, name), exact_infinity=name == "lse")
+        bound = np.maximum(getattr(limits, name), reach[name])
+        found = fg.oracle.check(plain(result), reference, bound, exact_infinity=name == "lse")
         assert found.ok, f"{name}: {found}"
 
 

@@ -1,50 +1,46 @@
-"""Any spec, schedule, shape, layout and value: what the kernels give is as near to the oracle as it must be.
+"""Any spec, schedule, shape, layout and value: what the kernels give is as near to the oracle as it must be, and
+the emulator finds nothing.
 
-The emulator runs the kernels. Cases are the same in every run, unless ``HYPOTHESIS_PROFILE=explore`` asks for
-new ones, and more of them. A compiler run costs as much as many launches: each spec is tried on several calls.
+How much is done: DRAWN_CASES=sample (what a developer's run does), ci (over 1,000 cases) or nightly (over
+100,000). Cases are the same in every run. A compiler run costs as much as many launches, so each build is tried
+on many cases. A failure ends with the command that repeats it.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, note, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import flashgen as fg
+from flashgen.arch import ARCHS, Arch
+from flashgen.cli.check_report import describe_failure
+from flashgen.cli.checking import Subject
 from flashgen.plan import plan
+from flashgen.plan.model import AttentionPlan
+from flashgen.verify import Mode, Tiles, Trial, draw, modes
 
-EXPLORE = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-Judge = Callable[..., None]
-LAYOUTS = (
-    "contiguous",
-    "contiguous",
-    "heads first",
-    "wide rows",
-    "unaligned",
-    "reversed",
-    "one batch",
-    "one head",
+LEVEL = os.environ.get("DRAWN_CASES", "sample")
+#: Builds of each group, and cases of each build.
+LEVELS = {"sample": (1, 10), "ci": (4, 30), "nightly": (100, 100)}
+GROUPS = (
+    ("sm_75", "fp16"),
+    ("sm_75", "fp32"),
+    ("sm_80", "fp16"),
+    ("sm_80", "bf16"),
+    ("sm_80", "fp32"),
+    ("sm_86", "bf16"),
+    ("sm_89", "fp16"),
+    ("sm_90", "bf16"),
+    ("sm_100", "fp16"),
+    ("sm_120", "bf16"),
 )
-FILLS = ("normal", "normal", "large", "huge", "flat", "sparse")
-
-
-def profile(examples: int) -> settings:
-    return settings(
-        max_examples=examples * (10 if EXPLORE else 1),
-        derandomize=not EXPLORE,
-        deadline=None,
-        database=None,
-        # Shrinking a failure takes minutes of compiling: only on request.
-        phases=list(Phase) if EXPLORE else (Phase.explicit, Phase.generate),
-        suppress_health_check=list(HealthCheck),
-    )
+DIMS = (16, 32, 64, 64, 72, 96, 128)
 
 
 @dataclass(frozen=True)
@@ -56,142 +52,65 @@ class Build:
     arch: str
 
     @property
-    def kernel(self) -> fg.Kernel:
-        return fg.build(self.spec, self.schedule, arch=self.arch, target="emulator")
+    def plan(self) -> AttentionPlan:
+        return plan(self.spec, self.schedule, self.arch)
 
 
-@dataclass(frozen=True)
-class Call:
-    """Sizes, layouts (of q, k, v and do) and values of one call."""
-
-    batch: int
-    len_q: int
-    len_kv: int
-    heads_kv: int
-    group: int
-    layouts: tuple[str, str, str, str]
-    fill: str
-    scale: float | None
-    seed: int
-
-    def inputs(self, spec: fg.AttentionSpec) -> list[NDArray[Any]]:
-        random = np.random.default_rng(self.seed)
-        heads = self.heads_kv * self.group
-        shapes = (
-            (self.batch, self.len_q, heads, spec.head_dim),
-            (self.batch, self.len_kv, self.heads_kv, spec.head_dim),
-            (self.batch, self.len_kv, self.heads_kv, spec.head_dim_v),
-            (self.batch, self.len_q, heads, spec.head_dim_v),
-        )
-        scale = spec.default_scale if self.scale is None else self.scale
-        return [
-            laid_out(values(shape, fill_of(name, self.fill), scale, random), layout, spec)
-            for name, shape, layout in zip(("q", "k", "v", "do"), shapes, self.layouts, strict=True)
-        ]
-
-
-def fill_of(name: str, fill: str) -> str:
-    return fill if name in ("q", "k") or fill in ("flat", "sparse") else "normal"
-
-
-def values(shape: tuple[int, ...], fill: str, scale: float, random: np.random.Generator) -> NDArray[np.float64]:
-    x = random.standard_normal(shape)
-    if fill == "large":  # a row's largest logits stand far above the others
-        x *= 6.0
-    elif fill == "huge":  # logits of +-1e6, apart by small whole numbers times the scale, which every dtype holds
-        x = np.rint(np.clip(x, -2, 2))
-        exponent = int(np.log2(min(1e6 / scale, 2.0**23))) // 2
-        x[..., 0] = 2.0**exponent * random.choice([-1.0, 1.0], shape[:-1])
-    elif fill == "flat":  # every key is as good as any other
-        x[...] = 0.5
-    elif fill == "sparse":
-        x *= random.random(shape) < 0.1
-    return x
-
-
-def laid_out(x: NDArray[np.float64], layout: str, spec: fg.AttentionSpec) -> NDArray[Any]:
-    """The values in an array of that layout; all that lies around them is NaN."""
-    batch, length, heads, dim = x.shape
-    dtype = spec.element.numpy()
-
-    def poisoned(*shape: int) -> NDArray[Any]:
-        return np.full(shape, np.nan, dtype)
-
-    if layout == "heads first":
-        view = poisoned(batch, heads, length, dim).transpose(0, 2, 1, 3)
-    elif layout == "wide rows":
-        view = poisoned(batch, length + 2, heads, dim + 16)[:, 1 : length + 1, :, :dim]
-    elif layout == "unaligned":
-        view = poisoned(batch, length, heads, dim + 2)[..., 1 : dim + 1]
-    elif layout == "reversed":
-        view = poisoned(batch, length, heads, dim)[:, ::-1]
-    elif layout == "one batch":
-        view = np.broadcast_to(poisoned(min(batch, 1), length, heads, dim), x.shape)
-    elif layout == "one head":
-        view = np.broadcast_to(poisoned(batch, length, min(heads, 1), dim), x.shape)
-    else:
-        view = poisoned(batch, length, heads, dim)
-    if not view.flags.writeable:
-        view.flags.writeable = True  # a broadcast view: the last values written count for all
-    view[...] = x.astype(dtype)
-    return view
-
-
-dims = st.one_of(st.integers(1, 48), st.sampled_from([16, 32, 64, 64, 72, 96, 128]), st.integers(1, 256))
-distances = st.one_of(st.none(), st.integers(0, 40))
-alignments = st.sampled_from(["bottom-right", "top-left"])
-windows = st.builds(lambda left, right, align: fg.window(left, right, align=align), distances, distances, alignments)
-masks = st.one_of(
-    st.just(fg.full()),
-    st.builds(fg.causal, alignments),
-    windows,
-    st.builds(lambda one, other: one & other, st.builds(fg.causal, alignments), windows),
-)
-
-
-@st.composite
-def forward_fields(draw: Any) -> dict[str, Any]:
-    """Tiles in which every warp has its share; fields may be left to the plan."""
-    kind, count = draw(st.sampled_from(["split_q", "split_q", "split_k"])), draw(st.sampled_from([1, 2, 4]))
-    rows, keys = draw(st.sampled_from([16, 32])), draw(st.sampled_from([16, 32, 48, 64]))
-    fields = {
-        "tile_q": rows * (count if kind == "split_q" else 1),
-        "tile_kv": keys * (count if kind == "split_k" else 1),
-        "stages": draw(st.sampled_from([1, 2, 3])),
-    }
-    left_out = draw(st.sampled_from(["", "", *fields]))
-    fields.pop(left_out, None)
-    return {**fields, "warps": fg.WarpPartition(kind, count)}
-
-
-backward_fields = st.builds(
-    fg.BackwardSchedule,
-    tile_q=st.sampled_from([None, 16, 32, 64, 96]),
-    tile_kv=st.sampled_from([None, 16, 32, 64, 80, 128]),
-    stages=st.sampled_from([None, 1, 2]),
-    warps=st.sampled_from([None, 1, 2, 4, 8]),
-)
-
-
-@st.composite
-def builds(draw: Any, arch: str, dtype: str, masks: Any = masks) -> Build:
+def drawn_build(arch: str, dtype: str, number: int) -> Build:
     """A spec with a schedule that can be planned: where one cannot, the plan chooses more of it."""
-    dim = draw(dims)
-    spec = fg.AttentionSpec(
+    random = Random(f"{arch} {dtype} {number}")
+    while True:
+        spec = drawn_spec(random, dtype)
+        schedule = drawn_schedule(random)
+        one_stage = replace(schedule, stages=None, backward=replace(schedule.backward, stages=None))
+        default = fg.BackwardSchedule()
+        wishes = [schedule, one_stage, replace(schedule, backward=default), replace(one_stage, backward=default)]
+        wishes = random.choice((wishes, wishes, wishes, []))
+        for wish in (*wishes, None):
+            if can_be_planned(spec, wish, arch):
+                return Build(spec, wish, arch)
+
+
+def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
+    dim = drawn_dim(random)
+    return fg.AttentionSpec(
         dim,
-        head_dim_v=draw(st.one_of(st.just(dim), dims)),
+        head_dim_v=random.choice((dim, dim, drawn_dim(random))),
         dtype=dtype,
-        mask=draw(masks),
-        deterministic=draw(st.booleans()),
+        mask=drawn_mask(random),
+        deterministic=random.random() < 0.5,
     )
-    assume(can_be_planned(spec, None, arch))
-    schedule = fg.Schedule(**draw(forward_fields()), backward=draw(backward_fields))
-    one_stage = replace(schedule, stages=None, backward=replace(schedule.backward, stages=None))
-    default = fg.BackwardSchedule()
-    wishes = [schedule, one_stage, replace(schedule, backward=default), replace(one_stage, backward=default)]
-    wishes += [fg.Schedule(backward=one_stage.backward), None]
-    wish = next(wish for wish in wishes[draw(st.sampled_from([0, 0, 0, 5])) :] if can_be_planned(spec, wish, arch))
-    return Build(spec, wish, arch)
+
+
+def drawn_dim(random: Random) -> int:
+    return random.choice((random.randint(1, 48), random.choice(DIMS), random.choice(DIMS), random.randint(1, 256)))
+
+
+def drawn_mask(random: Random) -> fg.Mask:
+    def distance() -> int | None:
+        return random.choice((None, random.randint(0, 40)))
+
+    causal = fg.causal(random.choice(("bottom-right", "top-left")))
+    window = fg.window(distance(), distance(), align=random.choice(("bottom-right", "top-left")))
+    return random.choice((fg.full(), causal, window, causal & window))
+
+
+def drawn_schedule(random: Random) -> fg.Schedule:
+    """Tiles in which every warp has its share; fields may be left to the plan."""
+    kind, count = random.choice(("split_q", "split_q", "split_k")), random.choice((1, 2, 4))
+    fields = {
+        "tile_q": random.choice((16, 32)) * (count if kind == "split_q" else 1),
+        "tile_kv": random.choice((16, 32, 48, 64)) * (count if kind == "split_k" else 1),
+        "stages": random.choice((1, 2, 3)),
+    }
+    fields.pop(random.choice(("", "", *fields)), None)
+    backward = fg.BackwardSchedule(
+        tile_q=random.choice((None, 16, 32, 64, 96)),
+        tile_kv=random.choice((None, 16, 32, 64, 80, 128)),
+        stages=random.choice((None, 1, 2)),
+        warps=random.choice((None, 1, 2, 4, 8)),
+    )
+    return fg.Schedule(**fields, warps=fg.WarpPartition(kind, count), backward=backward)
 
 
 def can_be_planned(spec: fg.AttentionSpec, schedule: fg.Schedule | None, arch: str) -> bool:
@@ -202,89 +121,76 @@ def can_be_planned(spec: fg.AttentionSpec, schedule: fg.Schedule | None, arch: s
     return True
 
 
-@st.composite
-def calls(draw: Any, build: Build) -> Call:
-    made = plan(build.spec, build.schedule, build.arch).schedule
-    tile_q, tile_kv = made.tile_q or 64, made.tile_kv or 64
-    edges_q = st.sampled_from([0, 1, tile_q - 1, tile_q, tile_q + 1, made.backward.tile_q or 64])
-    edges_kv = st.sampled_from([0, 1, tile_kv - 1, tile_kv, tile_kv + 1, 3 * tile_kv + 5])
-    len_q = draw(st.one_of(st.integers(1, 70), edges_q))
-    # Diagonals that pass near the corners of the warps' blocks are where masks go wrong.
-    near_corners = st.builds(
-        lambda blocks, off: max(len_q + 16 * blocks + off, 0), st.integers(0, 3), st.integers(-2, 2)
-    )
-    len_kv = draw(st.one_of(st.integers(1, 90), edges_kv, near_corners))
-    layout = st.sampled_from(LAYOUTS)
-    return Call(
-        batch=draw(st.sampled_from([*(1, 2) * 5, 0])),
-        len_q=min(len_q, 200),
-        len_kv=min(len_kv, 200),
-        heads_kv=draw(st.sampled_from([*(1, 2) * 5, 0])),
-        group=draw(st.sampled_from([1, 2, 3])),
-        layouts=(draw(layout), draw(layout), draw(layout), draw(layout)),
-        fill=draw(st.sampled_from(FILLS)),
-        scale=draw(st.sampled_from([None, None, 1.0, 0.01])),
-        seed=draw(st.integers(0, 2**16)),
-    )
+def mode_of(index: int) -> Mode:
+    """A fifth of the cases in race mode, and a fifth in an order drawn from a seed; some are both."""
+    plain, *others = modes(0, index, schedules=2)
+    if index % 5 == 1:
+        plain = others[index // 5 % 2]
+    return replace(plain, race=index % 5 == 3 or index % 25 == 1)
 
 
-GROUPS = {
-    f"{arch} {dtype}": (arch, dtype)
-    for arch, dtype in (
-        ("sm_75", "fp16"),
-        ("sm_75", "fp32"),
-        ("sm_80", "fp16"),
-        ("sm_80", "bf16"),
-        ("sm_80", "fp32"),
-        ("sm_90", "bf16"),
-    )
-}
+def counts(modes_done: list[Mode]) -> Counter[str]:
+    """Cases of each kind."""
+    found = Counter(cases=len(modes_done))
+    found["race"] = sum(mode.race for mode in modes_done)
+    found["drawn order"] = sum(mode.schedule in ("random", "priority") for mode in modes_done)
+    return found
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@profile(6)
-@given(data=st.data())
-def test_every_result_is_within_its_bound(group: str, data: st.DataObject, judge: Judge) -> None:
-    build = data.draw(builds(*GROUPS[group]))
-    for call in data.draw(st.lists(calls(build), min_size=1, max_size=8)):
-        note(f"now {call}")
-        judge(build.kernel, call.inputs(build.spec), call.scale)
+BUILDS, CASES = LEVELS[LEVEL]
 
 
-limited = masks.filter(lambda mask: not mask.is_full)
-
-
-def spoil(data: st.DataObject, arrays: list[NDArray[Any]], bad: tuple[float, ...]) -> None:
-    """Puts values that are not finite into a few elements of some of the arrays."""
-    for _ in range(data.draw(st.integers(0, 2))):
-        x = data.draw(st.sampled_from(arrays))
-        if x.size:
-            place = tuple(data.draw(st.integers(0, size - 1)) for size in x.shape)
-            x[place] = data.draw(st.sampled_from(bad))
-
-
-@pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
-@profile(3)
-@given(data=st.data())
-def test_what_is_not_finite_in_a_key_reaches_only_those_who_attend_to_it(
-    group: str, data: st.DataObject, judge: Judge
+@pytest.mark.parametrize("number", range(BUILDS))
+@pytest.mark.parametrize(("arch", "dtype"), GROUPS)
+def test_every_result_is_within_its_bound_and_nothing_is_found(
+    arch: str, dtype: str, number: int, record: Callable[[dict[str, Any]], None]
 ) -> None:
-    build = data.draw(builds(*GROUPS[group], masks=limited))
-    for call in data.draw(st.lists(calls(build), min_size=1, max_size=8)):
-        note(f"now {call}")
-        inputs = call.inputs(build.spec)
-        spoil(data, inputs[1:2], (np.nan,))
-        spoil(data, inputs[2:3], (np.nan, np.inf, -np.inf))
-        judge(build.kernel, inputs, call.scale)
+    build = drawn_build(arch, dtype, number)
+    subject = Subject(build.plan, build.schedule, None)
+    tiles, done = Tiles.of(build.plan.schedule), []
+    for index in range(CASES):
+        case, mode = draw(build.spec, tiles, number, index), mode_of(index)
+        verdict = subject.run(subject.expect(case), mode)
+        if verdict.kind:
+            pytest.fail(describe_failure(subject.smallest(Trial(case, mode), verdict)), pytrace=False)
+        done.append(mode)
+    record({"arch": arch, "dtype": dtype, **counts(done)})
 
 
-@pytest.mark.parametrize("group", ["sm_75 fp16", "sm_80 bf16", "sm_80 fp32"])
-@profile(3)
-@given(data=st.data())
-def test_nan_in_a_query_reaches_no_other_query(group: str, data: st.DataObject, judge: Judge) -> None:
-    build = data.draw(builds(*GROUPS[group], masks=limited))
-    for call in data.draw(st.lists(calls(build), min_size=1, max_size=8)):
-        note(f"now {call}")
-        inputs = call.inputs(build.spec)
-        spoil(data, [inputs[0], inputs[3]], (np.nan,))
-        judge(build.kernel, inputs, call.scale, ("o", "lse", "dq"))
+@pytest.mark.parametrize(
+    ("level", "cases", "race", "drawn_order"), [("ci", 1000, 200, 200), ("nightly", 10**5, *[20_000] * 2)]
+)
+def test_as_many_cases_are_done_as_is_promised(level: str, cases: int, race: int, drawn_order: int) -> None:
+    builds, each = LEVELS[level]
+    done = counts([mode_of(index) for index in range(each)])
+    all_builds = builds * len(GROUPS)
+    assert all_builds * done["cases"] >= cases
+    assert all_builds * done["race"] >= race
+    assert all_builds * done["drawn order"] >= drawn_order
+
+
+def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_architectures() -> None:
+    builds = [drawn_build(arch, dtype, number) for arch, dtype in GROUPS for number in range(LEVELS["ci"][0])]
+    plans = [build.plan for build in builds]
+    assert {kernel.role for made in plans for kernel in made.kernels} == {
+        "forward",
+        "prepare",
+        "main",
+        "query",
+        "finish",
+    }
+    assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32"}
+    assert {made.schedule.warps.kind for made in plans if made.schedule.warps} == {"split_q", "split_k"}
+    masks = [made.spec.mask for made in plans]
+    assert {(mask.has_lower, mask.has_upper) for mask in masks} == {
+        (a, b) for a in (False, True) for b in (False, True)
+    }
+    assert any(not mask.top_left.is_full for mask in masks)
+    assert any(not mask.bottom_right.is_full for mask in masks)
+    assert {family(made.arch) for made in plans} == {family(arch) for arch in ARCHS.values()}
+
+
+def family(arch: Arch) -> tuple[Any, ...]:
+    """What makes a plan for one architecture unlike that for another."""
+    facts = (arch.has_cp_async, arch.has_bf16, arch.has_vector_reduction, arch.spills_wide_tiles)
+    return (*facts, arch.max_smem_per_block)

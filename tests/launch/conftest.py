@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import shutil
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,3 +193,15 @@ def bench(driver: FakeDriver) -> Callable[..., Bench]:
 @pytest.fixture
 def array() -> Callable[..., CudaArray]:
     return cuda_array
+
+
+@pytest.fixture(scope="session")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a ``libcuda.so.1`` that only keeps books."""
+    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
+    assert compiler, "a C++ compiler is needed, as for the emulator"
+    directory = tmp_path_factory.mktemp("libcuda")
+    source = Path(__file__).with_name("libcuda.cpp")
+    command = [compiler, "-std=c++17", "-shared", "-fPIC", "-o", directory / "libcuda.so.1", source, "-ldl"]
+    subprocess.run(command, check=True)
+    return directory

@@ -47,6 +47,28 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
          threads, shared, stream, contexts[depth], first, static_cast<void*>(extra));
   return threads == 7 ? 719 : 0;
 }
+struct Attribute {
+  int id, unused, value[16];
+};
+struct Config {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const Attribute* attributes;
+  unsigned count;
+};
+int cuLaunchKernelEx(const Config* config, void* function, void** params, void** extra) {
+  long first;
+  memcpy(&first, params[0], sizeof first);
+  printf("launch %p grid %u %u %u block %u %u %u shared %u stream %p first %lx extra %p", function, config->grid[0],
+         config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2], config->shared,
+         config->stream, first, static_cast<void*>(extra));
+  for (unsigned i = 0; i < config->count; ++i) {
+    const int* value = config->attributes[i].value;
+    printf(" attribute %d is %d %d %d", config->attributes[i].id, value[0], value[1], value[2]);
+  }
+  printf("\n");
+  return config->block[0] == 7 ? 719 : 0;
+}
 int cuStreamIsCapturing(void* stream, int* status) {
   const long handle = reinterpret_cast<long>(stream);
   if (handle == 1) return 906;
@@ -66,6 +88,23 @@ int cuEventCreate(void** event, unsigned flags) {
 int cuEventRecord(void* event, void* stream) { return printf("record %p on %p\n", event, stream), 0; }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) { return printf("%p waits for %p\n", stream, event), 0; }
 int cuEventDestroy_v2(void*) { return 0; }
+int cuTensorMapEncodeTiled(unsigned long long* map, int type, unsigned rank, void* address, const long* dims,
+                           const long* strides, const int* box, const int* steps, int interleave, int swizzle,
+                           int promotion, int fill) {
+  if (address == reinterpret_cast<void*>(0xbad0)) return 1;
+  printf("encode type %d rank %u address %p interleave %d swizzle %d promotion %d fill %d dims", type, rank, address,
+         interleave, swizzle, promotion, fill);
+  for (unsigned i = 0; i < rank; ++i) printf(" %ld", dims[i]);
+  printf(" strides");
+  for (unsigned i = 0; i + 1 < rank; ++i) printf(" %ld", strides[i]);
+  printf(" box");
+  for (unsigned i = 0; i < rank; ++i) printf(" %d", box[i]);
+  printf(" steps");
+  for (unsigned i = 0; i < rank; ++i) printf(" %d", steps[i]);
+  printf("\n");
+  for (int i = 0; i < 16; ++i) map[i] = static_cast<unsigned long long>(16 + i);
+  return 0;
+}
 int cuGetErrorName(int error, const char** text) { return *text = error == 200 ? "BAD_IMAGE" : "LAUNCH_FAILED", 0; }
 int cuGetErrorString(int, const char** text) { return *text = "in words", 0; }
 int cuGetProcAddress_v2(const char* name, void** function, int, unsigned long long, int* status) {

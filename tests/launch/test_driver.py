@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    assert compiler, "a C++ compiler is needed, as for the emulator"
-    directory = tmp_path_factory.mktemp("libcuda")
-    source = Path(__file__).with_name("libcuda.cpp")
-    command = [compiler, "-std=c++17", "-shared", "-fPIC", "-o", directory / "libcuda.so.1", source, "-ldl"]
-    subprocess.run(command, check=True)
-    return directory
+@pytest.fixture(name="library")
+def library_fixture(libcuda: Path) -> Path:
+    return libcuda
 
 
 def run(library: Path, code: str) -> list[str]:
@@ -47,6 +40,38 @@ print(d.current_context())
     assert {"True", "0", "retain 1", "kernel forward of 0x11", "attribute 8 of 0xe3 is 70000"} <= set(lines)
     launched = "launch 0xe3 grid 12 1 1 threads 128 shared 70000 stream 0x99 context c1 first abc extra (nil)"
     assert launched in lines
+
+
+EXTENDED = """
+import ctypes
+from flashgen.errors import LaunchError
+from flashgen.launch.extended import LaunchShape, launch_extended
+value = ctypes.c_long(0xABC)
+array = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+def launch(*shape, **attributes):
+    launch_extended(d, 0xE3, LaunchShape(*shape, **attributes), 0x99, ctypes.addressof(array))
+"""
+EXTENDED_LINE = "launch 0xe3 grid 12 2 3 block 128 1 1 shared 70000 stream 0x99 first abc extra (nil)"
+
+
+def test_a_launch_without_attributes_has_none(library: Path) -> None:
+    assert EXTENDED_LINE in run(library, EXTENDED + "launch((12, 2, 3), 128, 70000)")
+
+
+def test_each_property_of_a_launch_is_an_attribute(library: Path) -> None:
+    code = "launch((12, 2, 3), 128, 70000, cluster=(4, 1, 1), cooperative=True, overlaps_predecessor=True)"
+    expected = f"{EXTENDED_LINE} attribute 4 is 4 1 1 attribute 2 is 1 0 0 attribute 6 is 1 0 0"
+    assert expected in run(library, EXTENDED + code)
+
+
+def test_a_failed_extended_launch_is_reported_in_the_drivers_words(library: Path) -> None:
+    code = """
+try:
+    launch((1, 1, 1), 7)
+except LaunchError as error:
+    print(error)
+"""
+    assert "cuLaunchKernelEx failed: LAUNCH_FAILED: in words" in run(library, EXTENDED + code)
 
 
 def test_contexts_are_retained_once(library: Path) -> None:

@@ -39,6 +39,43 @@ def test_a_header_inside_an_if_cannot_serve_outside_of_it(templates: Write, tiny
         render_afresh(tiny)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("#if defined(X)\n#else", "#if !defined(X)"),
+        ("#if !defined(X)\n#else", "#if defined(X)"),
+        ("#if defined(X)", "#if defined(X)"),
+    ],
+)
+def test_a_header_inside_an_if_serves_where_the_same_condition_holds(
+    templates: Write, tiny: KernelPlan, first: str, second: str
+) -> None:
+    include = '#include "flashgen/a.cuh"'
+    templates(f"{first}\n{include}\n#endif\n{second}\n{include}\nint k;\n#endif\n", a="#pragma once\nint a;\n")
+    text = [line for line in code(tiny) if not line.startswith("#")]
+    assert text == ["int a;", "int k;"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("#if defined(X)", "#if !defined(X)"),
+        ("#if defined(X)\n#else", "#if defined(X)"),
+        ("#if defined(X)", "#if defined(Y)"),
+        ("#if defined(X) && Y\n#else", "#if !defined(X) && Y"),
+        ("#if defined(X)\n#elif defined(Y)", "#if defined(Y)"),
+        ("#if X > 1", "#if X > 1"),
+    ],
+)
+def test_a_header_inside_an_if_cannot_serve_where_another_condition_holds(
+    templates: Write, tiny: KernelPlan, first: str, second: str
+) -> None:
+    include = '#include "flashgen/a.cuh"'
+    templates(f"{first}\n{include}\n#endif\n{second}\n{include}\nint k;\n#endif\n", a="#pragma once\nint a;\n")
+    with pytest.raises(CompileError, match=r"flashgen/a\.cuh is already in place inside an #if"):
+        render_afresh(tiny)
+
+
 @pytest.mark.parametrize("include", ["<cuda_fp16.h>", '"cuda.h"', '"../x.cuh"', "MACRO"])
 def test_foreign_headers_are_refused(templates: Write, tiny: KernelPlan, include: str) -> None:
     templates(f"int a;\n#include {include}\n")

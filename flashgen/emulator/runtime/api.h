@@ -10,6 +10,8 @@ struct FlashgenEmuBuffer {
   uint64_t address;
   uint64_t bytes;
   int32_t writable;
+  // Written by grids that this one waits for (griddep_wait).
+  int32_t from_primary;
 };
 
 struct FlashgenEmuLaunch {
@@ -26,6 +28,10 @@ struct FlashgenEmuLaunch {
   int32_t race;
   // Blocks that run at the same time; their threads take turns.
   int32_t resident;
+  // Blocks of a cluster, neighbours along x; `resident` is a multiple of it.
+  int32_t cluster;
+  // All blocks are resident, and may wait for each other.
+  int32_t cooperative;
   const FlashgenEmuBuffer* buffers;
   int32_t buffer_count;
 };

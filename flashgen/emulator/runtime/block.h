@@ -16,7 +16,7 @@ inline void release_if_complete(Block& block) {
   barrier.result = barrier.any;
   if (runtime.launch.race) {
     Thread* first = block.threads.data();
-    synchronise(block, first, first + block.threads.size(),
+    synchronise(first, first + block.threads.size(),
                 [](const Thread& t) { return t.state == State::at_block || t.state == State::running; });
   }
   for (Thread& thread : block.threads) {
@@ -28,6 +28,7 @@ inline bool arrive_and_wait(bool votes, bool condition) {
   Thread& thread = self();
   Block& block = *thread.block;
   Barrier& barrier = block.barrier;
+  require_no_products(thread);
   if (barrier.arrived == 0) {
     barrier.votes = votes;
     barrier.any = false;

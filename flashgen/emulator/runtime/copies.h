@@ -34,10 +34,6 @@ inline void deliver(Copy& copy) {
   memset(copy.destination + copy.valid_bytes, 0, copy.bytes - copy.valid_bytes);
 }
 
-inline void let_a_copy_arrive(Thread& thread) {
-  if (!thread.copies.empty()) deliver(thread.copies[random_bits() % thread.copies.size()]);
-}
-
 inline void finish_copy(Thread& thread, Copy& copy) {
   if (runtime.launch.race) {
     note_arrival({thread, *thread.block->shadow, reinterpret_cast<u64>(copy.destination), copy.bytes,
@@ -91,6 +87,16 @@ void flashgen_emu_reduce_add(float* address, const float* values, int count, Fla
   check_global(address, bytes, bytes, true, "reduce_add");
   if (runtime.launch.race) watch_global(self(), address, bytes, How::reduce_add, call_before(self().code));
   for (int i = 0; i < count; ++i) address[i] += values[i];
+  maybe_yield();
+}
+
+void flashgen_emu_reduce_add_u64(unsigned long long* address, unsigned long long value,
+                                 FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  check_global(address, 8, 8, true, "reduce_add");
+  if (runtime.launch.race) watch_global(self(), address, 8, How::reduce_add, call_before(self().code));
+  *address += value;
   maybe_yield();
 }
 

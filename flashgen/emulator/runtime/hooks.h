@@ -79,23 +79,28 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 
-// Clang calls these for copies of structs.
-void* __tsan_memcpy(void* target, const void* source, size_t bytes) {
-  flashgen::emu::on_access(source, bytes, false, false, __builtin_return_address(0));
-  flashgen::emu::on_access(target, bytes, true, false, __builtin_return_address(0));
-  return memcpy(target, source, bytes);
-}
-void* __tsan_memmove(void* target, const void* source, size_t bytes) {
-  flashgen::emu::on_access(source, bytes, false, false, __builtin_return_address(0));
-  flashgen::emu::on_access(target, bytes, true, false, __builtin_return_address(0));
-  return memmove(target, source, bytes);
-}
-void* __tsan_memset(void* target, int value, size_t bytes) {
-  flashgen::emu::on_access(target, bytes, true, false, __builtin_return_address(0));
-  return memset(target, value, bytes);
-}
+// Clang calls these for whole structs: newer versions the former, older ones the C library's functions, for
+// which the build puts the latter.
+#define FLASHGEN_EMU_MEMORY_HOOKS(prefix)                                               \
+  void* prefix##memcpy(void* target, const void* source, size_t bytes) {                \
+    flashgen::emu::on_access(source, bytes, false, false, __builtin_return_address(0)); \
+    flashgen::emu::on_access(target, bytes, true, false, __builtin_return_address(0));  \
+    return memcpy(target, source, bytes);                                               \
+  }                                                                                     \
+  void* prefix##memmove(void* target, const void* source, size_t bytes) {               \
+    flashgen::emu::on_access(source, bytes, false, false, __builtin_return_address(0)); \
+    flashgen::emu::on_access(target, bytes, true, false, __builtin_return_address(0));  \
+    return memmove(target, source, bytes);                                              \
+  }                                                                                     \
+  void* prefix##memset(void* target, int value, size_t bytes) {                         \
+    flashgen::emu::on_access(target, bytes, true, false, __builtin_return_address(0));  \
+    return memset(target, value, bytes);                                                \
+  }
+FLASHGEN_EMU_MEMORY_HOOKS(__tsan_)
+FLASHGEN_EMU_MEMORY_HOOKS(__wrap_)
 }
 #pragma GCC visibility pop
 
+#undef FLASHGEN_EMU_MEMORY_HOOKS
 #undef FLASHGEN_EMU_HOOK
 #undef FLASHGEN_EMU_HOOKS

@@ -1,5 +1,5 @@
-// Fragments of the matrix instructions, laid out as the PTX ISA draws them: with g = lane / 4 and t = lane %
-// 4,
+// Products of fragments of the matrix instructions, laid out as the PTX ISA draws them: with g = lane / 4 and
+// t = lane % 4,
 //   A (16 x depth): register i holds row g + 8 (i % 2), columns 2t + 8 (i / 2) and the next one
 //   B (depth x 8):  register i holds rows 2t + 8 i and the next one, column g
 //   C, D (16 x 8):  elements 2i, 2i + 1 are row g + 8 i, columns 2t and 2t + 1
@@ -7,25 +7,31 @@
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
+#include <cstring>
 
-#include "model.h"
+#include "flashgen/ptx/types.cuh"
 
 namespace flashgen::emu {
+
+constexpr i32 kWarpSize = 32;
 
 typedef float Floats __attribute__((vector_size(32)));
 typedef u32 Words __attribute__((vector_size(32)));
 
 // Eight 16-bit elements as floats.
-inline Floats widen(const u16* source, bool bfloat16) {
+template <bool bfloat16>
+inline Floats widen(const u16* source) {
 #if defined(__F16C__)
-  if (!bfloat16) {
+  if constexpr (!bfloat16) {
     const __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
     return reinterpret_cast<Floats>(wide);
   }
 #endif
-  Words words = {};
-  for (int i = 0; i < 8; ++i) words[i] = source[i];
-  if (bfloat16) return reinterpret_cast<Floats>(words << 16);
+  typedef u16 Halves __attribute__((vector_size(16)));
+  Halves halves;
+  memcpy(&halves, source, sizeof halves);
+  const Words words = __builtin_convertvector(halves, Words);
+  if constexpr (bfloat16) return reinterpret_cast<Floats>(words << 16);
   const Words sign = (words & 0x8000u) << 16;
   const Words magnitude = (words & 0x7fffu) << 13;
   Words wide = reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) * 0x1p112f);
@@ -33,61 +39,63 @@ inline Floats widen(const u16* source, bool bfloat16) {
   return reinterpret_cast<Floats>(wide | sign);
 }
 
-struct MatrixOperands {
-  alignas(32) float a[16][16];
-  alignas(32) Floats b[16];
-  alignas(32) Floats c[16];
-};
+// The left and right operand of one product. Each lane puts its elements where they belong.
+struct Operands {
+  alignas(64) u16 a[4][8][8];  // one 8 x 8 matrix for each register
+  alignas(64) u16 b[16][8];
 
-// The operands of one m16n8k{depth} product, gathered from the lanes' registers.
-inline void gather(const LaneCall (&calls)[kWarpSize], int depth, bool bfloat16, MatrixOperands& m) {
-  u16 a[16][16];
-  u16 b[16][8];
-  float c[16][8];
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    const int g = lane / 4;
-    const int t = 2 * (lane % 4);
-    const auto* a_registers = static_cast<const u32*>(calls[lane].a);
-    const auto* b_registers = static_cast<const u32*>(calls[lane].b);
-    const auto* accumulator = static_cast<const float*>(calls[lane].out);
-    for (int i = 0; i < depth / 4; ++i) memcpy(&a[g + 8 * (i % 2)][t + 8 * (i / 2)], &a_registers[i], 4);
-    for (int i = 0; i < depth / 8; ++i) {
+  template <i32 depth>
+  void put(u32 lane, const u32* a_registers, const u32* b_registers) {
+    const u32 g = lane / 4;
+    const u32 t = 2 * (lane % 4);
+#pragma GCC unroll 4
+    for (i32 i = 0; i < depth / 4; ++i) memcpy(&a[i][g][t], &a_registers[i], 4);
+#pragma GCC unroll 2
+    for (i32 i = 0; i < depth / 8; ++i) {
       b[t + 8 * i][g] = static_cast<u16>(b_registers[i]);
       b[t + 8 * i + 1][g] = static_cast<u16>(b_registers[i] >> 16);
     }
-    memcpy(&c[g][t], accumulator, 8);
-    memcpy(&c[g + 8][t], accumulator + 2, 8);
   }
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < depth; k += 8) {
-      const Floats wide = widen(&a[row][k], bfloat16);
-      memcpy(&m.a[row][k], &wide, sizeof wide);
-    }
-    memcpy(&m.c[row], c[row], sizeof c[row]);
-  }
-  for (int k = 0; k < depth; ++k) m.b[k] = widen(b[k], bfloat16);
-}
+};
 
-// d += a * b for the lanes' fragments.
-inline void matrix_multiply(const LaneCall (&calls)[kWarpSize], int depth, bool bfloat16) {
-  MatrixOperands m;
-  gather(calls, depth, bfloat16, m);
-  for (int row = 0; row < 16; ++row) {
-    // Two chains of additions, for the processor's sake.
-    Floats even = m.c[row];
-    Floats odd = {};
-    for (int k = 0; k < depth; k += 2) {
-      even += m.a[row][k] * m.b[k];
-      odd += m.a[row][k + 1] * m.b[k + 1];
-    }
-    m.c[row] = even + odd;
+// The accumulators of one product: 16 rows of eight columns.
+struct Accumulators {
+  Floats rows[16];
+
+  void put(u32 lane, const float* registers) {
+    memcpy(row_of(lane), registers, 8);
+    memcpy(row_of(lane + kWarpSize), registers + 2, 8);
   }
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    const int g = lane / 4;
-    const int t = 2 * (lane % 4);
-    auto* accumulator = static_cast<char*>(calls[lane].out);
-    memcpy(accumulator, reinterpret_cast<const float*>(&m.c[g]) + t, 8);
-    memcpy(accumulator + 8, reinterpret_cast<const float*>(&m.c[g + 8]) + t, 8);
+  void get(u32 lane, float* registers) {
+    memcpy(registers, row_of(lane), 8);
+    memcpy(registers + 2, row_of(lane + kWarpSize), 8);
+  }
+
+ private:
+  // Where a lane's elements of rows 0 to 7 lie; those of rows 8 to 15 are 32 lanes further.
+  char* row_of(u32 lane) { return reinterpret_cast<char*>(rows) + 8 * lane; }
+};
+
+template <i32 depth, bool bfloat16>
+inline void multiply_add(const Operands& operands, Accumulators& accumulators) {
+  alignas(32) float a[16][depth];
+  Floats b[depth];
+  for (i32 k = 0; k < depth; ++k) b[k] = widen<bfloat16>(operands.b[k]);
+  for (i32 i = 0; i < depth / 4; ++i) {
+    for (i32 g = 0; g < 8; ++g) {
+      const Floats wide = widen<bfloat16>(operands.a[i][g]);
+      memcpy(&a[g + 8 * (i % 2)][8 * (i / 2)], &wide, sizeof wide);
+    }
+  }
+  for (i32 row = 0; row < 16; ++row) {
+    // Two chains of additions, for the processor's sake.
+    Floats even = accumulators.rows[row];
+    Floats odd = {};
+    for (i32 k = 0; k < depth; k += 2) {
+      even += a[row][k] * b[k];
+      odd += a[row][k + 1] * b[k + 1];
+    }
+    accumulators.rows[row] = even + odd;
   }
 }
 

@@ -1,19 +1,48 @@
 // Race mode: every access of shared memory, and of the caller's writable arrays, is checked against what the
 // shadow remembers. Two accesses of which one writes race unless a chain of barriers orders them, whatever
-// the schedule happened to be; between blocks of one launch nothing orders them but being atomic.
+// the schedule happened to be; between blocks of one launch that is a barrier of their cluster, or that one
+// acquires what the other released. Atomic accesses never race with each other.
 #pragma once
 #include <memory>
 
-#include "clocks.h"
+#include "async_clocks.h"
 #include "memory.h"
 #include "shadow.h"
 
 namespace flashgen::emu {
 
 inline const char* name_of(How how) {
-  constexpr const char* names[] = {"load",      "store", "ldmatrix", "cp.async", "cp.async (its source)",
-                                   "reduce_add"};
+  constexpr const char* names[] = {"load",
+                                   "store",
+                                   "ldmatrix",
+                                   "cp.async",
+                                   "cp.async (its source)",
+                                   "reduce_add",
+                                   "stmatrix",
+                                   "atomic_add",
+                                   "load_acquire",
+                                   "store_release",
+                                   "wgmma",
+                                   "bulk load",
+                                   "bulk copy (its source)",
+                                   "bulk store",
+                                   "bulk reduce_add"};
   return names[static_cast<int>(how)];
+}
+
+inline bool is_atomic(How how) {
+  return how == How::reduce_add || how == How::atomic_add || how == How::load_acquire ||
+         how == How::store_release || how == How::bulk_reduce_add;
+}
+inline bool is_read(How how) {
+  return how == How::load || how == How::ldmatrix || how == How::cp_async_source || how == How::wgmma ||
+         how == How::load_acquire || how == How::bulk_source;
+}
+// Done by the async proxy, which sees ordinary writes only after a fence.
+inline bool is_async(How how) { return how >= How::wgmma; }
+// Its bytes are not there before somebody has waited for them.
+inline bool comes_late(How how) {
+  return how == How::cp_async || how == How::bulk_load || how == How::bulk_store;
 }
 
 // An access under way.
@@ -24,33 +53,65 @@ struct Access {
   u32 bytes;
   How how;
   const void* code;
+  // By tensor cores, on behalf of the thread: which they are, and what their clock says.
+  i32 agent = -1;
+  u32 agent_clock = 0;
 
   i32 block() const { return static_cast<i32>(thread.block->index); }
   Epoch epoch() const {
-    return {code, thread.clocks[thread.thread_idx], block(), static_cast<i16>(thread.thread_idx), how};
+    if (agent >= 0) return {code, agent_clock, block(), static_cast<i16>(agent), how, 0};
+    return {code, thread.clocks[own_index(thread)], block(), static_cast<i16>(thread.thread_idx), how, 0};
   }
-  bool in_shared_memory() const { return &shadow == thread.block->shadow; }
+  bool in_shared_memory() const { return shared_pool.contains(address); }
 };
 
+// Of blocks by their index in the grid.
+inline bool same_cluster(i64 a, i64 b) {
+  return a == b || (cluster_size() > 1 && a / cluster_size() == b / cluster_size());
+}
+
 inline bool ordered(const Epoch& earlier, const Thread& thread) {
+  const auto agent = static_cast<u32>(earlier.thread);
+  if (!same_cluster(earlier.block, thread.block->index))
+    return knows(thread.foreign, earlier.block, agent, earlier.clock);
+  if (earlier.mbarrier != 0) return thread.clocks[phase_index(earlier.mbarrier - 1u)] >= earlier.clock;
+  if (thread.clocks[clock_index(earlier.block, agent)] >= earlier.clock) return true;
   if (earlier.block != thread.block->index) return false;
-  if (thread.clocks[earlier.thread] >= earlier.clock) return true;
   // All lanes of a warp take part in an ldmatrix, whichever of them named the row.
   return earlier.how == How::ldmatrix && earlier.thread / kWarpSize == thread.warp_idx;
 }
 
 // ---- Findings
 
+// The resident block to whom an address of the pool belongs.
+inline const Block& owner_of_shared(u64 address) {
+  const Block* owner = runtime.blocks.data();
+  for (const Block& block : runtime.blocks) {
+    if (address - reinterpret_cast<u64>(block.shared) < shared_bytes()) owner = &block;
+  }
+  return *owner;
+}
+
+// An agent's thread: of a warpgroup's tensor cores, its first one.
+inline i32 thread_of_agent(i32 agent) {
+  return agent < runtime.launch.threads ? agent : (agent - runtime.launch.threads) * kWarpgroupSize;
+}
+
 inline void describe_bytes(const Access& access, char* text, size_t size) {
   if (access.in_shared_memory()) {
-    snprintf(text, size, "offset %lld of shared memory",
-             static_cast<long long>(access.address - reinterpret_cast<u64>(access.thread.block->shared)));
+    const Block& owner = owner_of_shared(access.address);
+    const auto offset = static_cast<long long>(access.address - reinterpret_cast<u64>(owner.shared));
+    if (&owner == access.thread.block) {
+      snprintf(text, size, "offset %lld of shared memory", offset);
+    } else {
+      snprintf(text, size, "offset %lld of the shared memory of rank %d in its cluster", offset, owner.rank);
+    }
   } else {
     describe_address(access.address, text, size);
   }
 }
 
-__attribute__((format(printf, 4, 5))) [[noreturn]] inline void report_access(const Access& access,
+[[noreturn]] __attribute__((format(printf, 4, 5))) inline void report_access(const Access& access,
                                                                              const Epoch* other,
                                                                              const char* kind,
                                                                              const char* format, ...) {
@@ -61,7 +122,7 @@ __attribute__((format(printf, 4, 5))) [[noreturn]] inline void report_access(con
   if (other != nullptr) {
     FlashgenEmuReport& report = *runtime.report;
     snprintf(report.other_role, sizeof report.other_role, "the %s", name_of(other->how));
-    set_place(report.other, other->block, other->thread, {nullptr, 0}, other->code);
+    set_place(report.other, other->block, thread_of_agent(other->thread), {nullptr, 0}, other->code);
   }
   leave();
 }
@@ -69,11 +130,15 @@ __attribute__((format(printf, 4, 5))) [[noreturn]] inline void report_access(con
 [[noreturn]] inline void report_race(const Access& access, const Epoch& other) {
   char bytes[256];
   describe_bytes(access, bytes, sizeof bytes);
-  const char* why = other.block != access.block()
-                        ? "they are by different blocks, which nothing orders, and not both are atomic"
-                    : other.thread / kWarpSize == access.thread.warp_idx
-                        ? "no warp_sync or barrier orders the two lanes"
-                        : "no barrier orders the two threads";
+  const char* why =
+      !same_cluster(other.block, access.block())
+          ? "they are by different blocks, which nothing orders, and not both are atomic"
+      : other.mbarrier != 0 ? "this thread has not waited at the mbarrier that tells of the copy's end"
+      : other.block != access.block() ? "no barrier of the cluster orders the two blocks"
+      : other.how == How::wgmma
+          ? "it may still be under way: no wgmma_wait, or no barrier after it, orders the two"
+      : other.thread / kWarpSize == access.thread.warp_idx ? "no warp_sync or barrier orders the two lanes"
+                                                           : "no barrier orders the two threads";
   report_access(access, &other, "race", "a %s of %u bytes at %s and a %s touch the same bytes; %s",
                 name_of(access.how), access.bytes, bytes, name_of(other.how), why);
 }
@@ -85,11 +150,34 @@ __attribute__((format(printf, 4, 5))) [[noreturn]] inline void report_access(con
   char bytes[256];
   describe_bytes(access, bytes, sizeof bytes);
   const bool own = cell.write.thread == access.thread.thread_idx;
+  report_access(access, &cell.write, "missing wait",
+                "a %s of %u bytes at %s touches bytes that a %s still has in flight; %s", name_of(access.how),
+                access.bytes, bytes, name_of(cell.write.how),
+                cell.write.how == How::bulk_load ? "nobody has waited at its mbarrier"
+                : own                            ? "this thread has not waited for its group"
+                                                 : "the thread that issued it has not waited for it");
+}
+
+// The read, if any that is remembered, that a copy under way does.
+inline const Epoch* async_read_of(const Access& access, const Cell& cell) {
+  if (is_async(cell.read.how)) return &cell.read;
+  for (u32 index = cell.more_reads; index != 0; index = access.shadow.node(index).next) {
+    const Epoch& other = access.shadow.node(index).epoch;
+    if (is_async(other.how)) return &other;
+  }
+  return nullptr;
+}
+
+[[noreturn]] inline void report_still_read(const Access& access, const Cell& cell) {
+  const Epoch* reader = async_read_of(access, cell);
+  if (reader != nullptr && !ordered(*reader, access.thread)) report_race(access, *reader);
+  char bytes[256];
+  describe_bytes(access, bytes, sizeof bytes);
   report_access(
-      access, &cell.write, "missing wait",
-      "a %s of %u bytes at %s touches bytes that a cp.async still has in flight; %s", name_of(access.how),
-      access.bytes, bytes,
-      own ? "this thread has not waited for its group" : "the thread that issued it has not waited for it");
+      access, reader, "missing wait",
+      "a %s of %u bytes at %s overwrites what an asynchronous operation may still have to read; the "
+      "thread that issued it has not waited for it",
+      name_of(access.how), access.bytes, bytes);
 }
 
 [[noreturn]] inline void report_uninitialised(const Access& access) {
@@ -109,23 +197,29 @@ inline void note_read(const Access& access) {
   access.shadow.visit(access.address, access.bytes, false, [&](Cell& cell) {
     if (cell.in_flight) report_in_flight(access, cell);
     if (cell.write.clock != 0) {
-      if (!ordered(cell.write, thread)) report_race(access, cell.write);
+      if (!(is_atomic(access.how) && is_atomic(cell.write.how)) && !ordered(cell.write, thread))
+        report_race(access, cell.write);
     } else if (must_be_written) {
       report_uninitialised(access);
     }
     if (cell.read_by_blocks) return;
-    if (cell.read.clock == 0 || ordered(cell.read, thread)) {
+    // Who knows of a read by tensor cores need not know what the thread knew that issued it.
+    const auto is_outdated = [&](const Epoch& earlier) {
+      return (earlier.block == epoch.block && earlier.thread == epoch.thread) ||
+             (access.agent < 0 && ordered(earlier, thread));
+    };
+    if (cell.read.clock == 0 || is_outdated(cell.read)) {
       cell.read = epoch;
       return;
     }
     // A read that is ordered before this one need not be remembered beside it.
     for (u32 index = cell.more_reads; index != 0; index = access.shadow.node(index).next) {
       Epoch& other = access.shadow.node(index).epoch;
-      if (!ordered(other, thread)) continue;
+      if (!is_outdated(other)) continue;
       other = epoch;
       return;
     }
-    cell.read_by_blocks = cell.read.block != epoch.block;
+    cell.read_by_blocks = cell.read.block != epoch.block && !runtime.blocks_synchronise;
     access.shadow.add_read(cell, epoch);
   });
 }
@@ -133,21 +227,21 @@ inline void note_read(const Access& access) {
 inline void note_write(const Access& access) {
   const Thread& thread = access.thread;
   const Epoch epoch = access.epoch();
-  const bool atomic = access.how == How::reduce_add;
+  const auto conflicts = [&](const Epoch& earlier) {
+    return !(is_atomic(access.how) && is_atomic(earlier.how)) && !ordered(earlier, thread);
+  };
   access.shadow.visit(access.address, access.bytes, true, [&](Cell& cell) {
     if (cell.in_flight) report_in_flight(access, cell);
-    if (cell.write.clock != 0 && !(atomic && cell.write.how == How::reduce_add) &&
-        !ordered(cell.write, thread)) {
-      report_race(access, cell.write);
-    }
-    if (cell.read.clock != 0 && !ordered(cell.read, thread)) report_race(access, cell.read);
+    if (cell.async_readers != 0) report_still_read(access, cell);
+    if (cell.write.clock != 0 && conflicts(cell.write)) report_race(access, cell.write);
+    if (cell.read.clock != 0 && conflicts(cell.read)) report_race(access, cell.read);
     for (u32 index = cell.more_reads; index != 0; index = access.shadow.node(index).next) {
       const Epoch other = access.shadow.node(index).epoch;
-      if (!ordered(other, thread)) report_race(access, other);
+      if (conflicts(other)) report_race(access, other);
     }
     access.shadow.drop_reads(cell);
     cell.write = epoch;
-    cell.in_flight = access.how == How::cp_async;
+    cell.in_flight = comes_late(access.how);
   });
 }
 
@@ -158,6 +252,21 @@ inline void note_arrival(const Access& access) {
     cell.write.clock = clock;
     cell.in_flight = false;
   });
+}
+
+// What an earlier grid writes may be touched only by who has waited for it, or knows of the wait by a
+// barrier.
+inline void require_primary_done(Thread& thread, const void* pointer, How how, const void* code) {
+  if (!runtime.awaits_primary) return;
+  const auto address = reinterpret_cast<u64>(pointer);
+  const FlashgenEmuBuffer* buffer = buffer_of(address, 1);
+  if (buffer == nullptr || !buffer->from_primary || knows(thread.foreign, kPrimaryGrids, 0, 1)) return;
+  char place[256];
+  describe_address(address, place, sizeof place);
+  thread.site = {nullptr, 0};
+  thread.code = static_cast<const char*>(code) + 1;
+  fail_for(thread, "missing griddep_wait", "a %s at %s, which an earlier grid may not have finished with",
+           name_of(how), place);
 }
 
 // ---- Which shadow
@@ -177,7 +286,7 @@ inline Shadow* shadow_of_global(u64 address) {
 
 inline void watch_shared(Thread& thread, const void* pointer, u32 bytes, How how, const void* code) {
   const Access access{thread, *thread.block->shadow, reinterpret_cast<u64>(pointer), bytes, how, code};
-  if (how == How::load || how == How::ldmatrix) {
+  if (is_read(how)) {
     note_read(access);
   } else {
     note_write(access);
@@ -185,10 +294,11 @@ inline void watch_shared(Thread& thread, const void* pointer, u32 bytes, How how
 }
 
 inline void watch_global(Thread& thread, const void* pointer, u32 bytes, How how, const void* code) {
+  require_primary_done(thread, pointer, how, code);
   Shadow* shadow = shadow_of_global(reinterpret_cast<u64>(pointer));
   if (shadow == nullptr) return;
   const Access access{thread, *shadow, reinterpret_cast<u64>(pointer), bytes, how, code};
-  if (how == How::load || how == How::cp_async_source) {
+  if (is_read(how)) {
     note_read(access);
   } else {
     note_write(access);

@@ -83,6 +83,15 @@ inline const char* base_name(const char* file) {
   return slash != nullptr ? slash + 1 : file;
 }
 
+// Results of products can only be asked for before anything else is.
+inline void require_no_products(const Thread& thread) {
+  if (thread.issued == 0) return;
+  fail_for(
+      thread, "unfinished products",
+      "%u products of matrices are in a batch that mma_finish has not ended; their sums are not there yet",
+      thread.issued);
+}
+
 inline bool same_site(const Site& a, const Site& b) {
   return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
 }

@@ -1,11 +1,18 @@
 // The emulator's runtime, one translation unit: a launch runs every block of the grid, thread by thread.
 #include "api.h"
 #include "block.h"
-#include "copies.h"
+#include "bulk_store.h"
+#include "cluster.h"
 #include "deadlock.h"
 #include "faults.h"
+#include "grid.h"
 #include "hooks.h"
+#include "mbarrier_init.h"
+#include "named_barrier.h"
+#include "products.h"
+#include "registers.h"
 #include "warp.h"
+#include "wgmma.h"
 
 FlashgenEmuThread* flashgen_emu_thread = nullptr;
 
@@ -16,7 +23,10 @@ namespace flashgen::emu {
 [[noreturn]] static void thread_main() {
   runtime.launch.entry(runtime.launch.params);
   Thread& thread = self();
+  require_no_products(thread);
+  require_no_wgmma(thread);
   Block& block = *thread.block;
+  finish_stores_of(thread);
   thread.site = {nullptr, 0};
   thread.code = nullptr;
   thread.state = State::done;
@@ -27,9 +37,12 @@ namespace flashgen::emu {
          __builtin_popcount(thread.warp->arrived), name_of(thread.warp->op),
          base_name(thread.warp->site.file), thread.warp->site.line);
   }
-  if (--block.live == 0) leave();
+  require_same_register_changes(thread);
+  if (--block.live == 0) check_no_load_is_under_way(block);
+  leave_cluster(thread);
+  if (block.live == 0) leave();
   release_if_complete(block);
-  Thread* next = find_ready(true);
+  Thread* next = wait_for_ready(&thread);
   if (next == nullptr) report_deadlock();
   resume(*next);
   __builtin_unreachable();
@@ -53,6 +66,11 @@ static void start_thread(Block& block, i32 index, size_t stack) {
   thread.copies.clear();
   thread.groups.clear();
   thread.uncommitted = 0;
+  thread.issued = 0;
+  thread.warpgroup_lane = {};
+  thread.arrived_at_cluster = false;
+  thread.store_groups = 0;
+  thread.asks = false;
   thread.stack = reinterpret_cast<u64>(stacks.bottom(stack));
   prepare(thread.context, stacks.bottom(stack) + page_bytes(), stacks.top(stack), thread_main);
 }
@@ -63,14 +81,20 @@ static void start_block(size_t place, i64 index) {
   block.index = index;
   block.live = threads;
   block.barrier = {};
+  start_named_barriers(block);
+  block.mbarriers.clear();
   block.shared = shared_pool.slot(place, shared_bytes());
   shared_pool.poison(place);
   block.started = true;
   for (Warp& warp : block.warps) {
     warp.ready = warp.live = kAllLanes;
     warp.arrived = 0;
+    if (warp.batch != nullptr) warp.batch->forget();
     warp.priority = static_cast<i32>(random_bits() & 0xffff);
   }
+  for (Warpgroup& warpgroup : block.warpgroups) warpgroup.forget();
+  start_registers(block);
+  start_in_cluster(block, place);
   const auto warps = static_cast<u32>(threads / kWarpSize);
   block.ready_warps = warps == 32 ? kAllLanes : (1u << warps) - 1;
   for (i32 i = 0; i < threads; ++i)
@@ -94,36 +118,44 @@ static void check_surroundings(size_t place) {
                    shared_bytes());
 }
 
-// The order in which blocks start.
+// The order in which clusters start.
 static void choose_order() {
-  const i64 blocks = runtime.block_count;
-  runtime.order.resize(static_cast<size_t>(blocks));
-  for (i64 i = 0; i < blocks; ++i) {
-    runtime.order[static_cast<size_t>(i)] = runtime.launch.schedule == kReverse ? blocks - 1 - i : i;
+  const i64 count = runtime.block_count / runtime.launch.cluster;
+  runtime.order.resize(static_cast<size_t>(count));
+  for (i64 i = 0; i < count; ++i) {
+    runtime.order[static_cast<size_t>(i)] = runtime.launch.schedule == kReverse ? count - 1 - i : i;
   }
   if (!runtime.randomised) return;
   for (size_t i = runtime.order.size(); i > 1; --i)
     std::swap(runtime.order[i - 1], runtime.order[random_bits() % i]);
 }
 
+// The blocks of a cluster take neighbouring places, and all start as soon as all of these are free. Gives how
+// many of them run.
+static size_t fill_places(size_t first) {
+  const size_t size = cluster_size();
+  size_t live = 0;
+  for (size_t rank = 0; rank < size; ++rank) live += runtime.blocks[first + rank].live > 0;
+  if (live > 0 || runtime.started == runtime.order.size()) return live;
+  const i64 index = runtime.order[runtime.started++] * static_cast<i64>(size);
+  start_cluster(first);
+  for (size_t rank = 0; rank < size; ++rank) start_block(first + rank, index + static_cast<i64>(rank));
+  return size;
+}
+
 static void run_grid() {
-  runtime.started = 0;
-  size_t resident = 0;
   while (!runtime.failed) {
-    resident = 0;
+    size_t live = 0;
     for (size_t place = 0; place < runtime.blocks.size() && !runtime.failed; ++place) {
       if (runtime.blocks[place].live == 0) check_surroundings(place);
     }
     if (runtime.failed) return;
-    for (size_t place = 0; place < runtime.blocks.size(); ++place) {
-      if (runtime.blocks[place].live == 0 && runtime.started < runtime.order.size()) {
-        start_block(place, runtime.order[runtime.started++]);
-      }
-      resident += runtime.blocks[place].live > 0;
-    }
-    if (resident == 0) return;
+    for (size_t place = 0; place < runtime.blocks.size(); place += cluster_size()) live += fill_places(place);
+    if (live == 0) return;
     runtime.current = nullptr;
-    resume(*find_ready(false));
+    Thread* next = wait_for_ready(nullptr);
+    if (next == nullptr) return report_deadlock_of_grid();
+    resume(*next);
   }
 }
 
@@ -157,6 +189,10 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
   if (launch.shared_bytes < 0 || launch.shared_bytes > kMaxSharedBytes)
     return refuse("smem_bytes=%lld is more shared memory than any GPU gives a block (232448)",
                   launch.shared_bytes);
+  if (launch.cluster < 1 || launch.cluster > kMostBlocksOfCluster)
+    return refuse("cluster=%lld blocks; a cluster has 1 to 16", launch.cluster);
+  if (launch.grid[0] % launch.cluster != 0)
+    return refuse("%lld blocks along x are not a multiple of the blocks of a cluster", launch.grid[0]);
   if (launch.resident < 1) return refuse("resident=%lld is not a positive number of blocks", launch.resident);
   for (const int64_t blocks : launch.grid) {
     if (blocks < 0 || blocks > kMaxBlocks)
@@ -165,9 +201,9 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
   const i64 blocks = launch.grid[0] * launch.grid[1] * launch.grid[2];
   if (blocks > kMaxBlocks) return refuse("%lld blocks are more than the emulator numbers", blocks);
   runtime.block_count = blocks;
-  const auto places = static_cast<size_t>(launch.resident <= blocks ? launch.resident
-                                          : blocks > 0              ? blocks
-                                                                    : 1);
+  const i64 resident = launch.cooperative || launch.resident > blocks ? blocks : launch.resident;
+  const i64 occupied = (resident + launch.cluster - 1) / launch.cluster * launch.cluster;
+  const auto places = static_cast<size_t>(occupied > 0 ? occupied : launch.cluster);
   const auto threads = static_cast<size_t>(launch.threads);
   if (!stacks.grow(places * threads) ||
       !shared_pool.prepare(places, static_cast<size_t>(launch.shared_bytes)))
@@ -175,18 +211,29 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
   runtime.launch = launch;
   runtime.buffers.assign(launch.buffers, launch.buffers + launch.buffer_count);
   runtime.blocks.resize(places);
+  runtime.blocks_synchronise = launch.cooperative || launch.cluster > 1;
+  runtime.started = 0;
+  clusters.resize(places / static_cast<size_t>(launch.cluster));
+  polling = {};
+  released.clear();
   for (Block& block : runtime.blocks) {
     block.live = 0;
     block.ready_warps = 0;
     block.started = false;
     block.threads.resize(threads);
     block.warps.resize(threads / kWarpSize);
+    block.warpgroups.resize((threads + kWarpgroupSize - 1) / kWarpgroupSize);
   }
   if (launch.race && !prepare_shadows()) return refuse("no memory to watch %lld blocks", launch.resident);
   runtime.randomised = launch.schedule == kRandom || launch.schedule == kPriority;
   runtime.random_state = launch.seed * 0x9e3779b97f4a7c15ull + 0x1234567ull;
   if (runtime.random_state == 0) runtime.random_state = 1;
+  runtime.questions = runtime.fruitless_questions = 0;
+  runtime.async_clocks = false;
+  forget_bulk_copies();
   choose_order();
+  if (!hide_primary_buffers())
+    return refuse("a buffer from_primary cannot be written, and must be: it is NaN until griddep_wait", 0);
   return true;
 }
 
@@ -209,6 +256,7 @@ int flashgen_emu_launch(const FlashgenEmuLaunch* launch, FlashgenEmuReport* repo
     describe_fault();
   }
   in_kernel = false;
+  show_primary_buffers();
   runtime.current = nullptr;
   buffer_shadows.clear();
   return runtime.failed ? 1 : 0;

@@ -5,7 +5,12 @@
 namespace flashgen::emu {
 
 [[noreturn]] void report_deadlock();
+Thread* wake_pollers();
+// Under the random schedules: perhaps something that `thread` or the copy engine has under way gets done.
 void let_a_copy_arrive(Thread& thread);
+void let_a_bulk_copy_arrive();
+// Nobody can run: the next thing happens that does so by itself; false when there is none.
+bool time_passes();
 
 inline u64 random_bits() {
   u64& x = runtime.random_state;
@@ -66,10 +71,9 @@ inline i32 choose_warp(Block& block, i32 after) {
   }
 }
 
-// A ready thread, or null when there is none. `stay`: prefer the warp that ran last.
-inline Thread* find_ready(bool stay) {
+// A ready thread, or null when there is none.
+inline Thread* find_ready() {
   Thread* last = runtime.current;
-  if (last != nullptr && stay && last->warp->ready != 0) return &take_lane(*last->block, last->warp_idx);
   const size_t count = runtime.blocks.size();
   size_t first = last != nullptr ? last->block - runtime.blocks.data() : 0;
   if (runtime.randomised && count > 1) first = random_bits() % count;
@@ -80,6 +84,20 @@ inline Thread* find_ready(bool stay) {
     return &take_lane(block, choose_warp(block, after));
   }
   return nullptr;
+}
+
+// The same, of the warp that ran last if possible.
+inline Thread* find_ready_near(Thread& last) {
+  return last.warp->ready != 0 ? &take_lane(*last.block, last.warp_idx) : find_ready();
+}
+
+// The same, once what happens by itself has happened; null when nobody will ever run. `last` may be null.
+inline Thread* wait_for_ready(Thread* last) {
+  for (;;) {
+    Thread* next = last != nullptr ? find_ready_near(*last) : find_ready();
+    if (next != nullptr) return next;
+    if (!time_passes()) return wake_pollers();
+  }
 }
 
 inline void resume(Thread& next) {
@@ -93,11 +111,18 @@ inline void resume(Thread& next) {
 
 // The running thread waits, in `state`, until make_ready() is called for it.
 inline void park(State state) {
-  if (runtime.randomised && one_in(4)) let_a_copy_arrive(self());
-  self().state = state;
-  Thread* next = find_ready(true);
+  Thread& thread = self();
+  thread.state = state;
+  if (runtime.randomised && one_in(4)) let_a_copy_arrive(thread);
+  Thread* next = wait_for_ready(&thread);
   if (next == nullptr) report_deadlock();
   resume(*next);
+}
+
+// The same, where `describe` says what for.
+inline void park(Description describe) {
+  self().describe = describe;
+  park(State::waiting);
 }
 
 // Under the random schedules: perhaps let somebody else run first.
@@ -106,7 +131,8 @@ inline void maybe_yield() {
   Thread& thread = self();
   if (runtime.launch.schedule == kPriority) thread.warp->priority = -static_cast<i32>(random_bits() & 0xffff);
   make_ready(thread);
-  resume(*find_ready(false));
+  let_a_bulk_copy_arrive();
+  resume(*find_ready());
 }
 
 }  // namespace flashgen::emu

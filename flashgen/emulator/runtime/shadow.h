@@ -5,14 +5,31 @@
 
 namespace flashgen::emu {
 
-enum class How : u8 { load, store, ldmatrix, cp_async, cp_async_source, reduce_add };
+enum class How : u8 {
+  load,
+  store,
+  ldmatrix,
+  cp_async,
+  cp_async_source,
+  reduce_add,
+  stmatrix,
+  atomic_add,
+  load_acquire,
+  store_release,
+  wgmma,
+  bulk_load,
+  bulk_source,
+  bulk_store,
+  bulk_reduce_add
+};
 
 struct Epoch {
   const void* code;  // where in the kernel
   u32 clock;         // of the thread; 0: there was no such access
   i32 block;
-  i16 thread;
+  i16 thread;  // or, numbered after all threads, the tensor cores of a warpgroup
   How how;
+  u16 mbarrier;  // 0, or 1 + the number of the mbarrier whose phases the clock counts
 };
 
 struct Cell {
@@ -23,6 +40,7 @@ struct Cell {
   bool split;
   bool in_flight;       // the write is a copy that nobody has waited for
   bool read_by_blocks;  // by more than one, so any write at all would race
+  u8 async_readers;     // copies under way that read these bytes
 };
 
 struct ReadNode {

@@ -1,10 +1,12 @@
 // Operations of a warp are meeting points: the last lane to arrive does the work for all.
 #pragma once
-#include "matrix.h"
 #include "race.h"
 #include "scheduler.h"
 
 namespace flashgen::emu {
+
+void run_products(Warp& warp, Thread* lanes);
+void change_registers(Warp& warp, Thread* lanes);
 
 inline const char* name_of(WarpOp op) {
   switch (op) {
@@ -12,10 +14,16 @@ inline const char* name_of(WarpOp op) {
       return "warp_sync";
     case WarpOp::any:
       return "warp_any";
+    case WarpOp::ballot:
+      return "warp_ballot";
     case WarpOp::shuffle:
       return "shuffle";
     case WarpOp::ldmatrix:
       return "ldmatrix";
+    case WarpOp::stmatrix:
+      return "stmatrix";
+    case WarpOp::registers:
+      return "setmaxnreg";
     default:
       return "mma";
   }
@@ -28,6 +36,12 @@ inline void run_any(Warp& warp) {
   for (const LaneCall& call : warp.calls) *static_cast<int*>(call.out) = any != 0;
 }
 
+inline void run_ballot(Warp& warp) {
+  u32 votes = 0;
+  for (i32 lane = 0; lane < kWarpSize; ++lane) votes |= (warp.calls[lane].value != 0 ? 1u : 0u) << lane;
+  for (const LaneCall& call : warp.calls) *static_cast<u32*>(call.out) = votes;
+}
+
 inline void run_shuffle(Warp& warp) {
   for (i32 lane = 0; lane < kWarpSize; ++lane) {
     const LaneCall& call = warp.calls[lane];
@@ -36,25 +50,51 @@ inline void run_shuffle(Warp& warp) {
   }
 }
 
-// Lane 8i + r gives the address of row r of matrix i. Register i of lane 4g + t is row g, columns 2t and 2t +
-// 1 of matrix i, or of its transpose.
+// Lane 8i + r gives the address of row r of matrix i.
 inline void run_ldmatrix(Warp& warp, Thread* lanes) {
   const i32 count = warp.calls[0].form[0];
-  const bool transposed = warp.calls[0].form[1] != 0;
   for (i32 matrix = 0; matrix < count; ++matrix) {
-    u16 rows[8][8];
     for (i32 row = 0; row < 8; ++row) {
       Thread& thread = lanes[matrix * 8 + row];
       const u8* source = shared_range(thread, warp.calls[matrix * 8 + row].value, 16, 16, "ldmatrix");
       if (runtime.launch.race) watch_shared(thread, source, 16, How::ldmatrix, call_before(thread.code));
-      memcpy(rows[row], source, 16);
+      memcpy(warp.matrices[matrix][row], source, 16);
     }
-    for (i32 lane = 0; lane < kWarpSize; ++lane) {
-      const i32 g = lane / 4;
-      const i32 t = 2 * (lane % 4);
-      const u32 low = transposed ? rows[t][g] : rows[g][t];
-      const u32 high = transposed ? rows[t + 1][g] : rows[g][t + 1];
-      static_cast<u32*>(warp.calls[lane].out)[matrix] = low | high << 16;
+  }
+}
+
+// Register i of lane 4g + t is row g, columns 2t and 2t + 1 of matrix i, or of its transpose.
+inline void fetch_matrices(const Warp& warp, u32 lane, u32* registers, i32 count, bool transposed) {
+  const u32 g = lane / 4;
+  const u32 t = 2 * (lane % 4);
+  for (i32 i = 0; i < count; ++i) {
+    const u16(&matrix)[8][8] = warp.matrices[i];
+    if (transposed) {
+      registers[i] = matrix[t][g] | static_cast<u32>(matrix[t + 1][g]) << 16;
+    } else {
+      memcpy(&registers[i], &matrix[g][t], 4);
+    }
+  }
+}
+
+// The same way back.
+inline void run_stmatrix(const Warp& warp, Thread* lanes) {
+  const i32 count = warp.calls[0].form[0];
+  const bool transposed = warp.calls[0].form[1] != 0;
+  for (i32 matrix = 0; matrix < count; ++matrix) {
+    u16 rows[8][8];
+    for (u32 lane = 0; lane < kWarpSize; ++lane) {
+      const u32 pair = static_cast<const u32*>(warp.calls[lane].a)[matrix];
+      const u32 g = lane / 4;
+      const u32 t = 2 * (lane % 4);
+      (transposed ? rows[t][g] : rows[g][t]) = static_cast<u16>(pair);
+      (transposed ? rows[t + 1][g] : rows[g][t + 1]) = static_cast<u16>(pair >> 16);
+    }
+    for (i32 row = 0; row < 8; ++row) {
+      Thread& thread = lanes[matrix * 8 + row];
+      u8* target = shared_range(thread, warp.calls[matrix * 8 + row].value, 16, 16, "stmatrix");
+      if (runtime.launch.race) watch_shared(thread, target, 16, How::stmatrix, call_before(thread.code));
+      memcpy(target, rows[row], 16);
     }
   }
 }
@@ -63,44 +103,41 @@ inline void run_warp_op(Warp& warp, Thread* lanes) {
   switch (warp.op) {
     case WarpOp::sync:
       if (runtime.launch.race) {
-        synchronise(*lanes->block, lanes, lanes + kWarpSize, [](const Thread&) { return true; });
+        synchronise(lanes, lanes + kWarpSize, [](const Thread&) { return true; });
       }
       return;
     case WarpOp::any:
       return run_any(warp);
+    case WarpOp::ballot:
+      return run_ballot(warp);
     case WarpOp::shuffle:
       return run_shuffle(warp);
     case WarpOp::ldmatrix:
       return run_ldmatrix(warp, lanes);
+    case WarpOp::stmatrix:
+      return run_stmatrix(warp, lanes);
+    case WarpOp::registers:
+      return change_registers(warp, lanes);
     case WarpOp::mma:
-      return matrix_multiply(warp.calls, warp.calls[0].form[0],
-                             warp.calls[0].form[1] == kFlashgenEmuBfloat16);
+      return run_products(warp, lanes);
   }
 }
 
-// The running lane takes part in `op`; returns when all 32 lanes have, and it is done.
-inline void meet(WarpOp op, const LaneCall& call) {
-  Thread& thread = self();
-  Warp& warp = *thread.warp;
-  if (warp.live != kAllLanes) {
-    fail("divergent collective",
-         "%s needs all 32 lanes, but %d lanes of the warp have returned from the kernel", name_of(op),
-         kWarpSize - __builtin_popcount(warp.live));
-  }
-  if (warp.arrived == 0) {
-    warp.op = op;
-    warp.site = thread.site;
-  } else if (warp.op != op || !same_site(warp.site, thread.site)) {
-    fail("divergent collective", "this lane is at %s while %d other lanes of its warp wait at %s (%s:%d)",
-         name_of(op), __builtin_popcount(warp.arrived), name_of(warp.op), base_name(warp.site.file),
-         warp.site.line);
-  }
-  warp.calls[thread.lane] = call;
-  warp.arrived |= 1u << thread.lane;
-  if (warp.arrived != kAllLanes) {
-    park(State::at_warp);
-    return;
-  }
+inline void require_all_lanes(const Warp& warp, WarpOp op) {
+  if (warp.live == kAllLanes) return;
+  fail("divergent collective",
+       "%s needs all 32 lanes, but %d lanes of the warp have returned from the kernel", name_of(op),
+       kWarpSize - __builtin_popcount(warp.live));
+}
+
+[[noreturn]] inline void report_divergence(const Warp& warp, WarpOp op) {
+  fail("divergent collective", "this lane is at %s while %d other lanes of its warp wait at %s (%s:%d)",
+       name_of(op), __builtin_popcount(warp.arrived), name_of(warp.op), base_name(warp.site.file),
+       warp.site.line);
+}
+
+// All lanes have arrived: the running one does the work, and they can go on.
+inline void complete(Warp& warp, Thread& thread) {
   warp.arrived = 0;
   Thread* lanes = &thread - thread.lane;
   run_warp_op(warp, lanes);
@@ -109,6 +146,25 @@ inline void meet(WarpOp op, const LaneCall& call) {
   warp.ready = kAllLanes & ~(1u << thread.lane);
   thread.block->ready_warps |= 1u << thread.warp_idx;
   maybe_yield();
+}
+
+// The running lane takes part in `op`; returns when all 32 lanes have, and it is done. Inlined, since copies
+// of a call would make the processor wait for what was just written.
+__attribute__((always_inline)) inline void meet(WarpOp op, const LaneCall& call) {
+  Thread& thread = self();
+  Warp& warp = *thread.warp;
+  require_all_lanes(warp, op);
+  if (op != WarpOp::ldmatrix && op != WarpOp::mma) require_no_products(thread);
+  if (warp.arrived == 0) {
+    warp.op = op;
+    warp.site = thread.site;
+  } else if (warp.op != op || !same_site(warp.site, thread.site)) {
+    report_divergence(warp, op);
+  }
+  warp.calls[thread.lane] = call;
+  warp.arrived |= 1u << thread.lane;
+  if (warp.arrived != kAllLanes) return park(State::at_warp);
+  complete(warp, thread);
 }
 
 }  // namespace flashgen::emu
@@ -127,6 +183,14 @@ int flashgen_emu_warp_any(int condition, FlashgenEmuSite site) {
   return any;
 }
 
+unsigned flashgen_emu_warp_ballot(int condition, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  unsigned votes = 0;
+  meet(WarpOp::ballot, {.out = &votes, .value = static_cast<unsigned>(condition)});
+  return votes;
+}
+
 unsigned flashgen_emu_shuffle(unsigned value, int source_lane, FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
@@ -139,12 +203,13 @@ void flashgen_emu_ldmatrix(unsigned* registers, unsigned address, int count, int
                            FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
-  meet(WarpOp::ldmatrix, {.out = registers, .value = address, .form = {count, transposed}});
+  meet(WarpOp::ldmatrix, {.value = address, .form = {count, transposed}});
+  fetch_matrices(*self().warp, self().lane, registers, count, transposed != 0);
 }
 
-void flashgen_emu_mma(float* d, const unsigned* a, const unsigned* b, int depth, FlashgenEmuElement element,
-                      FlashgenEmuSite site) {
+void flashgen_emu_stmatrix(unsigned address, const unsigned* registers, int count, int transposed,
+                           FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
-  meet(WarpOp::mma, {.out = d, .a = a, .b = b, .form = {depth, element}});
+  meet(WarpOp::stmatrix, {.a = registers, .value = address, .form = {count, transposed}});
 }

@@ -9,19 +9,31 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
+// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
 // Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
 template <bool has_lower, bool has_upper>
 struct Band {
-  static constexpr bool limited = has_lower || has_upper;
+  // Every tile between the first and the last that are visited is.
+  static constexpr bool has_holes = false;
   i32 lower, upper;
   i32 len_q, len_kv;
+
+  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
 
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
     if constexpr (has_lower) begin = larger(begin, q_begin + lower);
     if constexpr (has_upper) end = smaller(end, q_end + upper);
-    return clamp(begin / tile, end, tile);
+    return tiles_of(begin, end, tile);
   }
 
   // Tiles of queries that may attend to some key of [k_begin, k_end).
@@ -29,7 +41,7 @@ struct Band {
     i32 begin = 0, end = len_q;
     if constexpr (has_upper) begin = larger(begin, k_begin - upper);
     if constexpr (has_lower) end = smaller(end, k_end - lower);
-    return clamp(begin / tile, end, tile);
+    return tiles_of(begin, end, tile);
   }
 
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
@@ -54,16 +66,11 @@ struct Band {
     if constexpr (has_upper) allowed &= k - q <= upper;
     return allowed;
   }
-
- private:
-  FLASHGEN_DEVICE static Range clamp(i32 first, i32 end, i32 tile) {
-    return {first, larger(first, ceil_div(larger(end, 0), tile))};
-  }
 };
 
-// Puts `value` wherever the band forbids the pair; the warp's block begins at (first_q, first_key).
-template <class Band, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Band& band,
+// Puts `value` wherever the mask forbids the pair; the warp's block begins at (first_q, first_key).
+template <class Mask, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Mask& mask,
                                 i32 first_q, i32 first_key, Thread thread) {
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
@@ -72,7 +79,7 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
     for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
-        if (!band.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
+        if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
       }
     }
   }

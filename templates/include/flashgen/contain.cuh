@@ -3,7 +3,7 @@
 // through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
 // taken out before the product, and what they should have reached becomes NaN afterwards.
 #pragma once
-#include "flashgen/band.cuh"
+#include "flashgen/walk.cuh"
 #include "flashgen/stream.cuh"
 
 namespace flashgen {
@@ -68,21 +68,21 @@ FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
 // Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
 // `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
 // thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Band>
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
 FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
                                       GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Band& band, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, band.len_q);
+                                      const Mask& mask, Thread thread) {
+  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (band.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {
-        if (band.allows(q, key))
+        if (mask.allows(q, key))
           *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
       }
     }

@@ -37,6 +37,7 @@ struct RightFragment<float> {
 template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
 struct LeftRows {
   using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
@@ -48,6 +49,7 @@ struct LeftRows {
 
 template <class Tile>
 struct LeftRows<Tile, true> {
+  static constexpr bool in_registers = false;
   Tile tile;
   Cursor<Tile> cursor;
 
@@ -71,6 +73,7 @@ struct LeftRows<Tile, true> {
 template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
 struct LeftColumns {
   using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
@@ -83,6 +86,7 @@ struct LeftColumns {
 
 template <class Tile>
 struct LeftColumns<Tile, true> {
+  static constexpr bool in_registers = false;
   Tile tile;
   i32 row;
 
@@ -191,6 +195,7 @@ struct RightRows<Tile, aligned, true> {
 // Left operand made from accumulators: the columns of one product are the depth of the next.
 template <class T, i32 row_blocks, i32 column_blocks>
 struct LeftRegisters {
+  static constexpr bool in_registers = true;
   static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
   LeftFragment<T> fragments[row_blocks][column_blocks / 2];
 
@@ -211,6 +216,7 @@ struct LeftRegisters {
 
 template <i32 row_blocks, i32 column_blocks>
 struct LeftRegisters<float, row_blocks, column_blocks> {
+  static constexpr bool in_registers = true;
   const float (&values)[row_blocks][column_blocks][4];
   i32 first_lane;
 
@@ -230,6 +236,7 @@ struct LeftRegisters<float, row_blocks, column_blocks> {
 // A left operand fetched once and held in registers, for a tile that every product uses.
 template <class T, i32 row_blocks, i32 steps>
 struct LeftHeld {
+  static constexpr bool in_registers = true;
   LeftFragment<T> fragments[row_blocks][steps];
 
   template <class Left>

@@ -23,10 +23,10 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 template <bool turing, class T>
 FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
   if constexpr (turing) {
-    mma_m16n8k8(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8(T{}, d, a.words[2], a.words[3], b.words[1]);
+    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
+    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
   } else {
-    mma_m16n8k16(T{}, d, a.words, b.words);
+    mma_m16n8k16_batched(T{}, d, a.words, b.words);
   }
 }
 
@@ -63,7 +63,9 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
   load_right<column_blocks>(b[0], right, 0, 0);
-#pragma unroll
+  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
+  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+#pragma unroll unrolled
   for (i32 step = 0; step < steps; ++step) {
 #pragma unroll
     for (i32 pair = 0; pair < pairs; ++pair) {
@@ -84,6 +86,7 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
       }
     }
   }
+  if constexpr (!kIsFloat<T>) mma_finish();
 }
 
 }  // namespace flashgen

@@ -37,6 +37,18 @@ struct OnlineSoftmax {
     }
   }
 
+  // Takes in one more logit per row, before all others; one lane of each row counts it.
+  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        maximum_log2[m][h] = logit * kLog2E;
+        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
+      }
+    }
+  }
+
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
   template <i32 columns, i32 out_columns>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,

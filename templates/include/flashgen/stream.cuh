@@ -105,6 +105,12 @@ struct TileStream {
     }
   }
 
+  // Leaves out the next `tiles` tiles.
+  FLASHGEN_DEVICE void skip(i32 tiles) {
+    next += static_cast<i64>(tiles) * Tile::rows * stride;
+    rows_left -= tiles * Tile::rows;
+  }
+
   // Starts the next tile's way into `tile`.
   FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
     if constexpr (stacked) {

@@ -9,7 +9,7 @@ constexpr i32 kChunkBytes = 16;
 // How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
 // neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
 template <i32 chunks>
-struct Swizzle {
+struct TileSwizzle {
   static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
   static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
   static constexpr i32 mask = span - 1;
@@ -27,7 +27,7 @@ struct SharedTile {
   static constexpr i32 chunks = cols / chunk_elements;
   static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
   static constexpr i32 bytes = rows * row_bytes;
-  using Layout = Swizzle<chunks>;
+  using Layout = TileSwizzle<chunks>;
 
   u8* data;
 

@@ -53,6 +53,9 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "grouped": (AttentionSpec(64), (70, 75), {"schedule": RING, "heads": 4, "batch": 2}),
     "empty rows": (AttentionSpec(64, mask=causal()), (100, 60), {"schedule": RING}),
     "deterministic": (AttentionSpec(64, deterministic=True), (100, 147), {"schedule": RING}),
+    "masked, deterministic": (AttentionSpec(64, mask=causal(), deterministic=True), (100, 147), {"schedule": RING}),
+    "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": True}),
+    "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": True}),
 }
 
 

@@ -16,7 +16,28 @@ struct FlashgenEmuThread {
   unsigned char* shared_memory;
 };
 
-enum FlashgenEmuElement { kFlashgenEmuHalf, kFlashgenEmuBfloat16 };
+// Products by their shapes and the type of their operands.
+enum FlashgenEmuProduct {
+  kFlashgenEmuM16N8K8Half,
+  kFlashgenEmuM16N8K16Half,
+  kFlashgenEmuM16N8K16Bfloat16,
+  kFlashgenEmuM16N8K32E4m3,
+  kFlashgenEmuM16N8K32E5m2
+};
+
+enum FlashgenEmuElement { kFlashgenEmuHalf, kFlashgenEmuBfloat16, kFlashgenEmuE4m3, kFlashgenEmuE5m2 };
+
+// One wgmma. `a` is null where the left operand is in shared memory.
+struct FlashgenEmuWgmma {
+  FlashgenEmuElement element;
+  int columns;
+  int a_is_mn_major;
+  int b_is_mn_major;
+  int accumulate;
+  const unsigned* a;
+  unsigned long long a_descriptor;
+  unsigned long long b_descriptor;
+};
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -29,19 +50,71 @@ void flashgen_emu_block_sync(FlashgenEmuSite);
 int flashgen_emu_block_any(int condition, FlashgenEmuSite);
 void flashgen_emu_warp_sync(FlashgenEmuSite);
 int flashgen_emu_warp_any(int condition, FlashgenEmuSite);
+unsigned flashgen_emu_warp_ballot(int condition, FlashgenEmuSite);
 unsigned flashgen_emu_shuffle(unsigned value, int source_lane, FlashgenEmuSite);
 
 // `count` 8x8 matrices of 16-bit elements into registers[count].
 void flashgen_emu_ldmatrix(unsigned* registers, unsigned address, int count, int transposed, FlashgenEmuSite);
-// d[4] += a[depth / 4] * b[depth / 8] for the shapes m16n8k8 and m16n8k16.
-void flashgen_emu_mma(float* d, const unsigned* a, const unsigned* b, int depth, FlashgenEmuElement,
-                      FlashgenEmuSite);
+void flashgen_emu_stmatrix(unsigned address, const unsigned* registers, int count, int transposed,
+                           FlashgenEmuSite);
+// d[4] += a[depth / 4] * b[depth / 8]. The sums are in d only once finished; a and b may change before.
+void flashgen_emu_mma(float* d, const unsigned* a, const unsigned* b, FlashgenEmuProduct, FlashgenEmuSite);
+void flashgen_emu_mma_finish(FlashgenEmuSite);
 
 void flashgen_emu_cp_async(unsigned destination, const void* source, unsigned bytes, unsigned valid_bytes,
                            FlashgenEmuSite);
 void flashgen_emu_cp_async_commit(FlashgenEmuSite);
 void flashgen_emu_cp_async_wait(int pending, FlashgenEmuSite);
 void flashgen_emu_reduce_add(float* address, const float* values, int count, FlashgenEmuSite);
+void flashgen_emu_reduce_add_u64(unsigned long long* address, unsigned long long value, FlashgenEmuSite);
+
+void flashgen_emu_named_barrier(int barrier, int threads, int waits, FlashgenEmuSite);
+void flashgen_emu_mbarrier_init(unsigned barrier, unsigned count, FlashgenEmuSite);
+void flashgen_emu_mbarrier_invalidate(unsigned barrier, FlashgenEmuSite);
+// `anywhere`: also at barriers of other blocks of the cluster.
+void flashgen_emu_mbarrier_arrive(unsigned barrier, int anywhere, FlashgenEmuSite);
+void flashgen_emu_mbarrier_expect_tx(unsigned barrier, unsigned bytes, int arrives, FlashgenEmuSite);
+// Whether the phase has ended; always true unless it only `asks`.
+int flashgen_emu_mbarrier_wait(unsigned barrier, unsigned parity, int asks, FlashgenEmuSite);
+void flashgen_emu_fence_mbarrier_init(FlashgenEmuSite);
+void flashgen_emu_fence_proxy_async(FlashgenEmuSite);
+
+// `at`: coordinates, as many as `rank`. `blocks`: a bit for each rank of the cluster, 0 for no multicast.
+void flashgen_emu_tma_load(unsigned destination, const void* map, unsigned barrier, unsigned blocks,
+                           const int* at, int rank, FlashgenEmuSite);
+void flashgen_emu_tma_store(const void* map, unsigned source, int adds, const int* at, int rank,
+                            FlashgenEmuSite);
+void flashgen_emu_prefetch_tensormap(const void* map, FlashgenEmuSite);
+void flashgen_emu_bulk_load(unsigned destination, const void* source, unsigned bytes, unsigned barrier,
+                            FlashgenEmuSite);
+void flashgen_emu_bulk_store(void* destination, unsigned source, unsigned bytes, int adds, FlashgenEmuSite);
+void flashgen_emu_bulk_commit(FlashgenEmuSite);
+void flashgen_emu_bulk_wait(int pending, int reads_only, FlashgenEmuSite);
+
+void flashgen_emu_check_descriptor(unsigned address, unsigned leading_bytes, unsigned stride_bytes,
+                                   FlashgenEmuSite);
+// d[columns / 2] is poison until waited for.
+void flashgen_emu_wgmma(float* d, const FlashgenEmuWgmma*, FlashgenEmuSite);
+void flashgen_emu_wgmma_fence(FlashgenEmuSite);
+void flashgen_emu_wgmma_commit(FlashgenEmuSite);
+void flashgen_emu_wgmma_wait(int pending, FlashgenEmuSite);
+void flashgen_emu_setmaxnreg(int registers, int increase, FlashgenEmuSite);
+
+unsigned flashgen_emu_cluster_rank(FlashgenEmuSite);
+unsigned flashgen_emu_cluster_size(FlashgenEmuSite);
+unsigned flashgen_emu_map_to_rank(unsigned address, unsigned rank, FlashgenEmuSite);
+void flashgen_emu_cluster_arrive(int release, FlashgenEmuSite);
+void flashgen_emu_cluster_wait(FlashgenEmuSite);
+void flashgen_emu_cluster_load(unsigned* values, unsigned address, int count, FlashgenEmuSite);
+void flashgen_emu_cluster_store(unsigned address, const unsigned* values, int count, FlashgenEmuSite);
+
+unsigned flashgen_emu_atomic_add_u32(unsigned* address, unsigned value, int release, FlashgenEmuSite);
+float flashgen_emu_atomic_add_f32(float* address, float value, FlashgenEmuSite);
+void flashgen_emu_store_release(unsigned* address, unsigned value, FlashgenEmuSite);
+unsigned flashgen_emu_load_acquire(const unsigned* address, FlashgenEmuSite);
+void flashgen_emu_expect_cooperative_launch(FlashgenEmuSite);
+void flashgen_emu_griddep_wait(FlashgenEmuSite);
+void flashgen_emu_griddep_launch_dependents(FlashgenEmuSite);
 
 }  // extern "C"
 #pragma GCC visibility pop

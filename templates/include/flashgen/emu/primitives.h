@@ -11,6 +11,9 @@
 
 #define FLASHGEN_EMU_SITE FlashgenEmuSite site = {__builtin_FILE(), __builtin_LINE()}
 
+#include "flashgen/emu/barrier.h"
+#include "flashgen/emu/bulk.h"
+
 namespace flashgen {
 
 // ---- device.cuh
@@ -27,6 +30,10 @@ FLASHGEN_DEVICE void warp_sync(FLASHGEN_EMU_SITE) { flashgen_emu_warp_sync(site)
 FLASHGEN_DEVICE bool warp_any(bool condition, FLASHGEN_EMU_SITE) {
   return flashgen_emu_warp_any(condition, site) != 0;
 }
+FLASHGEN_DEVICE u32 warp_ballot(bool condition, FLASHGEN_EMU_SITE) {
+  return flashgen_emu_warp_ballot(condition, site);
+}
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __builtin_ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 FLASHGEN_DEVICE i32 opaque(i32 value) { return value; }
@@ -62,6 +69,9 @@ FLASHGEN_DEVICE void cp_async_wait(FLASHGEN_EMU_SITE) {
 FLASHGEN_DEVICE void reduce_add(float* address, float value, FLASHGEN_EMU_SITE) {
   flashgen_emu_reduce_add(address, &value, 1, site);
 }
+FLASHGEN_DEVICE void reduce_add(u64* address, u64 value, FLASHGEN_EMU_SITE) {
+  flashgen_emu_reduce_add_u64(address, value, site);
+}
 FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4], FLASHGEN_EMU_SITE) {
   flashgen_emu_reduce_add(address, value, 4, site);
 }
@@ -80,17 +90,66 @@ FLASHGEN_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address, FLASHGEN_EMU_SITE) {
 FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address, FLASHGEN_EMU_SITE) {
   flashgen_emu_ldmatrix(r, address, 2, true, site);
 }
+FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address, FLASHGEN_EMU_SITE) {
+  flashgen_emu_ldmatrix(r, address, 1, false, site);
+}
+FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address, FLASHGEN_EMU_SITE) {
+  flashgen_emu_ldmatrix(r, address, 1, true, site);
+}
+FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4], FLASHGEN_EMU_SITE) {
+  flashgen_emu_stmatrix(address, r, 4, false, site);
+}
+FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4], FLASHGEN_EMU_SITE) {
+  flashgen_emu_stmatrix(address, r, 4, true, site);
+}
+FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2], FLASHGEN_EMU_SITE) {
+  flashgen_emu_stmatrix(address, r, 2, false, site);
+}
+FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2], FLASHGEN_EMU_SITE) {
+  flashgen_emu_stmatrix(address, r, 2, true, site);
+}
+FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1], FLASHGEN_EMU_SITE) {
+  flashgen_emu_stmatrix(address, r, 1, false, site);
+}
+FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1], FLASHGEN_EMU_SITE) {
+  flashgen_emu_stmatrix(address, r, 1, true, site);
+}
+FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
+                                          FLASHGEN_EMU_SITE) {
+  flashgen_emu_mma(d, a, b, kFlashgenEmuM16N8K16Bfloat16, site);
+}
+FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
+                                          FLASHGEN_EMU_SITE) {
+  flashgen_emu_mma(d, a, b, kFlashgenEmuM16N8K16Half, site);
+}
+FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b, FLASHGEN_EMU_SITE) {
+  const u32 a[2] = {a0, a1};
+  flashgen_emu_mma(d, a, &b, kFlashgenEmuM16N8K8Half, site);
+}
+FLASHGEN_DEVICE void mma_finish(FLASHGEN_EMU_SITE) { flashgen_emu_mma_finish(site); }
 FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
                                   FLASHGEN_EMU_SITE) {
-  flashgen_emu_mma(d, a, b, 16, kFlashgenEmuBfloat16, site);
+  mma_m16n8k16_batched(bfloat16_t{}, d, a, b, site);
+  mma_finish(site);
 }
 FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
                                   FLASHGEN_EMU_SITE) {
-  flashgen_emu_mma(d, a, b, 16, kFlashgenEmuHalf, site);
+  mma_m16n8k16_batched(half_t{}, d, a, b, site);
+  mma_finish(site);
 }
 FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b, FLASHGEN_EMU_SITE) {
-  const u32 a[2] = {a0, a1};
-  flashgen_emu_mma(d, a, &b, 8, kFlashgenEmuHalf, site);
+  mma_m16n8k8_batched(half_t{}, d, a0, a1, b, site);
+  mma_finish(site);
+}
+FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
+                                  FLASHGEN_EMU_SITE) {
+  flashgen_emu_mma(d, a, b, kFlashgenEmuM16N8K32E4m3, site);
+  mma_finish(site);
+}
+FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
+                                  FLASHGEN_EMU_SITE) {
+  flashgen_emu_mma(d, a, b, kFlashgenEmuM16N8K32E5m2, site);
+  mma_finish(site);
 }
 
 // ---- math.cuh
@@ -100,6 +159,10 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y < 0x1p-126f ? 0.0f : y;
 }
 FLASHGEN_DEVICE float log2_approx(float x) { return __builtin_log2f(x); }
+FLASHGEN_DEVICE float reciprocal_approx(float x) {
+  const float y = 1.0f / (__builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x);
+  return __builtin_fabsf(y) < 0x1p-126f ? __builtin_copysignf(0.0f, y) : y;
+}
 FLASHGEN_DEVICE float maximum(float a, float b) {
   if (a != a) return b;
   if (a == b) return float_of(bits_of(a) & bits_of(b));  // +0 is larger than -0
@@ -116,10 +179,15 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return to_bfloat16_bits(low) | static_cast<u32>(to_bfloat16_bits(high)) << 16;
 }
 
+// GCC describes the type wherever C has it; in C++ it came to other processors than x86 with version 13.
+#if defined(__FLT16_MAX__) && (defined(__clang__) || defined(__x86_64__) || __GNUC__ >= 13)
+#define FLASHGEN_EMU_HAS_FLOAT16
+#endif
+
 // Round to nearest even. Adding 2^(13 + exponent) or, below the normal range, 2^-1 leaves the rounded
 // mantissa in the low bits, because the sum is rounded at the wanted place.
 FLASHGEN_DEVICE u16 to_half_bits(float value) {
-#if defined(__FLT16_MAX__)
+#if defined(FLASHGEN_EMU_HAS_FLOAT16)
   if (value != value) return 0x7fff;
   return __builtin_bit_cast(u16, static_cast<_Float16>(value));
 #else
@@ -135,7 +203,7 @@ FLASHGEN_DEVICE u16 to_half_bits(float value) {
 }
 
 FLASHGEN_DEVICE float half_to_float(u16 bits) {
-#if defined(__FLT16_MAX__)
+#if defined(FLASHGEN_EMU_HAS_FLOAT16)
   return static_cast<float>(__builtin_bit_cast(_Float16, bits));
 #else
   const u32 magnitude = bits & 0x7fffu;
@@ -146,6 +214,10 @@ FLASHGEN_DEVICE float half_to_float(u16 bits) {
 }
 
 }  // namespace flashgen
+
+#include "flashgen/emu/cluster.h"
+#include "flashgen/emu/grid.h"
+#include "flashgen/emu/wgmma.h"
 
 #undef FLASHGEN_EMU_SITE
 

@@ -35,6 +35,11 @@ FLASHGEN_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
+// Signed numbers too: in two's complement they add up alike.
+FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 // Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
 FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),

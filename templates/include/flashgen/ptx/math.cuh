@@ -17,6 +17,13 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
+// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
+FLASHGEN_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // The larger of two; a NaN loses to a number.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;

@@ -17,6 +17,13 @@ struct half_t {
 struct bfloat16_t {
   u16 bits;
 };
+// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
+struct e4m3_t {
+  u8 bits;
+};
+struct e5m2_t {
+  u8 bits;
+};
 
 struct alignas(16) Vec16 {
   u32 words[4];

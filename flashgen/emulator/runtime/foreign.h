@@ -1,0 +1,45 @@
+// What threads know of blocks beyond their cluster, by acquiring what these released. Few kernels do that,
+// and nobody pays for it otherwise.
+#pragma once
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "flashgen/ptx/types.cuh"
+
+namespace flashgen::emu {
+
+// In place of a block's index: the grids that a dependent launch waits for.
+constexpr i64 kPrimaryGrids = -1;
+
+// For each block the clocks of its agents. Values are shared, and never changed once they are.
+struct Foreign {
+  std::unordered_map<i64, std::vector<u32>> blocks;
+};
+
+using Knowledge = std::shared_ptr<const Foreign>;
+
+inline void learn(Foreign& mine, i64 block, const u32* clocks, size_t count) {
+  std::vector<u32>& known = mine.blocks[block];
+  if (known.size() < count) known.resize(count, 0);
+  for (size_t i = 0; i < count; ++i) known[i] = known[i] > clocks[i] ? known[i] : clocks[i];
+}
+
+inline void learn(Knowledge& mine, const Knowledge& others) {
+  if (others == nullptr || others == mine) return;
+  if (mine == nullptr) {
+    mine = others;
+    return;
+  }
+  auto both = std::make_shared<Foreign>(*mine);
+  for (const auto& [block, clocks] : others->blocks) learn(*both, block, clocks.data(), clocks.size());
+  mine = std::move(both);
+}
+
+inline bool knows(const Knowledge& knowledge, i64 block, u32 agent, u32 clock) {
+  if (knowledge == nullptr) return false;
+  const auto found = knowledge->blocks.find(block);
+  return found != knowledge->blocks.end() && agent < found->second.size() && found->second[agent] >= clock;
+}
+
+}  // namespace flashgen::emu

@@ -1,0 +1,224 @@
+// Blocks that wait for each other through global memory, and grids that wait for earlier ones.
+//
+// A load_acquire lets everybody else run first: loops around one would never end otherwise. An earlier grid
+// is modelled late and poisoned: the buffers that it writes are NaN until some thread has waited for it; in
+// race mode each thread must have, or know of it by a barrier. That a later grid may start early changes
+// nothing that this one sees, so griddep_launch_dependents does nothing.
+#pragma once
+#include <fcntl.h>
+
+#include "race.h"
+#include "scheduler.h"
+
+namespace flashgen::emu {
+
+// ---- Threads that look again and again
+
+constexpr u32 kMostIdleRounds = 10000;
+
+// Rounds of looking in which nobody found anything new.
+struct Polling {
+  u32 idle_rounds = 0;
+  u64 last = 0;
+};
+
+inline Polling polling;
+
+inline void describe_poll(const Thread& thread, char* text, size_t size) {
+  char place[200];
+  describe_address(thread.polled, place, sizeof place);
+  snprintf(text, size, "load_acquire of %s, which keeps its value", place);
+}
+
+// Who looks at what, and what there is to see.
+inline u64 digest_of_pollers() {
+  u64 hash = 0;
+  for (const Block& block : runtime.blocks) {
+    if (block.live == 0) continue;
+    for (const Thread& thread : block.threads) {
+      if (thread.state != State::waiting || thread.describe != describe_poll) continue;
+      u32 value;
+      memcpy(&value, reinterpret_cast<const void*>(thread.polled), sizeof value);
+      for (const u64 word : {reinterpret_cast<u64>(&thread), reinterpret_cast<u64>(thread.code),
+                             thread.polled, static_cast<u64>(value)})
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    }
+  }
+  return hash;
+}
+
+// Nobody else can run: those who poll look again. Null when nobody polls, or to no avail.
+inline Thread* wake_pollers() {
+  const u64 now = digest_of_pollers();
+  polling.idle_rounds = now == polling.last ? polling.idle_rounds + 1 : 0;
+  polling.last = now;
+  if (polling.idle_rounds > kMostIdleRounds) return nullptr;
+  for (Block& block : runtime.blocks) {
+    if (block.live == 0) continue;
+    for (Thread& thread : block.threads) {
+      if (thread.state == State::waiting && thread.describe == describe_poll) make_ready(thread);
+    }
+  }
+  return find_ready();
+}
+
+inline void let_others_run(const void* address) {
+  if (runtime.randomised && one_in(2)) return;
+  self().polled = reinterpret_cast<u64>(address);
+  park(describe_poll);
+}
+
+// ---- Releasing and acquiring (race mode): by address, what those knew who released there
+
+inline std::unordered_map<u64, Knowledge> released;
+
+// `continues`: what was released there before stays; a plain store ends that.
+inline void release_at(Thread& thread, const void* address, bool continues) {
+  auto known = std::make_shared<Foreign>();
+  const i64 first = thread.block->index - thread.block->rank;
+  const u32 agents = agents_of_block();
+  for (u32 rank = 0; rank < cluster_size(); ++rank)
+    learn(*known, first + rank, thread.clocks + rank * agents, agents);
+  Knowledge all = std::move(known);
+  learn(all, thread.foreign);
+  Knowledge& there = released[reinterpret_cast<u64>(address)];
+  if (continues) learn(all, there);
+  there = std::move(all);
+  begin_epoch(thread);
+}
+
+inline void acquire_at(Thread& thread, const void* address) {
+  const auto found = released.find(reinterpret_cast<u64>(address));
+  if (found == released.end()) return;
+  learn(thread.foreign, found->second);
+  for (const auto& [block, clocks] : found->second->blocks) {
+    if (block == kPrimaryGrids || !same_cluster(block, thread.block->index)) continue;
+    learn(thread.clocks + clock_index(block, 0), clocks.data(), agents_of_block());
+  }
+}
+
+inline void watch_atomic(const void* address, u32 bytes, bool write, How how) {
+  check_global(address, bytes, bytes, write, name_of(how));
+  if (runtime.launch.race) watch_global(self(), address, bytes, how, call_before(self().code));
+}
+
+// ---- Earlier grids
+
+struct PrimaryBuffer {
+  u8* address;
+  std::vector<u8> content;
+};
+
+inline std::vector<PrimaryBuffer> primary_buffers;
+
+// Whether the buffer can be written, found out without a fault; it is zero afterwards.
+inline bool clear_buffer(u8* address, size_t bytes) {
+  const int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  if (zeros < 0) return false;
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t count = read(zeros, address + done, bytes - done);
+    if (count <= 0) break;
+    done += static_cast<size_t>(count);
+  }
+  close(zeros);
+  return done == bytes;
+}
+
+// False when a buffer cannot be written, and so not be poisoned.
+inline bool hide_primary_buffers() {
+  primary_buffers.clear();
+  for (const FlashgenEmuBuffer& buffer : runtime.buffers) {
+    if (!buffer.from_primary) continue;
+    auto* address = reinterpret_cast<u8*>(buffer.address);
+    primary_buffers.push_back({address, {address, address + buffer.bytes}});
+    if (!clear_buffer(address, buffer.bytes)) {
+      primary_buffers.pop_back();
+      return false;
+    }
+    memset(address, kPoisonByte, buffer.bytes);
+  }
+  runtime.awaits_primary = !primary_buffers.empty();
+  return true;
+}
+
+inline void show_primary_buffers() {
+  for (const PrimaryBuffer& buffer : primary_buffers)
+    memcpy(buffer.address, buffer.content.data(), buffer.content.size());
+  primary_buffers.clear();
+}
+
+inline void wait_for_primary() {
+  show_primary_buffers();
+  if (!runtime.launch.race || !runtime.awaits_primary) return;
+  static const Knowledge done = [] {
+    auto known = std::make_shared<Foreign>();
+    known->blocks[kPrimaryGrids] = {1};
+    return known;
+  }();
+  learn(self().foreign, done);
+}
+
+}  // namespace flashgen::emu
+
+unsigned flashgen_emu_atomic_add_u32(unsigned* address, unsigned value, int release, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  watch_atomic(address, sizeof *address, true, How::atomic_add);
+  const unsigned before = *address;
+  *address = before + value;
+  if (runtime.launch.race && release) release_at(self(), address, true);
+  maybe_yield();
+  return before;
+}
+
+float flashgen_emu_atomic_add_f32(float* address, float value, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  watch_atomic(address, sizeof *address, true, How::atomic_add);
+  const float before = *address;
+  *address = before + value;
+  maybe_yield();
+  return before;
+}
+
+void flashgen_emu_store_release(unsigned* address, unsigned value, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  watch_atomic(address, sizeof *address, true, How::store_release);
+  *address = value;
+  if (runtime.launch.race) release_at(self(), address, false);
+  maybe_yield();
+}
+
+unsigned flashgen_emu_load_acquire(const unsigned* address, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  check_global(address, sizeof *address, sizeof *address, false, "load_acquire");
+  let_others_run(address);
+  watch_atomic(address, sizeof *address, false, How::load_acquire);
+  if (runtime.launch.race) acquire_at(self(), address);
+  return *address;
+}
+
+void flashgen_emu_expect_cooperative_launch(FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  if (runtime.launch.cooperative) return;
+  fail("launch not cooperative",
+       "blocks wait for each other here, but the grid of %lld blocks was not launched with cooperative=True",
+       static_cast<long long>(runtime.block_count));
+}
+
+void flashgen_emu_griddep_wait(FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  wait_for_primary();
+  maybe_yield();
+}
+
+void flashgen_emu_griddep_launch_dependents(FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  maybe_yield();
+}

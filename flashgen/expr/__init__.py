@@ -1,0 +1,87 @@
+"""Masks and scores as one language: a Python function becomes a tree, and the tree has five readings.
+
+    traced = trace_mask(lambda b, h, q, k: (q >= k) & (q - k < window))
+    traced.root                     the tree: text(root) reads (q >= k) & (q - k < window)
+    traced.scalars, traced.tensors  captured values by name; renamed where two traces combine (&, |, ~, then)
+
+``nodes``
+    The classes. Equal trees are one object: ``is``, hashing and use in dictionaries are cheap, ``a == b`` builds a
+    comparison, and outside of tracing its truth is whether both are one node, so specs that hold trees compare.
+    ``node.type`` is bool, int or float; ``node.uses & USES["q"]`` tells what a value depends on.
+``functions``
+    ``where minimum maximum abs_ exp log tanh sigmoid q_len k_len``, exported to users.
+``trace``
+    ``trace_mask(fn)``, ``trace_score(fn)`` -> ``Traced``; TraceError shows the user's line.
+``numpy``
+    ``evaluate(node, env)``: env by name, ``b h q k s q_len k_len``, captured values, ``q_lo q_hi k_lo k_hi``; arrays
+    broadcast. An index outside of its tensor is an ArgumentError.
+``cuda``
+    ``print_cuda({"mask": root}, {"b": "batch", "window": "params.window", "ids": "params.ids"})`` -> ``statements`` and
+    ``expressions``; names that are missing stay as they are. Kernels include ``flashgen/expression.cuh``: a tensor
+    is a ``Captured<T, rank>{pointer, strides (i64, in elements), sizes (i32)}``, bools are u8. Empty tensors (a size
+    of 0) are to be refused at the call.
+``tiles``
+    ``tile_rule(mask)`` -> ``TileRule``: trees over the rectangle ``q_lo <= q <= q_hi``, ``k_lo <= k <= k_hi``,
+    inclusive, not empty, within the sequences. ``bounds.MAX_LENGTH`` (2**30) is the longest sequence for which they
+    hold. A ``Range`` node with ``whole`` may be answered by a table: give ``names[range_name(node)]`` to
+    ``print_cuda``, the name of a function of the indices that do not vary.
+``derivative``
+    ``derivative(node, wrt)``; ``captured_gradients(score)``: what each captured float adds to the gradient.
+``text``, ``parse``
+    ``text(node)`` and ``parse(source, {"window": Scalar("window", "int")})``, which give the same tree back.
+"""
+
+from __future__ import annotations
+
+from flashgen.expr.capture import element_type, is_tensor
+from flashgen.expr.cuda import CudaText, print_cuda, range_name
+from flashgen.expr.derivative import captured_gradients, derivative
+from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, sigmoid, tanh, where
+from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
+from flashgen.expr.numpy import evaluate, evaluate_all
+from flashgen.expr.parse import parse
+from flashgen.expr.text import text
+from flashgen.expr.tile_nodes import Range
+from flashgen.expr.tiles import Band, TileRule, tile_rule
+from flashgen.expr.trace import trace_mask, trace_score
+from flashgen.expr.traced import Traced
+from flashgen.expr.visit import postorder
+
+__all__ = [
+    "Band",
+    "Const",
+    "CudaText",
+    "Index",
+    "Length",
+    "Load",
+    "Node",
+    "Range",
+    "Scalar",
+    "Score",
+    "Tensor",
+    "TileRule",
+    "Traced",
+    "captured_gradients",
+    "derivative",
+    "element_type",
+    "evaluate",
+    "evaluate_all",
+    "exp",
+    "is_tensor",
+    "k_len",
+    "log",
+    "maximum",
+    "minimum",
+    "parse",
+    "postorder",
+    "print_cuda",
+    "q_len",
+    "range_name",
+    "sigmoid",
+    "tanh",
+    "text",
+    "tile_rule",
+    "trace_mask",
+    "trace_score",
+    "where",
+]

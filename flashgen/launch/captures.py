@@ -1,0 +1,112 @@
+"""What a mask and a score captured, as arguments of a call: found, checked, and turned into parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flashgen.errors import ArgumentError
+from flashgen.launch.array import ArrayInfo
+from flashgen.launch.call import Output
+from flashgen.plan.expressions import Expressions, captured
+from flashgen.plan.model import Problem
+from flashgen.spec import AttentionSpec
+
+#: Bytes of an element, by its C++ type.
+ITEM_BYTES = {
+    "u8": 1,
+    "signed char": 1,
+    "short": 2,
+    "half_t": 2,
+    "bfloat16_t": 2,
+    "i32": 4,
+    "float": 4,
+    "i64": 8,
+    "double": 8,
+}
+
+
+class Captures:
+    """The captured values of one spec."""
+
+    def __init__(self, spec: AttentionSpec, expressions: Expressions) -> None:
+        self._spec = spec
+        self._expressions = expressions
+        self.names = tuple(t.name for t in expressions.tensors)
+
+    def arrays(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        """The tensors of a call, in the order of the parameters: those given, else those traced."""
+        given = given or {}
+        unknown = sorted(set(given) - set(self._spec.tensors))
+        if unknown:
+            known = ", ".join(self.names) or "none"
+            raise ArgumentError(f"captured={{{unknown[0]!r}: ...}} is not a captured tensor; this kernel has {known}")
+        values = self._spec.tensors
+        return tuple(self._checked(name, given[name] if name in given else values[name]) for name in self.names)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        from flashgen.expr import element_type, is_tensor
+        from flashgen.spec.declared import Declared
+
+        declared = self._spec.tensors[name]
+        if isinstance(value, Declared):
+            raise ArgumentError(f"the captured tensor {name} has no value; pass captured={{{name!r}: tensor}}")
+        if not is_tensor(value):
+            raise ArgumentError(f"captured[{name!r}] is a {type(value).__name__}; pass a tensor of {declared.dtype}")
+        if element_type(value) != element_type(declared) or len(value.shape) != len(declared.shape):
+            raise ArgumentError(
+                f"captured[{name!r}] has {len(value.shape)} dimensions of {element_type(value)}; the kernel was built "
+                f"for {len(declared.shape)} of {element_type(declared)}: convert it, or build a spec that captures it"
+            )
+        return value
+
+    def values(self, infos: Sequence[ArrayInfo]) -> dict[str | None, float]:
+        """Scalars, and the strides and sizes of the tensors."""
+        scalars = self._spec.scalars
+        values: dict[str | None, float] = {
+            captured(name): int(scalars[name]) if kind != "float" else float(scalars[name])
+            for name, kind in self._expressions.scalars
+        }
+        for info in infos:
+            for i, (size, stride) in enumerate(zip(info.shape, info.strides, strict=True)):
+                values[f"{captured(info.name)}_size{i}"] = size
+                values[f"{captured(info.name)}_stride{i}"] = stride
+        return values
+
+    def check_sizes(self, infos: Sequence[ArrayInfo], problem: Problem) -> None:
+        """A dimension that is indexed with b, h, q or k alone needs an element for each of them."""
+        from flashgen.expr import Index, Load, postorder
+
+        needed = {"b": problem.batch, "h": problem.heads_q, "q": problem.len_q, "k": problem.len_kv}
+        shapes = {info.name: info.shape for info in infos}
+        for name, shape in shapes.items():
+            # Kernels move an index that is out of range to the nearest element, so there must be one.
+            if 0 in shape and problem.batch * problem.heads_q * problem.len_q * problem.len_kv > 0:
+                raise ArgumentError(f"captured[{name!r}] is empty, of shape {shape}; give it an element for each index")
+        e = self._expressions
+        roots = [root for root in (e.mask, e.score, e.sink) if root is not None]
+        for node in postorder(*roots):
+            if not isinstance(node, Load):
+                continue
+            for axis, index in enumerate(node.indices):
+                size = shapes[node.tensor.name][axis]
+                if isinstance(index, Index) and size < needed[index.name]:
+                    raise ArgumentError(
+                        f"captured[{node.tensor.name!r}] has {size} elements in dimension {axis}, which is indexed "
+                        f"with {index.name}, and this call has {needed[index.name]}; give it as many"
+                    )
+
+    def tables(self, infos: Sequence[ArrayInfo]) -> tuple[Output, ...]:
+        """Workspaces for the tables of extremes: two 32-bit numbers per entry."""
+        shapes = {info.name: info.shape for info in infos}
+        made = []
+        for table in self._expressions.tables:
+            *others, length = (n for i, n in sorted(enumerate(shapes[table.tensor]), key=lambda x: x[0] == table.axis))
+            entries = math.prod(others) * -(-length // self._expressions.stretch)
+            made.append(Output(table.parameter, (2 * entries,), "fp32"))
+        return tuple(made)
+
+    def item_bytes(self) -> tuple[int, ...]:
+        """Bytes of an element of each tensor."""
+        return tuple(ITEM_BYTES[t.element] for t in self._expressions.tensors)

@@ -1,0 +1,85 @@
+"""A spec's mask, score and sink for one head of one sequence: evaluated in NumPy, pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashgen.errors import ArgumentError
+from flashgen.oracle.problem import Problem
+from flashgen.spec import AttentionSpec, Mask
+
+if TYPE_CHECKING:
+    from flashgen.expr import Node
+
+Floats = NDArray[np.float64]
+Pairs = NDArray[np.bool_]
+
+
+class Rules:
+    """What a spec says of the pairs of a call; ``captured`` replaces tensors that the spec was made with."""
+
+    def __init__(self, spec: AttentionSpec, problem: Problem, captured: Mapping[str, Any] | None = None) -> None:
+        self._spec = spec
+        self._shape = (problem.len_q, problem.len_kv)
+        self._env: dict[str, Any] = {**spec.scalars, **spec.tensors, **(captured or {})}
+        self._env |= {"q_len": problem.len_q, "k_len": problem.len_kv}
+        self._env |= {"q": np.arange(problem.len_q)[:, None], "k": np.arange(problem.len_kv)[None, :]}
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether scores differ from logits."""
+        return self._spec.score is not None and self._spec.score.changes_logits
+
+    def allowed(self, b: int, h: int) -> Pairs:
+        """``[q, k]`` is true where query q may attend to key k."""
+        if self._spec.mask.is_band:
+            return allowed_pairs(self._spec.mask, *self._shape)
+        return self._evaluate(self._spec.mask.traced.root, b, h).astype(bool)
+
+    def scores(self, logits: Floats, b: int, h: int) -> Floats:
+        """The scores of scaled logits."""
+        if self._spec.score is None or not self.changes_logits:
+            return logits
+        return self._evaluate(self._spec.score.traced.root, b, h, s=logits)
+
+    def slopes(self, logits: Floats, b: int, h: int) -> Floats:
+        """The derivatives of the scores with respect to the logits."""
+        if self._spec.score is None or not self.changes_logits:
+            return np.ones_like(logits)
+        from flashgen.expr import Score, derivative
+
+        return self._evaluate(derivative(self._spec.score.traced.root, Score()), b, h, s=logits)
+
+    def sink(self, b: int, h: int) -> float:
+        """The logit that takes part in every row's softmax without a value; minus infinity for none."""
+        if self._spec.score is None or self._spec.score.sink is None:
+            return -np.inf
+        from flashgen.expr import evaluate
+
+        return float(evaluate(self._spec.score.sink.root, {**self._env, "b": b, "h": h}))
+
+    def evaluated(self, roots: list[Node], logits: Floats, b: int, h: int) -> list[NDArray[Any]]:
+        """The values of trees over scaled logits."""
+        from flashgen.expr import evaluate_all
+
+        return evaluate_all(roots, {**self._env, "b": b, "h": h, "s": logits})
+
+    def _evaluate(self, root: Any, b: int, h: int, **more: Any) -> NDArray[Any]:
+        from flashgen.expr import evaluate
+
+        if 0 in self._shape:
+            return np.zeros(self._shape)
+        return np.broadcast_to(evaluate(root, {**self._env, "b": b, "h": h, **more}), self._shape)
+
+
+def allowed_pairs(mask: Mask, len_q: int, len_kv: int) -> Pairs:
+    """``[q, k]`` is true where query q may attend to key k, for a mask that is a band."""
+    if not mask.is_band:
+        raise ArgumentError(f"the mask {mask.describe()} is no band; it needs a sequence and a head: use oracle.Rules")
+    lower, upper = mask.diagonals(len_q, len_kv)
+    distance = np.arange(len_kv)[None, :] - np.arange(len_q)[:, None]
+    return np.asarray((lower <= distance) & (distance <= upper))

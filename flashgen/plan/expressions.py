@@ -1,0 +1,186 @@
+"""What a kernel computes of a mask and a score: the trees, and the parameters that they read.
+
+A mask that is a band needs none of this: two numbers and ``Band`` say everything about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.errors import PlanError
+from flashgen.plan.model import Param, ParamTable
+from flashgen.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from flashgen.expr import Node, Range, TileRule
+
+#: C++ types of captured tensors' elements.
+ELEMENTS = {
+    "bool": "u8",
+    "uint8": "u8",
+    "int8": "signed char",
+    "int16": "short",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "half_t",
+    "bfloat16": "bfloat16_t",
+    "float32": "float",
+    "float64": "double",
+}
+_SCALARS = {"bool": ("int32", "i32"), "int": ("int32", "i32"), "float": ("float", "float")}
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTensor:
+    """A tensor that an expression reads: its name there, its elements' C++ type, and its rank."""
+
+    name: str
+    element: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The smallest and largest elements of stretches of a captured tensor along one dimension."""
+
+    tensor: str
+    axis: int
+    #: The tiles it is asked about: of queries (q), of keys (k), or both.
+    sides: str
+
+    @property
+    def parameter(self) -> str:
+        """The kernel parameter that points to it."""
+        return f"survey_{self.tensor}{self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
+class Expressions:
+    """The trees that a kernel of a spec evaluates; what is None needs no evaluating."""
+
+    mask: Node | None
+    rule: TileRule | None
+    score: Node | None
+    #: The derivative of the score with respect to its logit.
+    slope: Node | None
+    sink: Node | None
+    scalars: tuple[tuple[str, str], ...]
+    tensors: tuple[CapturedTensor, ...]
+    tables: tuple[Table, ...]
+    #: Elements per entry of the tables.
+    stretch: int = 0
+
+    def plain(self) -> tuple[object, ...]:
+        """All of it as text and numbers; the rule and the slope follow from the trees."""
+        from flashgen.expr import text
+
+        trees = [None if tree is None else text(tree) for tree in (self.mask, self.score, self.sink)]
+        tensors = tuple((t.name, t.element, t.rank) for t in self.tensors)
+        return (*trees, self.scalars, tensors, self.stretch)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the mask is an expression, not a band."""
+        return self.mask is not None
+
+
+NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())
+
+
+def expressions_of(spec: AttentionSpec) -> Expressions:
+    """The expressions of a spec."""
+    if spec.mask.is_band and spec.score is None:
+        return NO_EXPRESSIONS
+    from flashgen.expr import Score, derivative, element_type
+
+    by_mask = not spec.mask.is_band
+    score = spec.score.traced.root if spec.score is not None and spec.score.changes_logits else None
+    sink = spec.score.sink if spec.score is not None else None
+    mask = spec.mask.traced.root if by_mask else None
+    used = _captured_names(*(root for root in (mask, score, sink.root if sink else None) if root is not None))
+    rule = spec.mask.rule if by_mask else None
+    return Expressions(
+        mask=mask,
+        rule=rule,
+        score=score,
+        slope=None if score is None else derivative(score, Score()),
+        sink=None if sink is None else sink.root,
+        scalars=tuple((name, _kind(value)) for name, value in sorted(spec.scalars.items()) if name in used),
+        tensors=tuple(
+            CapturedTensor(name, _element(name, element_type(value)), len(value.shape))
+            for name, value in sorted(spec.tensors.items())
+            if name in used
+        ),
+        tables=() if rule is None else _tables(rule),
+    )
+
+
+def _tables(rule: TileRule) -> tuple[Table, ...]:
+    """The tables that answer what the rule asks of whole tiles."""
+    from flashgen.expr import Range, postorder
+
+    roots = (rule.may, rule.full, rule.key_begin, rule.key_end, rule.query_begin, rule.query_end)
+    ranges = [node for node in postorder(*roots) if isinstance(node, Range) and node.whole]
+    axes: dict[tuple[str, str], set[int]] = {}
+    for node in ranges:
+        axes.setdefault((node.tensor.name, node.whole), set()).add(_varying_axis(node))
+    sides: dict[tuple[str, int], str] = {}
+    for (tensor, side), found in sorted(axes.items()):
+        # Indexed with q in two places, a tensor is asked for by looking at its elements.
+        if len(found) == 1:
+            place = (tensor, found.pop())
+            sides[place] = sides.get(place, "") + side
+    return tuple(Table(tensor, axis, "".join(sorted(s))) for (tensor, axis), s in sorted(sides.items()))
+
+
+def _varying_axis(node: Range) -> int:
+    """The one dimension that a range over a whole tile runs along."""
+    return next(i for i, (low, high) in enumerate(zip(node.low, node.high, strict=True)) if low is not high)
+
+
+def with_captures(table: ParamTable, expressions: Expressions, *, writes_tables: bool = False) -> ParamTable:
+    """A kernel's parameters and those that its expressions read; widest first, so the struct has no holes."""
+    if expressions is NO_EXPRESSIONS:
+        return table
+    tensors = expressions.tensors
+    pointers = [Param(captured(t.name), "void*", f"const {t.element}*") for t in tensors]
+    pointers += [Param(t.parameter, "void*", "i32*" if writes_tables else "const i32*") for t in expressions.tables]
+    strides = [Param(f"{captured(t.name)}_stride{i}", "int64", "i64") for t in tensors for i in range(t.rank)]
+    sizes = [Param(f"{captured(t.name)}_size{i}", "int32", "i32") for t in tensors for i in range(t.rank)]
+    scalars = [Param(captured(name), *_SCALARS[kind]) for name, kind in expressions.scalars]
+    every = [*table.params, *pointers, *strides, *sizes, *scalars]
+    order = ("void*", "int64", "int32", "float")
+    return ParamTable(tuple(sorted(every, key=lambda p: order.index(p.kind))))
+
+
+def captured_parameters(expressions: Expressions | None) -> tuple[str, ...]:
+    """The pointers to captured tensors and tables, in the order in which a call hands over their addresses."""
+    if expressions is None:
+        return ()
+    return (*(captured(t.name) for t in expressions.tensors), *(t.parameter for t in expressions.tables))
+
+
+def captured(name: str) -> str:
+    """The parameter that holds a captured value."""
+    return f"captured_{name}"
+
+
+def _captured_names(*roots: Node) -> set[str]:
+    from flashgen.expr import Load, Scalar, postorder
+
+    return {
+        node.name if isinstance(node, Scalar) else node.tensor.name
+        for node in postorder(*roots)
+        if isinstance(node, (Scalar, Load))
+    }
+
+
+def _kind(value: int | float) -> str:
+    return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+
+
+def _element(name: str, dtype: str) -> str:
+    if dtype not in ELEMENTS:
+        raise PlanError(f"the captured tensor {name} has elements of type {dtype}; use one of {', '.join(ELEMENTS)}")
+    return ELEMENTS[dtype]

@@ -1,0 +1,89 @@
+"""The C++ of a plan's mask and score: the bodies of the functions that templates declare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.plan.expressions import CapturedTensor, captured
+from flashgen.plan.model import KernelPlan
+
+if TYPE_CHECKING:
+    from flashgen.expr import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Statements, and the expressions they lead to, by name."""
+
+    statements: tuple[str, ...]
+    results: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What templates print of a plan's expressions."""
+
+    mask_text: str
+    score_text: str
+    sink_text: str
+    tensors: tuple[CapturedTensor, ...]
+    #: Whether a tile between the first and the last may hold no allowed pair.
+    has_holes: bool
+    bodies: Mapping[str, Body]
+
+
+def expression_code(plan: KernelPlan) -> Code:
+    """The mask's and the score's functions; the filter ``expression_code``."""
+    from flashgen.expr import text
+
+    e = plan.expressions
+    assert e is not None, "the template asks only where the plan has expressions"
+    names = names_of(plan)
+    bodies: dict[str, Body] = {}
+    if e.mask is not None and e.rule is not None:
+        bodies["allows"] = body_of({"allowed": e.mask}, names)
+        bodies["may"] = body_of({"may": e.rule.may}, names)
+        bodies["full"] = body_of({"full": e.rule.full}, names)
+        bodies["keys"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
+        bodies["queries"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
+    if e.score is not None and e.slope is not None:
+        bodies["score"] = body_of({"value": e.score}, names)
+        bodies["score_and_slope"] = body_of({"value": e.score, "slope": e.slope}, names)
+    if e.sink is not None:
+        bodies["sink"] = body_of({"value": e.sink}, names)
+    return Code(
+        mask_text="" if e.mask is None else text(e.mask),
+        score_text="" if e.score is None else text(e.score),
+        sink_text="" if e.sink is None else text(e.sink),
+        tensors=e.tensors,
+        has_holes=e.rule is not None and not e.rule.hull_exact,
+        bodies=bodies,
+    )
+
+
+def names_of(plan: KernelPlan) -> dict[str, str]:
+    """How kernels spell what expressions speak of."""
+    e = plan.expressions
+    assert e is not None
+    names = {"q_len": "p.len_q", "k_len": "p.len_kv"}
+    names |= {
+        name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
+    }
+    for table in e.tables:
+        tensor = next(t for t in e.tensors if t.name == table.tensor)
+        kind = f"Surveyed<{tensor.element}, {tensor.rank}, {table.axis}, {e.stretch}>"
+        for side in table.sides:
+            surveyed = f"{kind}{{captured::{tensor.name}(p), p.{table.parameter}, {side}_lo, {side}_hi}}"
+            names[f"min {tensor.name} {side}"] = f"{surveyed}.smallest"
+            names[f"max {tensor.name} {side}"] = f"{surveyed}.largest"
+    return names | {t.name: f"captured::{t.name}(p)" for t in e.tensors}
+
+
+def body_of(roots: Mapping[str, Node], names: Mapping[str, str]) -> Body:
+    """The C++ of some trees."""
+    from flashgen.expr import print_cuda
+
+    printed = print_cuda(roots, names)
+    return Body(tuple(map(str, printed.statements)), printed.expressions)

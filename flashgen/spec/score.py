@@ -1,0 +1,161 @@
+"""Scores: what becomes of a logit before the softmax.
+
+A score is an expression over the scaled logit ``s`` and b, h, q and k (``flashgen.expr``). ``one >> two`` applies
+one and then two. A *sink* is a learned logit per head that takes part in every row's softmax and has no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashgen.errors import SpecError
+from flashgen.expr import Score as Logit
+from flashgen.expr import Traced, is_tensor, k_len, maximum, minimum, q_len, tanh, text, trace_score
+from flashgen.spec.form import Form, form_of
+from flashgen.spec.mask import Mask
+from flashgen.spec.show import show
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """An expression for the score, and the sink where there is one.
+
+    Two scores are equal when they compute the same by the same expression; the tensors that it captured are
+    arguments of a call, so only their names and types count.
+    """
+
+    traced: Traced
+    sink: Traced | None = None
+    #: The same object for equal scores.
+    form: Form = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "form", form_of(self._key()))
+
+    @classmethod
+    def of(cls, score: Score | Callable[..., Any]) -> Score:
+        """A score as it is, or the score of a function ``(s, b, h, q, k) -> number``."""
+        return score if isinstance(score, Score) else cls(trace_score(score))
+
+    def __rshift__(self, other: Score) -> Score:
+        if self.sink is not None and other.sink is not None:
+            raise SpecError("both scores have a sink, and a row of scores can have one; add their logits instead")
+        sink = self.sink or other.sink
+        return Score(self.traced.then(other.traced), sink)
+
+    def __call__(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        """Not meant to be called: the error says what to write instead."""
+        raise SpecError(
+            f"{self.describe()} is a Score, and is not called inside of another; combine scores with >>: "
+            "fg.softcap(30.0) >> fg.alibi(slopes)"
+        )
+
+    def _key(self) -> tuple[object, ...]:
+        return self.traced.key, None if self.sink is None else self.sink.key
+
+    def plain(self) -> tuple[object, ...]:
+        """The code as text: all but the values that it captured."""
+        return self.traced.plain(), None if self.sink is None else self.sink.plain()
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Score) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def apart_from(self, mask: Mask) -> Score:
+        """The same with names for what it captured that clash neither with the mask's nor with each other."""
+        traced, sink = self.traced, self.sink
+        if mask.rest is not None:
+            traced = traced.renamed(mask.traced)
+        if sink is not None:
+            taken = Traced(traced.root, traced.scalars, traced.tensors)
+            if mask.rest is not None:
+                other = mask.traced
+                taken = Traced(traced.root, {**other.scalars, **traced.scalars}, {**other.tensors, **traced.tensors})
+            sink = sink.renamed(taken)
+        return Score(traced, sink)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a score differs from its logit."""
+        return self.traced.root is not Logit()
+
+    def describe(self) -> str:
+        """The score in words."""
+        parts = [text(self.traced.root)] if self.changes_logits else []
+        if self.sink is not None:
+            parts.append(f"sink({text(self.sink.root)})")
+        return " and ".join(parts) or "s"
+
+
+def softcap(cap: float) -> Score:
+    """Logits squeezed into (-cap, cap): ``tanh(s / cap) * cap``."""
+    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not 0 < cap < float("inf"):
+        raise SpecError(f"cap={show(cap)} is not a limit for logits; use a positive number, such as 30.0")
+    limit = float(cap)
+    return Score.of(lambda s, b, h, q, k: tanh(s / limit) * limit)
+
+
+def alibi(slopes: Any) -> Score:
+    """A penalty in proportion to the distance; ``slopes`` is (heads,) or (batch, heads).
+
+    Where lengths differ, the last query stands at the last key.
+    """
+    if _check_tensor("slopes", slopes, 1, 2) == 1:
+        return Score.of(lambda s, b, h, q, k: s - slopes[h] * abs(q + (k_len - q_len) - k))
+    return Score.of(lambda s, b, h, q, k: s - slopes[b, h] * abs(q + (k_len - q_len) - k))
+
+
+def bias(tensor: Any) -> Score:
+    """``s + tensor[b, h, q, k]``; leading dimensions may be missing, and dimensions of 1 are broadcast."""
+    rank = _check_tensor("tensor", tensor, 1, 2, 3, 4)
+    axes = ["0" if size == 1 else name for size, name in zip(tensor.shape, "bhqk"[4 - rank :], strict=True)]
+    order = "".join(axes)
+
+    def added(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        places = {"b": b, "h": h, "q": q, "k": k, "0": 0}
+        return s + tensor[tuple(places[axis] for axis in order)]
+
+    return Score.of(added)
+
+
+def relative_bias(table: Any) -> Score:
+    """A bias by distance: ``table[h, k - q + n]`` with distances limited to ``-n .. n``.
+
+    ``table`` is (heads, 2 n + 1) or (2 n + 1,). Where lengths differ, the last query stands at the last key.
+    """
+    rank = _check_tensor("table", table, 1, 2)
+    width = int(table.shape[-1])
+    if width % 2 == 0:
+        raise SpecError(f"table has {width} entries per head; it needs an odd number: distances -n to n")
+    farthest = width // 2
+
+    def entry(q: Any, k: Any) -> Any:
+        return minimum(maximum(k - (q + (k_len - q_len)), -farthest), farthest) + farthest
+
+    if rank == 1:
+        return Score.of(lambda s, b, h, q, k: s + table[entry(q, k)])
+    return Score.of(lambda s, b, h, q, k: s + table[h, entry(q, k)])
+
+
+def sink(logits: Any) -> Score:
+    """A learned logit per head that competes in every row's softmax and contributes no value (gpt-oss)."""
+    _check_tensor("logits", logits, 1)
+    traced = trace_score(lambda s, b, h, q, k: logits[h])
+    return Score(Traced(Logit()), traced)
+
+
+def identity() -> Score:
+    """The logit as it is."""
+    return Score(Traced(Logit()))
+
+
+def _check_tensor(name: str, value: Any, *ranks: int) -> int:
+    if not is_tensor(value) or len(value.shape) not in ranks:
+        shape = f" of shape {tuple(value.shape)}" if is_tensor(value) else ""
+        wanted = " or ".join(map(str, ranks))
+        raise SpecError(f"{name}={show(value)}{shape} is not a tensor of {wanted} dimensions; pass one")
+    return len(value.shape)

@@ -1,0 +1,33 @@
+"""A backward call with captured tensors: which of them want a gradient, and what form it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def backward_with_captured(
+    kernel: Any,
+    arrays: tuple[Any, ...],
+    scale: float | None,
+    names: tuple[str, ...],
+    captured: Sequence[Any],
+    wanted: Sequence[bool],
+) -> tuple[Any, Any, Any, list[Any]]:
+    """``(dq, dk, dv, gradients)``: one for each captured tensor, None where none is wanted.
+
+    A tensor that the scores do not depend on (a mask is a condition, which has no slope) has gradients of zero.
+    """
+    given = dict(zip(names, captured, strict=True))
+    if not any(wanted):
+        return *kernel.backward(*arrays, scale=scale, captured=given), [None] * len(names)
+    dq, dk, dv, found = kernel.backward(*arrays, scale=scale, captured=given, captured_gradients=True)
+    gradients = [
+        _gradient(found.get(name), tensor) if want else None
+        for name, tensor, want in zip(names, captured, wanted, strict=True)
+    ]
+    return dq, dk, dv, gradients
+
+
+def _gradient(found: Any, tensor: Any) -> Any:
+    return tensor.new_zeros(tensor.shape) if found is None else found.to(tensor.dtype)

@@ -1,0 +1,74 @@
+"""What the results of a case must be: the oracle's, and how far from these each may lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashgen.oracle import Check, backward, bounds, check, forward
+from flashgen.spec import AttentionSpec
+from flashgen.verify.captured import with_values
+from flashgen.verify.cases import TENSORS, Case, Inputs
+from flashgen.verify.rounding import rounding_errors
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One tensor of one case."""
+
+    case: Case
+    tensor: str
+    check: Check
+
+    def describe(self) -> str:
+        """One line for people."""
+        verdict = "ok" if self.check.ok else "FAILED"
+        note = f" ({self.check.note})" if self.check.note else ""
+        error = f"{self.check.max_error:.2e} of at most {self.check.bound:.2e}"
+        return f"{verdict}: {self.tensor} of {self.case.describe()}: error {error}{note}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expectation:
+    """A case's inputs, the oracle's results and their bounds: worked out once for any number of runs."""
+
+    case: Case
+    inputs: Inputs
+    scale: float
+    exact: tuple[NDArray[np.float64], ...]
+    limits: tuple[float | NDArray[np.float64], ...]
+    #: The spec's captured tensors, drawn for the case.
+    captured: Mapping[str, Any] = field(default_factory=dict)
+
+    def judge(self, results: Sequence[Any]) -> list[CaseResult]:
+        """Each tensor that the case compares; one that is missing fails."""
+        given = (*results, None, None, None)
+        return [
+            CaseResult(self.case, name, check(result, reference, limit, exact_infinity=name == "lse"))
+            for name, result, reference, limit in zip(TENSORS, given, self.exact, self.limits, strict=False)
+            if name in self.case.compared
+        ]
+
+
+def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expectation:
+    """The expectation of a case; ``any_values`` allows what rounding of every term can add up to, if that is more.
+
+    The standard cases do without: on them, one rounded run is no accident.
+    """
+    spec = with_values(spec, case)
+    inputs, scale = case.inputs(spec), case.scale_for(spec)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    do = inputs.do if spec.needs_backward else None
+    exact: tuple[NDArray[np.float64], ...] = forward(spec, q, k, v, scale=scale)
+    if do is not None:
+        exact += backward(spec, q, k, v, do, scale=scale)
+    strict = bounds(spec, q, k, v, do, scale, exact=exact)
+    limits = tuple(getattr(strict, name) for name in TENSORS[: len(exact)])
+    if any_values:
+        reach = rounding_errors(spec, inputs, scale, exact)
+        limits = tuple(np.maximum(x, reach[name]) for name, x in zip(TENSORS, limits, strict=False))
+    return Expectation(case, inputs, scale, exact, limits, spec.tensors)

@@ -1,0 +1,215 @@
+// What the printed text of a mask or score is made of: integer division as Python has it, functions that are
+// right at infinities and NaN, and captured tensors.
+#pragma once
+#include "flashgen/element.cuh"
+
+namespace flashgen {
+
+// ---- whole numbers
+
+constexpr i32 kSmallestInt = -2147483647 - 1;
+constexpr i32 kLargestInt = 2147483647;
+
+// Towards minus infinity. A divisor of zero counts as one: the result is meaningless, but nothing traps.
+FLASHGEN_DEVICE i32 floor_div(i32 a, i32 b) {
+  if (b == -1) return static_cast<i32>(0u - static_cast<u32>(a));
+  const i32 divisor = b == 0 ? 1 : b;
+  const i32 quotient = a / divisor;
+  return quotient - static_cast<i32>((quotient * divisor != a) & ((a < 0) != (divisor < 0)));
+}
+
+// With the sign of the divisor.
+FLASHGEN_DEVICE i32 floor_mod(i32 a, i32 b) {
+  if (b == -1) return 0;
+  const i32 divisor = b == 0 ? 1 : b;
+  const i32 rest = a % divisor;
+  return rest + ((rest != 0) & ((rest < 0) != (divisor < 0)) ? divisor : 0);
+}
+
+// By a positive constant: shifts and masks for powers of two, otherwise multiplications.
+template <i32 divisor>
+FLASHGEN_DEVICE i32 floor_div(i32 a) {
+  static_assert(divisor > 0, "only positive constants have a fast division");
+  if constexpr ((divisor & (divisor - 1)) == 0) {
+    i32 shift = 0;
+    for (i32 power = divisor; power > 1; power /= 2) ++shift;
+    return a >> shift;
+  }
+  return (a < 0 ? a - (divisor - 1) : a) / divisor;
+}
+template <i32 divisor>
+FLASHGEN_DEVICE i32 floor_mod(i32 a) {
+  static_assert(divisor > 0, "only positive constants have a fast remainder");
+  if constexpr ((divisor & (divisor - 1)) == 0) return a & (divisor - 1);
+  const i32 rest = a % divisor;
+  return rest < 0 ? rest + divisor : rest;
+}
+
+FLASHGEN_DEVICE i32 magnitude(i32 x) { return x < 0 ? -x : x; }
+
+// An exact result moved to the nearest 32-bit number: bounds of tiles must not wrap around.
+FLASHGEN_DEVICE i32 clamped(i64 x) {
+  return x < kSmallestInt ? kSmallestInt : x > kLargestInt ? kLargestInt : static_cast<i32>(x);
+}
+
+template <class T>
+FLASHGEN_DEVICE T select(bool condition, T then, T other) {
+  return condition ? then : other;
+}
+
+// ---- floats; a NaN in gives a NaN out
+
+FLASHGEN_DEVICE float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+FLASHGEN_DEVICE float smaller(float a, float b) { return (a < b) | (a != a) ? a : b; }
+FLASHGEN_DEVICE float larger(float a, float b) { return (a > b) | (a != a) ? a : b; }
+FLASHGEN_DEVICE float reciprocal(float x) { return 1.0f / x; }
+
+// e^x as 2^(x log2 e). The product is rounded, and what it lost is added afterwards: 2^(t + d) = 2^t + 2^t d
+// ln 2.
+FLASHGEN_DEVICE float exponential(float x) {
+  constexpr float kLog2ERest = 0x1.4ae0cp-26f;  // log2 e - kLog2E
+  const float exponent = x * kLog2E;
+  const float rest = fused_multiply_add(x, kLog2ERest, fused_multiply_add(x, kLog2E, -exponent));
+  const float power = exp2_approx(exponent);
+  // At zero and infinity there is nothing to add, and `rest` may be NaN.
+  return (power > 0.0f) & (power < kInfinity) ? fused_multiply_add(power, rest * kLn2, power) : power;
+}
+
+// Natural. Near one, where log2_approx is only absolutely exact, log x = 2 artanh((x - 1) / (x + 1)).
+FLASHGEN_DEVICE float logarithm(float x) {
+  const float t = (x - 1.0f) / (x + 1.0f);
+  const float z = t * t;
+  float series = 0x1.3b13b2p-4f;                           // 1/13
+  series = fused_multiply_add(series, z, 0x1.745d18p-4f);  // 1/11
+  series = fused_multiply_add(series, z, 0x1.c71c72p-4f);  // 1/9
+  series = fused_multiply_add(series, z, 0x1.24924ap-3f);  // 1/7
+  series = fused_multiply_add(series, z, 0x1.99999ap-3f);  // 1/5
+  series = fused_multiply_add(series, z, 0x1.555556p-2f);  // 1/3
+  series = 2.0f * fused_multiply_add(series * z, t, t);
+  return (x > 0.5f) & (x < 2.0f) ? series : log2_approx(x) * kLn2;
+}
+
+// 1 / (1 + e^-x)
+FLASHGEN_DEVICE float logistic(float x) { return reciprocal_approx(1.0f + exponential(-x)); }
+
+// 1 - 2 / (e^2x + 1) for |x|, which loses digits near zero; there a polynomial (fitted; 0.1 ulp).
+FLASHGEN_DEVICE float hyperbolic_tangent(float x) {
+  const float size = magnitude(x), z = x * x;
+  float series = -0x1.83f79ep-8f;
+  series = fused_multiply_add(series, z, 0x1.55163ep-6f);
+  series = fused_multiply_add(series, z, -0x1.b8a78ep-5f);
+  series = fused_multiply_add(series, z, 0x1.110a24p-3f);
+  series = fused_multiply_add(series, z, -0x1.555540p-2f);
+  const float near = fused_multiply_add(series * z, x, x);
+  const float power = exp2_approx(size * (2.0f * kLog2E));
+  const float far = fused_multiply_add(-2.0f, reciprocal_approx(power + 1.0f), 1.0f);
+  return size < 0.6f ? near : float_of(bits_of(far) | (bits_of(x) & 0x80000000u));
+}
+
+// ---- captured tensors
+
+// Strides count elements. Indices are moved into the tensor: rows and columns that pad a tile read something,
+// and what it is does not matter.
+template <class T, i32 rank>
+struct Captured {
+  static constexpr i32 kSlots = rank > 0 ? rank : 1;
+  const T* pointer;
+  i64 strides[kSlots];
+  i32 sizes[kSlots];
+
+  FLASHGEN_DEVICE i64 offset(i32 axis, i32 index) const {
+    return strides[axis] * static_cast<i64>(larger(0, smaller(index, sizes[axis] - 1)));
+  }
+};
+
+// An element as expressions see it: whole numbers and bools have 32 bits, all floats are float.
+FLASHGEN_DEVICE i32 element_value(u8 x) { return x; }
+FLASHGEN_DEVICE i32 element_value(signed char x) { return x; }
+FLASHGEN_DEVICE i32 element_value(short x) { return x; }
+FLASHGEN_DEVICE i32 element_value(i32 x) { return x; }
+FLASHGEN_DEVICE i32 element_value(i64 x) { return static_cast<i32>(x); }
+FLASHGEN_DEVICE float element_value(half_t x) { return to_float(x); }
+FLASHGEN_DEVICE float element_value(bfloat16_t x) { return to_float(x); }
+FLASHGEN_DEVICE float element_value(float x) { return x; }
+FLASHGEN_DEVICE float element_value(double x) { return static_cast<float>(x); }
+
+template <class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
+  static_assert(sizeof...(Indices) == rank, "a captured tensor takes one index per dimension");
+  i64 offset = 0;
+  i32 axis = 0;
+  ((offset += tensor.offset(axis++, indices)), ...);
+  return element_value(tensor.pointer[offset]);
+}
+
+// The extreme element over a rectangle of indices, both ends included; from `axis` on.
+template <bool largest, i32 axis, class T, i32 rank>
+FLASHGEN_DEVICE i32 extreme_in(const Captured<T, rank>& tensor, i64 offset, const i32 (&low)[rank],
+                               const i32 (&high)[rank]) {
+  if constexpr (axis == rank) {
+    return element_value(tensor.pointer[offset]);
+  } else {
+    i32 found = largest ? kSmallestInt : kLargestInt;
+    if (low[axis] > high[axis]) return found;
+    const i32 last = tensor.sizes[axis] - 1;
+    const i32 begin = larger(0, smaller(low[axis], last)), end = larger(0, smaller(high[axis], last));
+    for (i32 i = begin; i <= end; ++i) {
+      const i32 other = extreme_in<largest, axis + 1>(tensor, offset + tensor.strides[axis] * i, low, high);
+      found = largest ? larger(found, other) : smaller(found, other);
+    }
+    return found;
+  }
+}
+template <class T, i32 rank>
+FLASHGEN_DEVICE i32 smallest_in(const Captured<T, rank>& tensor, const i32 (&low)[rank],
+                                const i32 (&high)[rank]) {
+  return extreme_in<false, 0>(tensor, 0, low, high);
+}
+template <class T, i32 rank>
+FLASHGEN_DEVICE i32 largest_in(const Captured<T, rank>& tensor, const i32 (&low)[rank],
+                               const i32 (&high)[rank]) {
+  return extreme_in<true, 0>(tensor, 0, low, high);
+}
+
+// The extremes of a tensor along one dimension between two indices, both included, from a table that a survey
+// has made: two numbers for each `stretch` of elements. A stretch that is partly inside counts as a whole.
+template <class T, i32 rank, i32 axis, i32 stretch>
+struct Surveyed {
+  Captured<T, rank> tensor;
+  const i32* table;
+  i32 low, high;
+
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 smallest(Indices... others) const {
+    return extreme<false>(others...);
+  }
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 largest(Indices... others) const {
+    return extreme<true>(others...);
+  }
+
+ private:
+  template <bool largest, class... Indices>
+  FLASHGEN_DEVICE i32 extreme(Indices... others) const {
+    static_assert(sizeof...(Indices) + 1 == rank,
+                  "a surveyed tensor takes one index for each other dimension");
+    const i32 last = tensor.sizes[axis] - 1, stretches = last / stretch + 1;
+    i64 row = 0;
+    i32 dimension = 0;
+    ((row = along(dimension, row, others)), ...);
+    i32 found = largest ? kSmallestInt : kLargestInt;
+    const i32 end = larger(0, smaller(high, last)) / stretch;
+    for (i32 i = larger(0, smaller(low, last)) / stretch; i <= end && low <= high; ++i) {
+      const i32 entry = table[2 * (row * stretches + i) + (largest ? 1 : 0)];
+      found = largest ? larger(found, entry) : smaller(found, entry);
+    }
+    return found;
+  }
+  FLASHGEN_DEVICE i64 along(i32& dimension, i64 row, i32 index) const {
+    if (dimension == axis) ++dimension;
+    const i32 size = tensor.sizes[dimension++];
+    return row * size + larger(0, smaller(index, size - 1));
+  }
+};
+
+}  // namespace flashgen

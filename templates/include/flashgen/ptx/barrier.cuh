@@ -1,0 +1,103 @@
+// Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
+// the named ones).
+#pragma once
+#include "flashgen/primitives.cuh"
+
+namespace flashgen {
+
+// ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
+
+FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Arrives and does not wait.
+FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
+// that were announced have come; phases are told apart by their parity, that of the first one being 0.
+
+FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// Its memory may hold something else from now on.
+FLASHGEN_DEVICE void mbarrier_invalidate(u32 barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// At a barrier of any block of the cluster, whose address is one of map_to_rank().
+FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Announces that `bytes` more will come in this phase.
+FLASHGEN_DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Whether the phase of this parity has ended; waits for a while before it says no.
+FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
+  u32 ended;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+// The same, and what threads of other blocks of the cluster did before they arrived is seen too.
+FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
+  u32 ended;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
+  while (!mbarrier_try_wait(barrier, parity)) {
+  }
+}
+
+FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  while (!mbarrier_try_wait_cluster(barrier, parity)) {
+  }
+}
+
+// ---- Fences
+
+// Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
+// blocks.
+FLASHGEN_DEVICE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Orders ordinary accesses of this thread, and those it knows of, before later ones by bulk copies and wgmma.
+FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// The same for shared memory alone.
+FLASHGEN_DEVICE void fence_proxy_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace flashgen

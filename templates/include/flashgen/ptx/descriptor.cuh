@@ -1,0 +1,39 @@
+// How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
+//
+// An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
+// (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
+// and the hardware exchanges the 16-byte chunks of each line by its address. The two byte offsets then mean
+//
+//   swizzle    major   leading_bytes                       stride_bytes
+//   none       k       next chunk of 16 bytes along K      next 8 rows along MN
+//   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
+//   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
+//   32 to 128  mn      next line's width along MN          next 8 rows along K
+#pragma once
+#include "flashgen/ptx/types.cuh"
+
+namespace flashgen {
+
+enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
+
+// The dimension along which elements are adjacent.
+enum class Major : i32 { k = 0, mn = 1 };
+
+struct MatrixDescriptor {
+  u32 low;   // address and leading offset, in units of 16 bytes
+  u32 high;  // stride offset, and the swizzle
+
+  // The same operand `bytes` further on; the sum must stay within shared memory.
+  constexpr MatrixDescriptor advanced(u32 bytes) const { return {low + (bytes >> 4), high}; }
+  constexpr u64 bits() const { return static_cast<u64>(high) << 32 | low; }
+};
+
+// Within a cluster an address has the block's rank in its upper bits, which are not the descriptor's.
+constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
+                                             Swizzle swizzle) {
+  constexpr u32 mask = 0x3fff0;
+  return {(address & mask) >> 4 | (leading_bytes & mask) << 12,
+          (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
+}
+
+}  // namespace flashgen

@@ -1,0 +1,63 @@
+// Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
+// programmatic dependent launch.
+#pragma once
+#include "flashgen/ptx/device.cuh"
+
+namespace flashgen {
+
+// ---- Atomic additions; each gives what was there before. They order nothing unless they say so.
+
+FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
+  i32 before;
+  asm volatile("atom.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
+
+FLASHGEN_DEVICE u32 atomic_add(u32* address, u32 value) {
+  u32 before;
+  asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
+
+FLASHGEN_DEVICE float atomic_add(float* address, float value) {
+  float before;
+  asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
+  return before;
+}
+
+// What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
+// one.
+FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
+  u32 before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
+FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
+  u32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// No instruction: says that what follows waits for other blocks, so that all of them must be resident.
+FLASHGEN_DEVICE void expect_cooperative_launch() {}
+
+// ---- Programmatic dependent launch (sm_90 and later)
+
+// Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
+// touched earlier.
+FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The next grid may start. It sees what this one writes, also afterwards, once it has waited.
+FLASHGEN_DEVICE void griddep_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+}  // namespace flashgen

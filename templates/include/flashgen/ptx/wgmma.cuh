@@ -1,0 +1,239 @@
+// Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
+// (sm_90a).
+//
+// A product is issued, and its operands and accumulators are the hardware's until a wait completes the group
+// that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
+// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
+// 8j + 2 (t % 4) + c.
+#pragma once
+#include "flashgen/ptx/descriptor.cuh"
+#include "flashgen/ptx/device.cuh"
+
+namespace flashgen {
+
+// Orders what threads did to registers before what products do to them: needed before the first product, and
+// again when accumulators or fragments of the left operand were touched.
+FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `pending` groups are under way.
+template <int pending>
+FLASHGEN_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// No instruction: what is done to the accumulators above stays above, what below stays below. Compilers do
+// not know that a fence or a wait concerns these registers.
+template <i32 count>
+FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
+                                                   Swizzle swizzle) {
+  return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
+}
+
+// The instruction's name from its depth on.
+template <class T>
+struct WgmmaType;
+template <>
+struct WgmmaType<half_t> {
+  static constexpr char name[] = "k16.f32.f16.f16";
+};
+template <>
+struct WgmmaType<bfloat16_t> {
+  static constexpr char name[] = "k16.f32.bf16.bf16";
+};
+template <>
+struct WgmmaType<e4m3_t> {
+  static constexpr char name[] = "k32.f32.e4m3.e4m3";
+};
+template <>
+struct WgmmaType<e5m2_t> {
+  static constexpr char name[] = "k32.f32.e5m2.e5m2";
+};
+
+// What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
+template <bool has_majors, Major... majors>
+struct WgmmaTail {
+  static constexpr char text[] = ", 1, 1";
+  static_assert(((majors == Major::k) && ...), "8-bit operands of wgmma must be K-major");
+};
+template <Major b>
+struct WgmmaTail<true, b> {
+  static constexpr char text[] = {',', '1', ',', '1', ',', '0' + static_cast<char>(b), 0};
+};
+template <Major a, Major b>
+struct WgmmaTail<true, a, b> {
+  static constexpr char text[] = {
+      ',', '1', ',', '1', ',', '0' + static_cast<char>(a), ',', '0' + static_cast<char>(b), 0};
+};
+template <class T, Major... majors>
+using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
+
+// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The numbers
+// after n are those of the operands that follow the accumulators: %{n / 2} and so on.
+template <i32 n>
+struct Wgmma {
+  static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
+};
+
+#define WGMMA_NAMES_8 "%0, %1, %2, %3"
+#define WGMMA_NAMES_16 WGMMA_NAMES_8 ", %4, %5, %6, %7"
+#define WGMMA_NAMES_24 WGMMA_NAMES_16 ", %8, %9, %10, %11"
+#define WGMMA_NAMES_32 WGMMA_NAMES_24 ", %12, %13, %14, %15"
+#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %16, %17, %18, %19"
+#define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %20, %21, %22, %23"
+#define WGMMA_NAMES_56 WGMMA_NAMES_48 ", %24, %25, %26, %27"
+#define WGMMA_NAMES_64 WGMMA_NAMES_56 ", %28, %29, %30, %31"
+#define WGMMA_NAMES_72 WGMMA_NAMES_64 ", %32, %33, %34, %35"
+#define WGMMA_NAMES_80 WGMMA_NAMES_72 ", %36, %37, %38, %39"
+#define WGMMA_NAMES_88 WGMMA_NAMES_80 ", %40, %41, %42, %43"
+#define WGMMA_NAMES_96 WGMMA_NAMES_88 ", %44, %45, %46, %47"
+#define WGMMA_NAMES_104 WGMMA_NAMES_96 ", %48, %49, %50, %51"
+#define WGMMA_NAMES_112 WGMMA_NAMES_104 ", %52, %53, %54, %55"
+#define WGMMA_NAMES_120 WGMMA_NAMES_112 ", %56, %57, %58, %59"
+#define WGMMA_NAMES_128 WGMMA_NAMES_120 ", %60, %61, %62, %63"
+#define WGMMA_NAMES_136 WGMMA_NAMES_128 ", %64, %65, %66, %67"
+#define WGMMA_NAMES_144 WGMMA_NAMES_136 ", %68, %69, %70, %71"
+#define WGMMA_NAMES_152 WGMMA_NAMES_144 ", %72, %73, %74, %75"
+#define WGMMA_NAMES_160 WGMMA_NAMES_152 ", %76, %77, %78, %79"
+#define WGMMA_NAMES_168 WGMMA_NAMES_160 ", %80, %81, %82, %83"
+#define WGMMA_NAMES_176 WGMMA_NAMES_168 ", %84, %85, %86, %87"
+#define WGMMA_NAMES_184 WGMMA_NAMES_176 ", %88, %89, %90, %91"
+#define WGMMA_NAMES_192 WGMMA_NAMES_184 ", %92, %93, %94, %95"
+#define WGMMA_NAMES_200 WGMMA_NAMES_192 ", %96, %97, %98, %99"
+#define WGMMA_NAMES_208 WGMMA_NAMES_200 ", %100, %101, %102, %103"
+#define WGMMA_NAMES_216 WGMMA_NAMES_208 ", %104, %105, %106, %107"
+#define WGMMA_NAMES_224 WGMMA_NAMES_216 ", %108, %109, %110, %111"
+#define WGMMA_NAMES_232 WGMMA_NAMES_224 ", %112, %113, %114, %115"
+#define WGMMA_NAMES_240 WGMMA_NAMES_232 ", %116, %117, %118, %119"
+#define WGMMA_NAMES_248 WGMMA_NAMES_240 ", %120, %121, %122, %123"
+#define WGMMA_NAMES_256 WGMMA_NAMES_248 ", %124, %125, %126, %127"
+
+#define WGMMA_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define WGMMA_REGISTERS_8(c) WGMMA_FOUR(c, 0)
+#define WGMMA_REGISTERS_16(c) WGMMA_REGISTERS_8(c), WGMMA_FOUR(c, 4)
+#define WGMMA_REGISTERS_24(c) WGMMA_REGISTERS_16(c), WGMMA_FOUR(c, 8)
+#define WGMMA_REGISTERS_32(c) WGMMA_REGISTERS_24(c), WGMMA_FOUR(c, 12)
+#define WGMMA_REGISTERS_40(c) WGMMA_REGISTERS_32(c), WGMMA_FOUR(c, 16)
+#define WGMMA_REGISTERS_48(c) WGMMA_REGISTERS_40(c), WGMMA_FOUR(c, 20)
+#define WGMMA_REGISTERS_56(c) WGMMA_REGISTERS_48(c), WGMMA_FOUR(c, 24)
+#define WGMMA_REGISTERS_64(c) WGMMA_REGISTERS_56(c), WGMMA_FOUR(c, 28)
+#define WGMMA_REGISTERS_72(c) WGMMA_REGISTERS_64(c), WGMMA_FOUR(c, 32)
+#define WGMMA_REGISTERS_80(c) WGMMA_REGISTERS_72(c), WGMMA_FOUR(c, 36)
+#define WGMMA_REGISTERS_88(c) WGMMA_REGISTERS_80(c), WGMMA_FOUR(c, 40)
+#define WGMMA_REGISTERS_96(c) WGMMA_REGISTERS_88(c), WGMMA_FOUR(c, 44)
+#define WGMMA_REGISTERS_104(c) WGMMA_REGISTERS_96(c), WGMMA_FOUR(c, 48)
+#define WGMMA_REGISTERS_112(c) WGMMA_REGISTERS_104(c), WGMMA_FOUR(c, 52)
+#define WGMMA_REGISTERS_120(c) WGMMA_REGISTERS_112(c), WGMMA_FOUR(c, 56)
+#define WGMMA_REGISTERS_128(c) WGMMA_REGISTERS_120(c), WGMMA_FOUR(c, 60)
+#define WGMMA_REGISTERS_136(c) WGMMA_REGISTERS_128(c), WGMMA_FOUR(c, 64)
+#define WGMMA_REGISTERS_144(c) WGMMA_REGISTERS_136(c), WGMMA_FOUR(c, 68)
+#define WGMMA_REGISTERS_152(c) WGMMA_REGISTERS_144(c), WGMMA_FOUR(c, 72)
+#define WGMMA_REGISTERS_160(c) WGMMA_REGISTERS_152(c), WGMMA_FOUR(c, 76)
+#define WGMMA_REGISTERS_168(c) WGMMA_REGISTERS_160(c), WGMMA_FOUR(c, 80)
+#define WGMMA_REGISTERS_176(c) WGMMA_REGISTERS_168(c), WGMMA_FOUR(c, 84)
+#define WGMMA_REGISTERS_184(c) WGMMA_REGISTERS_176(c), WGMMA_FOUR(c, 88)
+#define WGMMA_REGISTERS_192(c) WGMMA_REGISTERS_184(c), WGMMA_FOUR(c, 92)
+#define WGMMA_REGISTERS_200(c) WGMMA_REGISTERS_192(c), WGMMA_FOUR(c, 96)
+#define WGMMA_REGISTERS_208(c) WGMMA_REGISTERS_200(c), WGMMA_FOUR(c, 100)
+#define WGMMA_REGISTERS_216(c) WGMMA_REGISTERS_208(c), WGMMA_FOUR(c, 104)
+#define WGMMA_REGISTERS_224(c) WGMMA_REGISTERS_216(c), WGMMA_FOUR(c, 108)
+#define WGMMA_REGISTERS_232(c) WGMMA_REGISTERS_224(c), WGMMA_FOUR(c, 112)
+#define WGMMA_REGISTERS_240(c) WGMMA_REGISTERS_232(c), WGMMA_FOUR(c, 116)
+#define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
+#define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
+
+#define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
+  " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
+
+#define WGMMA_SS(function, c, n, i0, i1, i2, i3, i4)                                      \
+  template <class Type, class Tail>                                                       \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], u64 a, u64 b, i32 accumulate) { \
+    asm volatile(WGMMA_TEXT(n, "%" #i0, i1, i2, i3, i4)                                   \
+                 : WGMMA_REGISTERS_##n(c)                                                 \
+                 : "l"(a), "l"(b), "r"(accumulate), "C"(Type::name), "C"(Tail::text));    \
+  }
+
+#define WGMMA_RS(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7)                                         \
+  template <class Type, class Tail>                                                                      \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4], u64 b, i32 accumulate) {     \
+    asm volatile(WGMMA_TEXT(n, "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}", i4, i5, i6, i7)               \
+                 : WGMMA_REGISTERS_##n(c)                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(Type::name), \
+                   "C"(Tail::text));                                                                     \
+  }
+
+#define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)        \
+  template <>                                                 \
+  struct Wgmma<n> {                                           \
+    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)             \
+    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)             \
+    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
+    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
+  };
+
+WGMMA_SHAPE(8, 4, 5, 6, 7, 8, 9, 10, 11)
+WGMMA_SHAPE(16, 8, 9, 10, 11, 12, 13, 14, 15)
+WGMMA_SHAPE(24, 12, 13, 14, 15, 16, 17, 18, 19)
+WGMMA_SHAPE(32, 16, 17, 18, 19, 20, 21, 22, 23)
+WGMMA_SHAPE(40, 20, 21, 22, 23, 24, 25, 26, 27)
+WGMMA_SHAPE(48, 24, 25, 26, 27, 28, 29, 30, 31)
+WGMMA_SHAPE(56, 28, 29, 30, 31, 32, 33, 34, 35)
+WGMMA_SHAPE(64, 32, 33, 34, 35, 36, 37, 38, 39)
+WGMMA_SHAPE(72, 36, 37, 38, 39, 40, 41, 42, 43)
+WGMMA_SHAPE(80, 40, 41, 42, 43, 44, 45, 46, 47)
+WGMMA_SHAPE(88, 44, 45, 46, 47, 48, 49, 50, 51)
+WGMMA_SHAPE(96, 48, 49, 50, 51, 52, 53, 54, 55)
+WGMMA_SHAPE(104, 52, 53, 54, 55, 56, 57, 58, 59)
+WGMMA_SHAPE(112, 56, 57, 58, 59, 60, 61, 62, 63)
+WGMMA_SHAPE(120, 60, 61, 62, 63, 64, 65, 66, 67)
+WGMMA_SHAPE(128, 64, 65, 66, 67, 68, 69, 70, 71)
+WGMMA_SHAPE(136, 68, 69, 70, 71, 72, 73, 74, 75)
+WGMMA_SHAPE(144, 72, 73, 74, 75, 76, 77, 78, 79)
+WGMMA_SHAPE(152, 76, 77, 78, 79, 80, 81, 82, 83)
+WGMMA_SHAPE(160, 80, 81, 82, 83, 84, 85, 86, 87)
+WGMMA_SHAPE(168, 84, 85, 86, 87, 88, 89, 90, 91)
+WGMMA_SHAPE(176, 88, 89, 90, 91, 92, 93, 94, 95)
+WGMMA_SHAPE(184, 92, 93, 94, 95, 96, 97, 98, 99)
+WGMMA_SHAPE(192, 96, 97, 98, 99, 100, 101, 102, 103)
+WGMMA_SHAPE(200, 100, 101, 102, 103, 104, 105, 106, 107)
+WGMMA_SHAPE(208, 104, 105, 106, 107, 108, 109, 110, 111)
+WGMMA_SHAPE(216, 108, 109, 110, 111, 112, 113, 114, 115)
+WGMMA_SHAPE(224, 112, 113, 114, 115, 116, 117, 118, 119)
+WGMMA_SHAPE(232, 116, 117, 118, 119, 120, 121, 122, 123)
+WGMMA_SHAPE(240, 120, 121, 122, 123, 124, 125, 126, 127)
+WGMMA_SHAPE(248, 124, 125, 126, 127, 128, 129, 130, 131)
+WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
+
+// d = a * b, plus what d held if `accumulate`; both operands in shared memory.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
+  Wgmma<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(),
+                                                                            accumulate);
+}
+
+// d = a * b, where the compiler knows that nothing d held before matters.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
+  Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
+}
+
+// The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
+// warp holding its 16 rows.
+template <class T, i32 n, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
+  Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
+}
+
+template <class T, i32 n, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b) {
+  Wgmma<n>::template set_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), 0);
+}
+
+}  // namespace flashgen

@@ -1,0 +1,51 @@
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+#pragma once
+#include "flashgen/band.cuh"
+
+namespace flashgen {
+
+// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
+// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
+// same.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+
+  // Goes on to the next tile; returns how many tiles were left out before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    if constexpr (has_holes) {
+      const i32 before = tile;
+      while (others == 0 && group + kWarpSize < end) {
+        group += kWarpSize;
+        const i32 candidate = group + thread.lane;
+        others = warp_ballot(candidate < end && visited(candidate));
+      }
+      tile = others != 0 ? group + lowest_bit(others) : end;
+      others &= others - 1;
+      return tile - before - 1;
+    } else {
+      ++tile;
+      return 0;
+    }
+  }
+};
+
+}  // namespace flashgen

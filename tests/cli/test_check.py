@@ -1,0 +1,256 @@
+"""``flashgen check`` on kernels that are right, and on some with a bug planted through the override directory."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashgen.cli import talk
+from flashgen.cli.gpus import Gpu
+from flashgen.plan import plan
+from flashgen.render import render
+from flashgen.spec import AttentionSpec, causal
+
+SPEC = AttentionSpec(16, dtype="fp16", mask=causal(), direction="forward")
+OPTIONS = ("--head-dim", "16", "--dtype", "fp16", "--causal", "--forward-only", "--arch", "sm_80")
+COMMAND = "flashgen check --head-dim 16 --dtype fp16 --causal --forward-only --arch sm_80"
+Plant = Callable[[str, str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel of a test is another's, whatever the override directory holds."""
+    monkeypatch.setattr("flashgen.api._kernels", {})
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Overrides the forward kernel by one with ``new`` in the place of the first ``old`` after ``anchor``."""
+
+    def plant_(anchor: str, old: str, new: str) -> None:
+        source = render(plan(SPEC, None, "sm_80").kernel("forward"))
+        place = source.text.index(old, source.text.index(anchor))
+        text = source.text[:place] + new + source.text[place + len(old) :]
+        (tmp_path / f"{source.name}.cu").write_text(text, encoding="utf-8")
+        monkeypatch.setenv("FLASHGEN_OVERRIDE_DIR", str(tmp_path))
+
+    return plant_
+
+
+def command_of(said: str) -> list[str]:
+    """The words of the command that a failure names."""
+    line = said[said.index("To see it again:") :].splitlines()[1].strip()
+    assert line.startswith(COMMAND + " --case '")
+    return shlex.split(line)
+
+
+def test_a_kernel_without_bugs_passes_in_one_line(flashgen: Any) -> None:
+    result = flashgen("check", *OPTIONS, "--cases", "6", "--schedules", "2")
+    assert result.code == 0, result.err
+    assert result.out.startswith("ok: sm_80: 6 cases, 18 runs (6 sequential, 6 random, 6 priority), largest error ")
+    assert result.out.count("\n") == 1
+    assert "checking sm_80 on the emulator" in result.err
+
+
+def test_json_is_one_object_on_stdout(flashgen: Any) -> None:
+    result = flashgen("check", *OPTIONS, "--cases", "3", "--race", "--seed", "5", "--json")
+    value = json.loads(result.out)
+    assert result.code == 0, result.err
+    assert list(value) == [
+        "schema",
+        "spec",
+        "archs",
+        "seed",
+        "race",
+        "cases",
+        "runs",
+        "max_error",
+        "bound",
+        "ok",
+        "interrupted",
+        "failure",
+    ]
+    assert (value["schema"], value["archs"], value["seed"], value["race"]) == (1, ["sm_80"], 5, True)
+    assert (value["cases"], value["runs"]) == (3, {"sequential": 3})
+    assert 0 <= value["max_error"] <= value["bound"]
+    assert (value["ok"], value["interrupted"], value["failure"]) == (True, False, None)
+
+
+def test_a_race_ends_with_the_smallest_case_as_a_command_that_repeats_it(flashgen: Any, plant: Plant) -> None:
+    plant("Line 7:", "block_sync();", "")
+    result = flashgen("check", *OPTIONS, "--race", "--seed", "1")
+    assert result.code == 1
+    assert result.out.startswith("FAILED: sm_80: ")
+    assert "race: a ldmatrix of" in result.err
+    assert "race=True" in result.err
+    assert "kernels/forward.cu.j2:" in result.err
+    program, *words = command_of(result.err)
+    assert program == "flashgen"
+    assert words[-1] == "Sq=1 Sk=1 race"
+    again = flashgen(*words)
+    assert again.code == 1
+    assert again.err[again.err.index("error: ") :] == result.err[result.err.index("error: ") :]
+
+
+def test_a_failure_is_an_object_too(flashgen: Any, plant: Plant) -> None:
+    plant("Line 7:", "block_sync();", "")
+    result = flashgen("check", *OPTIONS, "--race", "--seed", "1", "--json")
+    assert result.code == 1
+    failure = json.loads(result.out)["failure"]
+    assert list(failure) == ["arch", "kind", "text", "case", "command"]
+    assert (failure["arch"], failure["kind"], failure["case"]) == ("sm_80", "race", "Sq=1 Sk=1 race")
+    assert failure["command"] == f"{COMMAND} --case 'Sq=1 Sk=1 race'"
+    assert failure["text"] in result.err
+
+
+def test_a_wrong_result_is_found_without_a_finding_and_shrinks(flashgen: Any, plant: Plant) -> None:
+    plant("bool allows(", "k - q <= upper", "k - q <= upper + 1")
+    result = flashgen("check", *OPTIONS, "--seed", "1")
+    assert result.code == 1
+    assert "inaccurate on sm_80 on the emulator" in result.err
+    assert "FAILED: o of drawn" in result.err
+    words = command_of(result.err)
+    assert words[-1] == "Sq=2 Sk=1"  # the first query attends to nothing, but for the bug
+    assert flashgen(*words[1:]).code == 1
+
+
+def test_a_stray_store_is_found_in_the_first_order(flashgen: Any, plant: Plant) -> None:
+    plant("for_each_row(softmax,", "if (first_q + warp_row + row < p.len_q)", "")
+    result = flashgen("check", *OPTIONS, "--seed", "1")
+    assert result.code == 1
+    assert "global memory out of bounds: a store to address" in result.err
+    assert "past the end of 'lse'" in result.err
+    assert re.search(r"\n  by block 0, warp \d+, lane \d+ \(thread \d+\)\n", result.err)
+
+
+def test_the_case_alone_is_run_and_not_made_smaller(flashgen: Any, plant: Plant) -> None:
+    plant("Line 7:", "block_sync();", "")
+    result = flashgen("check", *OPTIONS, "--case", "Sq=40 Sk=50 schedule=random:3 race")
+    assert result.code == 1
+    assert result.out.startswith("FAILED: sm_80: 1 cases, 1 runs (1 random; every access watched)")
+    assert command_of(result.err)[-1] == "Sq=40 Sk=50 schedule=random:3 race"
+    assert "schedule='random', seed=3, race=True" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--case", "Sq=1"), "names no Sk"),
+        (("--case", "Sq=1 Sk=1", "--race", "--cases", "3"), "--cases, --race cannot go with --case"),
+        (("--cases", "0"), "--cases=0 is out of range"),
+        (("--schedules", "-1"), "--schedules=-1 is out of range"),
+        (("--seed", "-1"), "--seed=-1 is out of range"),
+        (("--target", "gpu", "--race"), "--race and --schedules are for the emulator"),
+        (("--target", "moon"), "moon"),
+        (("--head-dim-v", "0"), "head_dim_v=0"),
+    ],
+)
+def test_what_cannot_be_asked_for_ends_with_2(flashgen: Any, options: tuple[str, ...], complaint: str) -> None:
+    result = flashgen("check", *OPTIONS, *options)
+    assert (result.code, result.out) == (2, "")
+    assert complaint in result.err
+
+
+def test_a_target_that_is_not_there_ends_with_3(flashgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashgen.cli.check.find_gpus", lambda: ())
+    result = flashgen("check", *OPTIONS, "--target", "gpu")
+    assert (result.code, result.out) == (3, "")
+    assert "no GPU here runs sm_80" in result.err
+
+
+def test_without_a_compiler_it_says_what_to_install(flashgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CXX", "no-such-compiler")
+    result = flashgen("check", *OPTIONS)
+    assert (result.code, result.out) == (4, "")
+    assert "no-such-compiler" in result.err
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
+    from flashgen.cli import checking
+
+    real, left = checking.run_case, [runs]
+
+    def run_case(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(checking, "run_case", run_case)
+
+
+def test_ctrl_c_ends_with_a_summary(flashgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_after(monkeypatch, 4)
+    result = flashgen("check", *OPTIONS)
+    assert result.code == 130
+    assert result.out.startswith("interrupted: sm_80: 4 cases, 4 runs (4 sequential)")
+    assert "Traceback" not in result.err
+
+
+def test_ctrl_c_while_a_case_is_made_smaller_still_reports_it(
+    flashgen: Any, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("Line 7:", "block_sync();", "")
+    interrupt_after(monkeypatch, 3)
+    result = flashgen("check", *OPTIONS, "--race", "--seed", "1")
+    assert result.code == 1
+    assert "the case may not be the smallest" in result.err
+    assert flashgen(*command_of(result.err)[1:]).code == 130
+
+
+def test_a_gpu_gets_the_arrays_as_they_are_laid_out(flashgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU made of nothing: what is asked of it, and that its results are judged."""
+    from flashgen import oracle
+
+    monkeypatch.setattr("flashgen.cli.check.find_gpus", lambda: (Gpu(0, "Pretended", 80, 2**36),))
+    monkeypatch.setattr("flashgen.api.build", lambda *arguments, **options: options)
+    seen: list[tuple[int, ...]] = []
+
+    def runner(kernel: Any, gpu: Gpu) -> Any:
+        assert kernel["target"] == "gpu"
+
+        def run(q: Any, k: Any, v: Any, do: Any, scale: float) -> Any:
+            seen.append(k.strides)
+            o, lse = oracle.forward(SPEC, q, k, v, scale=scale)
+            return o, np.zeros_like(lse)
+
+        return run
+
+    monkeypatch.setattr("flashgen.cli.checking.runner", runner)
+    result = flashgen("check", *OPTIONS, "--target", "gpu", "--case", "Sq=3 Sk=4 k=reversed")
+    assert result.code == 1
+    assert seen == [(128, -32, 32, 2)]
+    assert "FAILED: lse of drawn" in result.err
+    assert "--target gpu --case 'Sq=3 Sk=4 k=reversed'" in result.err
+
+
+def test_a_terminal_sees_a_bar_and_stdout_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal)
+    with talk.progress("checking", 7) as update:
+        update(3, "checking sm_80")
+    assert "checking sm_80" in terminal.getvalue()
+    assert "3/7" in terminal.getvalue()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.gpu
+def test_drawn_cases_pass_on_the_gpu(flashgen: Any) -> None:
+    result = flashgen("check", "--head-dim", "64", "--causal", "--target", "gpu", "--cases", "40")
+    assert result.code == 0, result.err
+    assert " 40 cases, 40 runs" in result.out

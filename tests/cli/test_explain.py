@@ -1,0 +1,38 @@
+"""``flashgen explain``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import flashgen as fg
+
+
+def test_the_map_is_drawn_on_stdout(flashgen: Any) -> None:
+    result = flashgen("explain", "--head-dim", "64", "--causal", "--len-q", "512", "--arch", "sm_80")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == str(fg.explain(fg.AttentionSpec(64, mask=fg.causal()), 512, width=240)) + "\n"
+
+
+def test_options_of_the_schedule_are_its_tiles(flashgen: Any) -> None:
+    words = ("--tile-q", "64", "--tile-kv", "32", "--len-q", "100", "--len-kv", "200", "--json")
+    result = flashgen("explain", "--head-dim", "64", "--window", "20,0", "--score", "s * 2", *words)
+    found = json.loads(result.out)
+    assert (found["tile_q"], found["tile_kv"], found["len_q"], found["len_kv"]) == (64, 32, 100, 200)
+    assert found["score"] == "s * 2.0"
+    assert found["tiles"] == found["empty"] + found["partial"] + found["full"] == 14
+
+
+def test_tensors_that_a_command_line_cannot_have_are_drawn(flashgen: Any) -> None:
+    words = ("--mask", "(q >= k) & (ids[b, q] == ids[b, k])", "--captured", "ids=int32[2]", "--len-q", "1000", "--json")
+    result = flashgen("explain", "--head-dim", "64", *words)
+    assert "values drawn at random, integers in ascending order: ids" in result.err
+    found = json.loads(result.out)
+    assert found["empty"] > found["tiles"] / 2
+    assert flashgen("explain", "--head-dim", "64", *words).out == result.out
+
+
+def test_a_wrong_mask_is_a_usage_error(flashgen: Any) -> None:
+    result = flashgen("explain", "--head-dim", "64", "--mask", "q and k")
+    assert (result.code, result.out) == (2, "")
+    assert "mask.where" in result.err

@@ -1,0 +1,54 @@
+"""The table of planted bugs in docs/trust.md is the one that the tests plant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "trust.md"
+BEGIN, END = "<!-- planted bugs -->\n", "<!-- end of planted bugs -->\n"
+#: The modes in which the tests run each bug, and what the page calls them.
+MODES = {"plain": "sequential", "random": "random", "race": "race"}
+KERNELS = ("forward", "prepare", "main", "query", "finish")
+
+
+def mutations() -> list[dict[str, Any]]:
+    with (Path(__file__).parent / "mutations.toml").open("rb") as file:
+        return list(tomllib.load(file)["mutation"])
+
+
+def table() -> str:
+    rows = sorted(mutations(), key=lambda row: KERNELS.index(row["role"]))
+    heads = ["kernel", "bug", *MODES.values()]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for row in rows:
+        caught = ["yes" if mode in row.get("caught_by", MODES) else "no" for mode in MODES]
+        lines.append(f"| {row['role']} | {row['name']} | {' | '.join(caught)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_is_current() -> None:
+    """UPDATE_DOCS=1 writes it; read the diff."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    shown, end, after = rest.partition(END)
+    assert end, "docs/trust.md has lost the marks around its table"
+    if os.environ.get("UPDATE_DOCS") == "1":
+        PAGE.write_text(before + BEGIN + table() + END + after, encoding="utf-8")
+    else:
+        assert shown == table()
+
+
+def test_every_kernel_has_bugs_planted_and_race_mode_catches_all() -> None:
+    planted = Counter(row["role"] for row in mutations())
+    assert planted.total() >= 30
+    assert all(planted[kernel] >= 3 for kernel in KERNELS)
+    assert all("race" in row.get("caught_by", MODES) for row in mutations())

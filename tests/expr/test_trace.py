@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flashgen.errors import SpecError, TraceError
+from flashgen.expr import functions as fg
+from flashgen.expr.text import text
+from flashgen.expr.trace import trace_mask, trace_score
+from flashgen.expr.traced import Traced
+
+WINDOW = 7
+IDS = np.zeros((2, 8), np.int64)
+SLOPES = np.ones(4, np.float32)
+TOO_LONG = 2**40
+
+
+def shape(traced: Traced) -> tuple[str, dict[str, Any], list[str]]:
+    return text(traced.root), dict(traced.scalars), sorted(traced.tensors)
+
+
+def test_a_literal_is_code_and_a_captured_number_is_a_value_of_the_call() -> None:
+    def mask(window: int) -> Traced:
+        return trace_mask(lambda b, h, q, k: (q >= k) & (q - k < window) & (k < 100))
+
+    assert shape(mask(5)) == ("(q >= k) & (q - k < window) & (k < 100)", {"window": 5}, [])
+    assert mask(5).root is mask(6).root
+
+
+def test_globals_are_captured_like_closures() -> None:
+    traced = trace_mask(lambda b, h, q, k: (IDS[b, q] == IDS[b, k]) & (q - k < WINDOW))
+    assert shape(traced) == ("(IDS[b, q] == IDS[b, k]) & (q - k < WINDOW)", {"WINDOW": 7}, ["IDS"])
+    assert traced.tensors["IDS"] is IDS
+
+
+def test_defaults_and_partial_arguments_are_captured() -> None:
+    def mask(b: Any, h: Any, q: Any, k: Any, window: int = 3, *, n: int = 4) -> Any:
+        return (q - k < window) | (k < n)
+
+    assert shape(trace_mask(mask)) == ("(q - k < window) | (k < n)", {"window": 3, "n": 4}, [])
+    assert shape(trace_mask(functools.partial(mask, window=9)))[1] == {"window": 9, "n": 4}
+    leading = functools.partial(lambda width, b, h, q, k: q - k < width, 11)
+    assert shape(trace_mask(leading)) == ("q - k < width", {"width": 11}, [])
+
+
+def test_helper_functions_are_traced_with_what_they_capture() -> None:
+    slopes, width = SLOPES, 5
+
+    def near(q: Any, k: Any) -> Any:
+        return abs(q - k) <= width
+
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return fg.where(near(q, k), s + slopes[h], s) + width
+
+    traced = trace_score(score)
+    assert shape(traced) == ("where(abs(q - k) <= width, s + slopes[h], s) + width", {"width": 5}, ["slopes"])
+
+
+def test_functions_that_refer_to_each_other_are_traced() -> None:
+    def power(x: Any, n: int) -> Any:
+        return x if n == 1 else x * power(x, n - 1)
+
+    assert text(trace_score(lambda s, b, h, q, k: power(s, 3)).root) == "s * (s * s)"
+
+
+@dataclass
+class Options:
+    window: int
+    slopes: Any
+    table: dict[str, int]
+
+    def mask(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return self.within(q, k) & (k < self.table["n"])
+
+    def within(self, q: Any, k: Any) -> Any:
+        return q - k < self.window
+
+    def __call__(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + self.slopes[h]
+
+
+def test_attributes_of_captured_objects_are_captured() -> None:
+    options = Options(3, SLOPES, {"n": 5})
+    assert shape(trace_mask(options.mask)) == ("(q - k < window) & (k < table_n)", {"window": 3, "table_n": 5}, [])
+    assert shape(trace_score(options)) == ("s + slopes[h]", {}, ["slopes"])
+    assert shape(trace_mask(lambda b, h, q, k: q - k < options.window))[1] == {"window": 3}
+    assert shape(trace_mask(lambda b, h, q, k: options.mask(b, h, q, k)))[1] == {"window": 3, "table_n": 5}
+    checked = trace_mask(lambda b, h, q, k: q - k < (options.window if isinstance(options, Options) else 0))
+    assert shape(checked)[1] == {"window": 3}
+
+
+def test_items_of_captured_containers_are_captured() -> None:
+    pair, tables = (2, 3), [SLOPES, IDS]
+    traced = trace_score(lambda s, b, h, q, k: s * pair[1] + tables[0][h] + sum(n for n in pair))
+    assert shape(traced) == (
+        "s * pair_1 + tables_0[h] + (pair_0 + pair_1)",
+        {"pair_0": 2, "pair_1": 3},
+        ["tables_0"],
+    )
+
+
+def test_names_are_unique_and_can_be_used_in_cpp() -> None:
+    def below(n: int) -> Callable[[Any], Any]:
+        return lambda q: q < n
+
+    n, short, where, _private, other = 3, 4, 5, 6, below(8)
+    s = 9
+    traced = trace_mask(lambda b, h, q, k: (k < n) & other(q) & (k < short) & (k < where) & (k < _private) & (k < s))
+    assert set(traced.scalars) == {"n", "n_2", "captured_short", "captured_where", "captured_private", "captured_s"}
+    assert sorted(traced.scalars.values()) == [3, 4, 5, 6, 8, 9]
+
+
+def test_one_tensor_under_two_names_is_captured_once() -> None:
+    first = second = np.zeros((2, 4), np.int32)
+    assert len(trace_mask(lambda b, h, q, k: first[b, q] == second[b, k]).tensors) == 1
+
+
+def test_what_is_captured_but_not_used_is_left_out() -> None:
+    unused, used = np.zeros(3, complex), 2
+    traced = trace_mask(lambda b, h, q, k: (unused, k < used)[1])
+    assert shape(traced) == ("k < used", {"used": 2}, [])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("bool", "bool"),
+        ("uint8", "int"),
+        ("int16", "int"),
+        ("int64", "int"),
+        ("float16", "float"),
+        ("float32", "float"),
+    ],
+)
+def test_tensors_of_every_element_type_are_read(dtype: str, expected: str) -> None:
+    tensor = np.zeros(4, dtype)
+    root = trace_score(lambda s, b, h, q, k: fg.where(True, tensor[h], 0)).root
+    assert {n.type for n in (root, *root.children)} >= {expected} if expected != "bool" else "where" in text(root)
+
+
+def test_bfloat16_tensors_are_read() -> None:
+    half = np.zeros(4, ml_dtypes.bfloat16)
+    assert shape(trace_score(lambda s, b, h, q, k: s + half[h]))[2] == ["half"]
+
+
+@pytest.mark.torch
+def test_torch_tensors_are_read_and_kept() -> None:
+    import torch
+
+    slopes, scale = torch.ones(4, requires_grad=True), torch.tensor(2.0)
+    traced = trace_score(lambda s, b, h, q, k: s * scale + slopes[h])
+    assert shape(traced) == ("s * scale + slopes[h]", {}, ["scale", "slopes"])
+    assert traced.tensors["slopes"] is slopes
+    with pytest.raises(TraceError, match=r"torch.tanh\(\) cannot take a traced value; write fg.tanh instead"):
+        trace_score(lambda s, b, h, q, k: torch.tanh(s))
+    with pytest.raises(TraceError, match=r"write fg.where instead"):
+        trace_score(lambda s, b, h, q, k: torch.where(q > k, s, 0))
+
+
+def test_lengths_are_part_of_the_language() -> None:
+    assert text(trace_mask(lambda b, h, q, k: k - q <= fg.k_len - fg.q_len).root) == "k - q <= k_len - q_len"
+
+
+def test_a_constant_may_be_returned() -> None:
+    assert text(trace_mask(lambda b, h, q, k: True).root) == "True"
+    assert text(trace_score(lambda s, b, h, q, k: q).root) == "float(q)"
+
+
+# ---- combining
+
+
+def test_masks_combine_and_clashing_names_make_way() -> None:
+    def window(n: int) -> Traced:
+        return trace_mask(lambda b, h, q, k: q - k < n)
+
+    both = window(3) & window(5)
+    assert shape(both) == ("(q - k < n) & (q - k < n_2)", {"n": 3, "n_2": 5}, [])
+    assert shape(window(3) | window(3)) == ("q - k < n", {"n": 3}, [])
+    assert text((~window(3)).root) == "q - k >= n"
+    assert shape(both & window(7))[1] == {"n": 3, "n_2": 5, "n_3": 7}
+
+
+def test_one_tensor_in_two_masks_keeps_one_name() -> None:
+    def document(ids: Any, table: Any) -> Traced:
+        return trace_mask(lambda b, h, q, k: ids[b, table[q]] == ids[b, k])
+
+    other = np.zeros(8, np.int32)
+    both = document(IDS, other) & trace_mask(lambda b, h, q, k: other[q] > IDS[b, k])
+    assert shape(both) == ("(ids[b, table[q]] == ids[b, k]) & (table[q] > ids[b, k])", {}, ["ids", "table"])
+    swapped = document(IDS, other) & document(other[None, :], np.zeros(8, np.int64))
+    assert text(swapped.root) == "(ids[b, table[q]] == ids[b, k]) & (ids_2[b, table_2[q]] == ids_2[b, k])"
+
+
+def test_scores_follow_each_other() -> None:
+    cap = 30.0
+    soft = trace_score(lambda s, b, h, q, k: fg.tanh(s / cap) * cap)
+    alibi = trace_score(lambda s, b, h, q, k: s + SLOPES[h] * (k - q))
+    assert text(soft.then(alibi).root) == "tanh(s / cap) * cap + SLOPES[h] * (k - q)"
+    assert text(alibi.then(soft).root) == "tanh((s + SLOPES[h] * (k - q)) / cap) * cap"
+    assert shape(alibi.then(soft))[1:] == ({"cap": 30.0}, ["SLOPES"])
+
+
+# ---- errors: each shows the user's line and the remedy
+
+count = 4
+Mask = Callable[..., Any]
+MASKS: list[tuple[Mask, str]] = [
+    (
+        lambda b, h, q, k: q >= k and k < 3,
+        "`and` cannot combine traced values; write `&`, with each side in parentheses",
+    ),
+    (lambda b, h, q, k: q >= k or k < 3, "`or` cannot combine traced values; write `|`"),
+    (lambda b, h, q, k: not q >= k, "`not` cannot negate a traced value; write `~`"),
+    (lambda b, h, q, k: True if q >= k else k < 3, "`if` cannot decide by a traced value"),
+    (lambda b, h, q, k: 0 <= q < k, r"write (a < b) & (b < c) for a < b < c"),
+    (lambda b, h, q, k: q in (1, 2), "write (x == 1) | (x == 2)"),
+    (lambda b, h, q, k: min(q, k) > 2, "min() cannot take a traced value; write fg.minimum instead"),
+    (lambda b, h, q, k: any(q == i for i in range(3)), "any() cannot take a traced value; write | instead"),
+    (lambda b, h, q, k: np.maximum(q, k) > 2, "np.maximum() cannot take a traced value; write fg.maximum instead"),
+    (lambda b, h, q, k: np.logical_and(q > k, k > 2), "np.logical_and() cannot take a traced value; write & instead"),
+    (lambda b, h, q, k: sum(q > i for i in range(count)) > 1, "how often code runs must be known when it is traced"),
+    (lambda b, h, q, k: q >= k & q - k < 3, "put each comparison in parentheses: (q >= k) & (q - k < n)"),
+    (lambda b, h, q, k: [1, 2][q] > 0, "bind the array to a variable of its own"),
+    (lambda b, h, q, k: IDS[b] == 0, "IDS has 2 dimensions and got 1 indices"),
+    (lambda b, h, q, k: IDS[b, :] == 0, "IDS takes one number per dimension and no slices"),
+    (
+        lambda b, h, q, k: IDS[b, q / 2] == 0,
+        "index 1 of IDS is a float; an index must be a whole number, so use //, not /",
+    ),
+    (lambda b, h, q, k: IDS[b, -1] == 0, "index 1 of IDS is -1; indices count from 0"),
+    (lambda b, h, q, k: IDS == 0, "IDS is a tensor and has to be indexed: IDS[q, k]"),
+    (lambda b, h, q, k: IDS.sum() == 0, "IDS.sum is not in the language; a captured tensor can only be indexed"),
+    (lambda b, h, q, k: q < TOO_LONG, "1099511627776 does not fit the 32-bit integers of the language"),
+    (lambda b, h, q, k: q < "three", "'three' (str) has no meaning here"),
+    (lambda b, h, q, k: missing(q), "failed while it was traced (NameError: name 'missing' is not defined)"),  # type: ignore[name-defined]  # noqa: F821
+    (lambda b, h, q, k: q << 1 > 2, "failed while it was traced (TypeError: unsupported operand"),
+    (lambda b, h, q, k: q - k, "the mask function returned a number, <q - k>; return a condition, such as q >= k"),
+    (lambda b, h, q, k: None, "the mask function returned None; does it lack a return?"),
+    (lambda b, h, q, k: "causal", "the mask function returned a str, not a traced value"),
+    (lambda q, k: q >= k, "is called with (b, h, q, k), but too many positional arguments"),
+]
+SCORES: list[tuple[Mask, str]] = [
+    (lambda s, b, h, q, k: math.exp(s), "math.exp() cannot take a traced value; write fg.exp instead"),
+    (lambda s, b, h, q, k: np.tanh(s), "np.tanh() cannot take a traced value; write fg.tanh instead"),
+    (lambda s, b, h, q, k: np.where(q > k, s, 0), "np.where() cannot take a traced value; write fg.where instead"),
+    (lambda s, b, h, q, k: math.floor(s), "math.floor() cannot take a traced value; write // instead"),
+    (lambda s, b, h, q, k: math.erf(s), "math.erf() cannot take a traced value; use arithmetic, fg.where"),
+    (lambda s, b, h, q, k: float(s), "a traced value is not a number yet"),
+    (lambda s, b, h, q, k: s**0.5, "write fg.exp(y * fg.log(x)) for other powers"),
+    (lambda s, b, h, q, k: SLOPES, "SLOPES is a tensor and has to be indexed: SLOPES[k]"),
+    (lambda s, b, h, q, k: s + SLOPES, "SLOPES is a tensor and has to be indexed: SLOPES[k]"),
+    (lambda s, b, h, q, k: SLOPES[s], "index 0 of SLOPES is a float"),
+    (lambda s, b, h, q, k: q < k, "the score function returned a condition, <q < k>; return a number"),
+    (lambda b, h, q, k: q, "is called with (s, b, h, q, k), but too many positional arguments"),
+]
+
+
+def assert_shown(trace: Callable[[Mask], Traced], function: Mask, message: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace(function)
+    shown = str(caught.value)
+    assert message in shown
+    line = inspect.getsourcelines(function)[1]
+    assert shown.startswith(f"test_trace.py:{line}: "), shown
+    assert inspect.getsource(function).splitlines()[0].strip() in shown
+    assert isinstance(caught.value, SpecError)
+
+
+@pytest.mark.parametrize(("function", "message"), MASKS, ids=[message[:40] for _, message in MASKS])
+def test_errors_in_masks_show_the_line_and_the_remedy(function: Mask, message: str) -> None:
+    assert_shown(trace_mask, function, message)
+
+
+@pytest.mark.parametrize(("function", "message"), SCORES, ids=[message[:40] for _, message in SCORES])
+def test_errors_in_scores_show_the_line_and_the_remedy(function: Mask, message: str) -> None:
+    assert_shown(trace_score, function, message)
+
+
+def branching(b: Any, h: Any, q: Any, k: Any) -> Any:
+    allowed = q >= k
+    if allowed:
+        return allowed
+    return k < 3
+
+
+def looping(b: Any, h: Any, q: Any, k: Any) -> Any:
+    while q > k:
+        q = q - 1
+    return q == k
+
+
+@pytest.mark.parametrize(
+    ("function", "word", "line"), [(branching, "if", "if allowed:"), (looping, "while", "while q > k:")]
+)
+def test_statements_that_branch_are_shown(function: Mask, word: str, line: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace_mask(function)
+    message, shown = str(caught.value).splitlines()[:2]
+    assert f"`{word}` cannot decide by a traced value" in message
+    assert shown == f"    {line}"
+
+
+def test_the_place_is_marked_under_the_line() -> None:
+    with pytest.raises(TraceError) as caught:
+        trace_score(lambda s, b, h, q, k: s + SLOPES[q / 2])
+    _, line, marks = str(caught.value).splitlines()
+    assert line[marks.index("^") : len(marks)] == "SLOPES[q / 2]"
+
+
+def test_an_error_in_a_helper_shows_the_helpers_line() -> None:
+    def helper(q: Any) -> Any:
+        return math.log(q)
+
+    with pytest.raises(TraceError, match=r"return math.log\(q\)"):
+        trace_score(lambda s, b, h, q, k: helper(q))
+
+
+def test_trees_that_are_too_large_are_refused() -> None:
+    def long(b: Any, h: Any, q: Any, k: Any) -> Any:
+        parts = [q * i + k == 3 for i in range(2, 140)]
+        while len(parts) > 1:
+            parts = [x | y for x, y in zip(parts[::2], parts[1::2], strict=False)]
+        return parts[0]
+
+    def deep(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        for _ in range(40):
+            s = fg.exp(s)
+        return s
+
+    with pytest.raises(TraceError, match=r"the mask has \d+ operations and values; at most 256 are allowed"):
+        trace_mask(long)
+    with pytest.raises(TraceError, match="the score is nested 41 deep; at most 32 are allowed"):
+        trace_score(deep)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TraceError, match="mask='causal' is not a function; write lambda b, h, q, k"):
+        trace_mask("causal")  # type: ignore[arg-type]
+
+
+def test_tensors_of_other_types_are_refused_when_used() -> None:
+    table = np.zeros(3, complex)
+    with pytest.raises(TraceError, match="table has elements of type complex128; captured tensors are bool, uint8"):
+        trace_score(lambda s, b, h, q, k: s + table[h])
+
+
+def test_code_without_a_file_still_gives_its_message() -> None:
+    mask = eval("lambda b, h, q, k: q and k")
+    with pytest.raises(TraceError, match="<string>:1: a traced value is not true or false yet"):
+        trace_mask(mask)

@@ -1,0 +1,115 @@
+"""Masks, scores and gradients of captured tensors on a GPU: against the oracle, and the same bits every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+
+BATCH, HEADS, HEADS_KV, LENGTH = 2, 4, 2, 300
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray[Any, Any]:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+IDS = np.sort(RANDOM.integers(0, 4, (BATCH, LENGTH))).astype(np.int32)
+MASKS = {
+    "causal documents": lambda on: fg.causal() & fg.document(on(IDS)),
+    "documents": lambda on: fg.document(on(IDS)),
+    "prefix": lambda on: fg.prefix_lm(70),
+    "dilated": lambda on: fg.causal() & fg.dilated(7),
+    "global": lambda on: fg.window(20, 0) | fg.global_tokens(5),
+    "chunked": lambda on: fg.causal() & fg.chunked(90),
+    "padding": lambda on: fg.key_padding(on(np.array([0, 170], np.int32))),
+    "blocks": lambda on: fg.block_sparse(on(RANDOM.integers(0, 2, (HEADS, 5, 5)).astype(bool)), 64),
+}
+SCORES = {
+    "softcap": lambda on: fg.softcap(3.0),
+    "alibi": lambda on: fg.alibi(on(normal(HEADS))),
+    "bias": lambda on: fg.bias(on(normal(1, HEADS, LENGTH, LENGTH))),
+    "relative": lambda on: fg.relative_bias(on(normal(HEADS, 65))),
+    "sink": lambda on: fg.sink(on(normal(HEADS))),
+    "everything": lambda on: fg.softcap(3.0) >> fg.alibi(on(normal(HEADS))) >> fg.sink(on(normal(HEADS))),
+}
+
+
+def device(x: Any) -> Any:
+    return torch.as_tensor(x, device="cuda")
+
+
+def inputs(spec: fg.AttentionSpec, seed: int = 0) -> list[Any]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[spec.dtype]
+    shapes = [(BATCH, LENGTH, n, spec.head_dim) for n in (HEADS, HEADS_KV, HEADS_KV, HEADS)]
+    return [torch.randn(shape, generator=generator, device="cuda").to(dtype) for shape in shapes]
+
+
+def check(spec: fg.AttentionSpec, judge: Any) -> None:
+    kernel = fg.build(spec)
+    q, k, v, do = inputs(spec)
+    out, lse = kernel(q, k, v)
+    *results, captured = kernel.backward(do, q, k, v, out, lse, captured_gradients=True)
+    judge(spec, q, k, v, do, None, (out, lse, *results))
+    arrays = [x.float().cpu().numpy() for x in (q, k, v, do)]
+    exact = fg.oracle.captured_gradients(spec, *arrays)
+    limits = fg.oracle.captured_bounds(spec, *arrays)
+    assert set(captured) == set(exact)
+    for name, gradient in captured.items():
+        verdict = fg.oracle.check(gradient.float().cpu().numpy(), exact[name], limits[name])
+        assert verdict.ok, (name, verdict)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_is_obeyed(name: str, deterministic: bool, judge: Any) -> None:
+    check(fg.AttentionSpec(64, mask=MASKS[name](device), deterministic=deterministic), judge)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_is_applied_and_differentiated(name: str, judge: Any) -> None:
+    check(fg.AttentionSpec(64, mask=fg.causal(), score=SCORES[name](device)), judge)
+    spec = fg.AttentionSpec(128, dtype="fp16", mask=MASKS["documents"](device), score=SCORES[name](device))
+    check(spec, judge)
+
+
+@pytest.mark.parametrize("name", ["alibi", "bias", "relative", "everything"])
+def test_gradients_of_captured_tensors_have_the_same_bits_in_a_hundred_runs(name: str) -> None:
+    spec = fg.AttentionSpec(64, mask=fg.causal(), score=SCORES[name](device), deterministic=True)
+    kernel = fg.build(spec)
+    q, k, v, do = inputs(spec)
+    out, lse = kernel(q, k, v)
+    first = kernel.backward(do, q, k, v, out, lse, captured_gradients=True)
+    assert first[3]
+    for _ in range(99):
+        again = kernel.backward(do, q, k, v, out, lse, captured_gradients=True)
+        assert all(torch.equal(a, b) for a, b in zip(first[:3], again[:3], strict=True))
+        assert all(torch.equal(first[3][n].view(torch.uint8), again[3][n].view(torch.uint8)) for n in first[3])
+
+
+def test_attention_gives_torch_the_gradients_of_what_its_functions_captured() -> None:
+    generator = torch.Generator("cuda").manual_seed(1)
+    q, k, v = (torch.randn(1, 200, 2, 64, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    slopes = torch.tensor([0.1, 0.4], device="cuda", requires_grad=True)
+    out = fg.attention(q, k, v, mask=fg.causal(), score=lambda s, b, h, q, k: s + slopes[h] * (k - q))
+    do = torch.randn_like(out)
+    found = torch.autograd.grad(out, (q, k, v, slopes), do)
+
+    wide = [x.detach().float().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    learned = slopes.detach().clone().requires_grad_()
+    at = torch.arange(200, device="cuda")
+    bias = learned[:, None, None] * (at[None, :] - at[:, None])
+    scores = wide[0] @ wide[1].transpose(-1, -2) / 8 + bias
+    scores = scores.masked_fill(at[None, :] > at[:, None], -torch.inf)
+    expected = torch.autograd.grad(scores.softmax(-1) @ wide[2], (*wide, learned), do.float().transpose(1, 2))
+    for mine, theirs in zip(found[:3], expected[:3], strict=True):
+        assert (mine.float() - theirs.transpose(1, 2)).norm() < 2e-2 * theirs.norm()
+    assert (found[3] - expected[3]).norm() < 2e-2 * expected[3].norm()

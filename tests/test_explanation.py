@@ -1,0 +1,152 @@
+"""``flashgen.explain``: the map is what the mask leaves of each tile, and drawing it never looks at pairs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen.explanation import EMPTY, FULL, PARTIAL
+from flashgen.oracle import Rules
+from flashgen.plan import plan
+from flashgen.plan.model import Problem
+from flashgen.spec.declared import Declared
+
+RANDOM = np.random.default_rng(0)
+PACKED = np.sort(RANDOM.integers(0, 5, (2, 300)), axis=1)
+PATTERN = RANDOM.integers(0, 2, (5, 5)).astype(bool)
+window = 70
+
+EXACT = {
+    "full": (fg.full(), 200, 300),
+    "causal": (fg.causal(), 300, 300),
+    "causal, more keys": (fg.causal(), 100, 300),
+    "causal, more queries": (fg.causal(), 300, 100),
+    "causal from the top left": (fg.causal("top-left"), 100, 300),
+    "window": (fg.sliding_window(70, 5), 300, 280),
+    "a function": (lambda b, h, q, k: (q >= k) & (q - k < window), 300, 300),
+    "prefix": (fg.prefix_lm(100), 300, 300),
+    "documents": (fg.document(PACKED), 300, 300),
+    "global": (fg.window(20, 20) | fg.global_tokens(3), 300, 300),
+    "chunks": (fg.chunked(50), 300, 300),
+    "padding": (fg.key_padding(np.array([10, 200])), 300, 300),
+    "blocks": (fg.block_sparse(PATTERN, 64), 300, 300),
+    "nothing": (lambda b, h, q, k: q > q + 1, 100, 100),
+}
+
+
+def kinds_of_pairs(explanation: fg.Explanation) -> Any:
+    """Brute force over every pair."""
+    e = explanation
+    problem = Problem(e.batch + 1, e.head + 1, 1, e.len_q, e.len_kv)
+    allowed = Rules(e.spec, problem).allowed(e.batch, e.head)
+    kinds = np.zeros(e.kinds.shape, int)
+    for i, j in np.ndindex(*e.kinds.shape):
+        tile = allowed[i * e.tile_q : (i + 1) * e.tile_q, j * e.tile_kv : (j + 1) * e.tile_kv]
+        kinds[i, j] = FULL if tile.all() else PARTIAL if tile.any() else EMPTY
+    return kinds
+
+
+@pytest.mark.parametrize("tile", [(64, 64), (128, 32), (16, 48)])
+@pytest.mark.parametrize("name", EXACT)
+def test_the_map_is_that_of_the_pairs(name: str, tile: tuple[int, int]) -> None:
+    mask, len_q, len_kv = EXACT[name]
+    found = fg.explain(fg.AttentionSpec(64, mask=mask), len_q, len_kv, batch=1, head=2, tile=tile)
+    brute = kinds_of_pairs(found)
+    assert ((found.kinds != EMPTY) == (brute != EMPTY)).all()
+    assert ((found.kinds == FULL) <= (brute == FULL)).all()
+    assert (found.empty, found.partial + found.full) == ((brute == EMPTY).sum(), (brute != EMPTY).sum())
+
+
+def test_flops_count_the_tiles_that_are_not_skipped() -> None:
+    found = fg.explain(fg.AttentionSpec(64, head_dim_v=32, mask=fg.causal()), 100, 100, tile=(64, 64))
+    assert found.kinds.tolist() == [[PARTIAL, EMPTY], [FULL, PARTIAL]]
+    assert found.flops == 2 * (64 + 32) * (64 * 64 + 36 * 64 + 36 * 36)
+    assert found.dense_flops == 2 * (64 + 32) * 100 * 100
+
+
+def test_the_tile_is_the_plans_unless_given() -> None:
+    spec = fg.AttentionSpec(128, mask=fg.causal())
+    schedule = plan(spec, None, "sm_80").schedule
+    found = fg.explain(spec)
+    assert (found.tile_q, found.tile_kv, found.len_q, found.len_kv) == (schedule.tile_q, schedule.tile_kv, 1024, 1024)
+
+
+def test_lengths_are_those_of_captured_tensors() -> None:
+    found = fg.explain(fg.document(PACKED), tile=(64, 64))
+    assert (found.len_q, found.len_kv) == (300, 300)
+
+
+def test_a_million_tokens_cost_no_more_than_their_tiles() -> None:
+    start = time.perf_counter()
+    found = fg.explain(fg.window(1024, 0), 2**20, tile=(256, 256))
+    assert time.perf_counter() - start < 20
+    assert found.closed
+    assert found.tiles == 4096**2
+    assert found.tiles - found.empty == sum(min(i, 4) + 1 for i in range(4096))
+
+
+def test_it_is_drawn() -> None:
+    spec = fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(30.0))
+    assert str(fg.explain(spec, 256, tile=(64, 64))) == (
+        "mask    causal\n"
+        "score   tanh(s / limit) * limit\n"
+        "tiles   4 x 4 of 64 queries by 64 keys\n"
+        "        batch 0, head 0, 256 queries, 256 keys\n"
+        "        6 skipped (37.5%), 4 partial (25.0%), 6 full (37.5%)\n"
+        "work    10.49 MFLOP of 16.78 MFLOP dense (62.5%), forward, one head\n"
+        "keys    from 0\n"
+        "        to before minimum(k_len, q_hi + k_len + 1 - q_len)\n"
+        "queries from maximum(0, k_lo + q_len - k_len)\n"
+        "        to before q_len\n"
+        "found   by these bounds alone\n"
+        "\n"
+        "queries down, keys across; . skipped  + partial  # full\n"
+        "        0\n"
+        "      0 +...\n"
+        "     64 #+..\n"
+        "    128 ##+.\n"
+        "    192 ###+"
+    )
+
+
+def test_a_large_map_is_drawn_small() -> None:
+    lines = str(fg.explain(fg.causal(), 8192, 16384, tile=(64, 64), width=60)).split("\n")
+    drawn = lines[lines.index("") + 1 :]
+    assert "one character is 4 x 5 tiles" in drawn[0]
+    assert len(drawn) == 2 + 32
+    assert max(len(line) for line in drawn[1:]) <= 60
+    assert drawn[1].split() == ["0", "5120", "10240"]
+    assert drawn[2][8:].startswith("#" * 25 + "+")
+    assert set(drawn[-1][8:]) == {"#", "+"}
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    found = fg.explain(fg.causal(), 0, 10, tile=(64, 64))
+    assert (found.tiles, found.flops, found.dense_flops) == (0, 0, 0)
+    assert "0 skipped (0.0%)" in str(found)
+
+
+def test_values_may_come_later() -> None:
+    spec = fg.spec.AttentionSpec(64, mask=lambda b, h, q, k, ids=PACKED: ids[b, q] == ids[b, k])
+    one = np.zeros((1, 128), np.int64)
+    assert fg.explain(spec, 128, tile=(64, 64), captured={"ids": one}).full == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((fg.causal(), -1), {}, "len_q=-1 is out of range"),
+        ((fg.causal(), 2**24), {"tile": (64, 64)}, "give a larger tile=(256, 256)"),
+        ((fg.causal(),), {"captured": {"ids": PACKED}}, "captured={'ids': ...} is not captured; this spec captured"),
+        ((fg.document(PACKED),), {"captured": {"ids": Declared("int64", 2)}}, "ids has no value; pass captured="),
+        ((fg.causal(),), {"tile": (0, 64)}, "tile queries=0 is out of range"),
+    ],
+)
+def test_misuse_is_named(arguments: Any, options: Any, words: str) -> None:
+    with pytest.raises(fg.FlashgenError) as error:
+        fg.explain(*arguments, **options)
+    assert words in str(error.value)

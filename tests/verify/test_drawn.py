@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashgen import oracle
+from flashgen.arch import get_arch
+from flashgen.plan import plan
+from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, causal, full, window
+from flashgen.verify import Tiles, draw, modes
+from flashgen.verify.drawn import LONGEST, MOST_PAIRS
+from flashgen.verify.layouts import LAYOUTS
+
+SPEC = AttentionSpec(16, dtype="fp16", mask=causal())
+TILES = Tiles(32, 48, 16, 80)
+
+
+def cases(spec=SPEC, tiles=TILES, seed=0, count=600):
+    return [draw(spec, tiles, seed, index) for index in range(count)]
+
+
+def test_a_case_depends_on_spec_tiles_seed_and_index_alone():
+    assert cases() == cases()
+    assert cases(seed=1) != cases()
+    assert cases(tiles=Tiles(16, 16, 16, 16)) != cases()
+    assert draw(SPEC, TILES, 0, 77) == cases()[77]
+    assert len(set(cases())) > 590
+
+
+def test_lengths_reach_every_edge():
+    drawn = cases()
+    for tile, lengths in (
+        (32, {case.len_q for case in drawn}),
+        (16, {case.len_q for case in drawn}),
+        (48, {case.len_kv for case in drawn}),
+        (80, {case.len_kv for case in drawn}),
+    ):
+        assert {0, 1, tile - 1, tile, tile + 1, min(3 * tile + 5, LONGEST)} <= lengths
+    assert any(case.len_q > case.len_kv > 0 for case in drawn)
+    assert any(case.len_q < case.len_kv for case in drawn)
+
+
+def test_heads_batches_layouts_and_values_are_all_there():
+    drawn = cases()
+    assert {case.batch for case in drawn} == {0, 1, 2}
+    assert {case.heads_kv for case in drawn} == {0, 1, 2}
+    assert {case.heads // case.heads_kv for case in drawn if case.heads_kv} == {1, 2, 3}
+    for i in range(4):
+        assert {case.layouts[i] for case in drawn} == set(LAYOUTS)
+    assert {case.fill for case in drawn} == {"normal", "spread", "huge", "large_logits", "flat", "sparse"}
+    assert {case.spoil for case in drawn} == {"nothing", "keys", "queries"}
+    assert {case.scale for case in drawn} == {None, 1.0, 0.01}
+
+
+def test_most_cases_compute_something_and_none_takes_long():
+    drawn = cases(tiles=Tiles(128, 128, 128, 128))
+    work = [case.batch * case.heads * case.len_q * case.len_kv for case in drawn]
+    assert sum(size > 0 for size in work) > 0.75 * len(drawn)
+    assert max(work) <= MOST_PAIRS
+
+
+def test_rows_that_may_attend_to_nothing_are_drawn():
+    empty = 0
+    for case in cases(count=60):
+        if case.spoil == "nothing" and case.heads_kv and case.len_q:
+            x = case.inputs(SPEC)
+            _, lse = oracle.forward(SPEC, x.q, x.k, x.v)
+            empty += int(np.isneginf(lse).any())
+    assert empty > 5
+
+
+def test_without_a_mask_nothing_is_spoiled():
+    spec = AttentionSpec(16, mask=full())
+    assert {case.spoil for case in cases(spec)} == {"nothing"}
+    assert {case.spoil for case in cases(AttentionSpec(16, mask=window(3, 3)))} == {"nothing", "keys", "queries"}
+
+
+def test_tiles_are_those_of_the_plan():
+    schedule = Schedule(tile_q=64, tile_kv=32, backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4))
+    made = plan(AttentionSpec(64), schedule, get_arch("sm_80"))
+    assert Tiles.of(made.schedule) == Tiles(64, 32, 32, 64)
+    forward = plan(AttentionSpec(64, direction="forward"), Schedule(tile_q=64, tile_kv=32), get_arch("sm_80"))
+    assert (Tiles.of(forward.schedule).q, Tiles.of(forward.schedule).kv) == (64, 32)
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_modes_are_the_sequence_and_then_other_orders(race):
+    found = [modes(0, index, schedules=5, race=race) for index in range(20)]
+    assert found == [modes(0, index, schedules=5, race=race) for index in range(20)]
+    for ways in found:
+        assert [mode.schedule for mode in ways] == ["sequential", "random", "priority", "random", "priority", "reverse"]
+        assert {mode.race for mode in ways} == {race}
+        assert len({mode.guard for mode in ways}) == 1
+    assert {ways[0].guard for ways in found} == {"end", "begin"}
+    assert len({ways[1].seed for ways in found}) == 20

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashgen.spec import AttentionSpec, causal
+from flashgen.verify import Case
+from flashgen.verify.layouts import LAYOUTS, laid_out
+
+SPEC = AttentionSpec(16, dtype="fp32", mask=causal())
+CASE = Case("drawn", 20, 30, batch=2, heads=4, heads_kv=2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 5, 3, 8), (1, 1, 1, 1), (0, 5, 3, 8), (2, 0, 3, 8), (2, 5, 0, 8)])
+def test_a_layout_holds_the_values_side_by_side_in_the_last_dimension(layout, shape):
+    values = np.random.default_rng(0).standard_normal(shape)
+    array = laid_out(values, layout, np.float16)
+    assert array.shape == shape
+    assert array.dtype == np.float16
+    assert array.size == 0 or shape[3] == 1 or array.strides[3] == 2
+    expected = values.astype(np.float16)
+    if layout == "one-batch" and array.size:
+        expected = np.broadcast_to(expected[-1:], shape)
+    elif layout == "one-head" and array.size:
+        expected = np.broadcast_to(expected[:, :, -1:], shape)
+    np.testing.assert_array_equal(array, expected)
+
+
+def test_layouts_are_as_their_names_say():
+    strides = {layout: laid_out(np.zeros((2, 5, 3, 8)), layout, np.float16).strides for layout in LAYOUTS}
+    assert strides["contiguous"] == (240, 48, 16, 2)
+    assert strides["heads-first"] == (240, 16, 80, 2)
+    assert strides["wide-rows"] == (7 * 3 * 48, 3 * 48, 48, 2)
+    assert strides["reversed"] == (240, -48, 16, 2)
+    assert strides["one-batch"][0] == 0
+    assert strides["one-head"][2] == 0
+    assert strides["unaligned"] == (300, 60, 20, 2)
+    assert laid_out(np.zeros((2, 5, 3, 8)), "unaligned", np.float16).ctypes.data % 4 == 2
+
+
+@pytest.mark.parametrize("layout", ["wide-rows", "unaligned"])
+def test_what_lies_between_the_rows_is_nan(layout):
+    array = laid_out(np.zeros((2, 5, 3, 8)), layout, np.float16)
+    whole = array
+    while whole.base is not None:
+        whole = whole.base
+    assert np.isnan(whole).sum() == whole.size - array.size
+
+
+@pytest.mark.parametrize("fill", ["large_logits", "huge"])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.01])
+def test_large_logits_are_near_a_million_and_exact_in_float32(fill, scale):
+    case = replace(CASE, fill=fill, scale=scale)
+    x, factor = case.inputs(SPEC), case.scale_for(SPEC)
+    product = np.einsum("bqhd,bkhd->bhqk", x.q[:, :, ::2].astype(np.float64), x.k.astype(np.float64))
+    assert np.array_equal(product, np.einsum("bqhd,bkhd->bhqk", x.q[:, :, ::2], x.k))
+    logits = np.abs(product * factor)
+    assert min(2e5, 2**22 * factor) <= logits.min() <= logits.max() < 1.1e6
+
+
+def test_other_values_are_as_their_names_say():
+    filled = {fill: replace(CASE, fill=fill).inputs(SPEC) for fill in ("normal", "spread", "flat", "sparse")}
+    assert 0.9 < filled["normal"].q.std() < 1.1
+    assert 5 < filled["spread"].q.std() < 7
+    assert 0.9 < filled["spread"].v.std() < 1.1
+    assert {float(x) for x in filled["flat"].k.ravel()} == {0.5}
+    assert 0.8 < (filled["sparse"].v == 0).mean() < 0.97
+
+
+def test_spoiling_puts_what_is_not_finite_where_it_says():
+    found = {"keys": np.zeros(4, bool), "queries": np.zeros(4, bool), "nothing": np.zeros(4, bool)}
+    for spoil, places in found.items():
+        for seed in range(20):
+            x = replace(CASE, spoil=spoil, seed=seed).inputs(SPEC)
+            places |= [not np.isfinite(a).all() for a in (x.q, x.k, x.v, x.do)]
+    assert found["keys"].tolist() == [False, True, True, False]
+    assert found["queries"].tolist() == [True, False, False, True]
+    assert not found["nothing"].any()
+
+
+def test_nan_in_a_query_is_not_held_against_the_gradients_of_keys():
+    assert CASE.compared == ("o", "lse", "dq", "dk", "dv")
+    assert replace(CASE, spoil="queries").compared == ("o", "lse", "dq")
+
+
+@pytest.mark.parametrize("fill", ["hidden_nan", "huge", "large_logits", "sparse"])
+@pytest.mark.parametrize("sizes", [{"len_q": 0}, {"len_kv": 0}, {"batch": 0}, {"heads": 0, "heads_kv": 0}])
+def test_empty_arrays_can_hold_any_values(fill, sizes):
+    x = replace(CASE, fill=fill, spoil="keys", **sizes).inputs(SPEC)
+    assert x.q.size * x.k.size == 0
