@@ -27,6 +27,8 @@ class Arch:
     has_vector_reduction: bool
     #: The assembler finds no room for 32 rows of 64 scores beside 128 columns of output (measured: it spills).
     spills_wide_tiles: bool
+    #: It finds none for the copies of four warps beside 128 columns of float output (measured: it spills).
+    spills_float_copies: bool
     example: str
 
     registers_per_multiprocessor = 65536
@@ -59,6 +61,7 @@ def _row(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int, exam
         has_bf16=digits >= 80,
         has_vector_reduction=digits >= 90,
         spills_wide_tiles=digits >= 100,
+        spills_float_copies=86 <= digits < 90,
         example=example,
     )
 

@@ -208,6 +208,8 @@ def _rows_float(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
             yield Tiling(64, 64, 4, 1, wide)
         if dim <= 96 or is_full:
             yield Tiling(64, 32, 4, 1, wide)
+        if arch.spills_float_copies:
+            yield Tiling(128, 16, 8, 1, f"{wide}; eight warps share the copies, which is what does not spill here")
         yield Tiling(64, 16, 4, 1, wide)
     else:
         # The next tiles wait in registers, which floats leave few of.
