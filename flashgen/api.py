@@ -94,18 +94,24 @@ def make_variant(
     cache = default_cache()
     loadables = {}
     for role, source in sources.items():
-        compiled = partial(_binary, cache, source)
+        compiled, renew = partial(_binary, cache, source), partial(_renewed, cache, source)
         if source.plan.captured is None:
-            loadables[role] = Loadable(source.plan, source, compiled())
+            loadables[role] = Loadable(source.plan, source, compiled(), renew=renew)
         else:
             # Not every caller wants these gradients, and nobody wants to wait for them without need.
-            loadables[role] = Loadable(source.plan, source, compile=compiled)
+            loadables[role] = Loadable(source.plan, source, compile=compiled, renew=renew)
     return Variant(attention, loadables)
 
 
 def _binary(cache: Cache, source: KernelSource) -> Binary:
     binary, _ = cache.get_or_compile(source, _compile)
     return binary
+
+
+def _renewed(cache: Cache, source: KernelSource) -> Binary:
+    """The binary compiled again: an entry can be whole and yet be none that this driver loads."""
+    cache.discard_source(source)
+    return _binary(cache, source)
 
 
 def _compile(source: KernelSource) -> Binary:

@@ -59,10 +59,7 @@ class Cache:
         self, source: KernelSource, compile_source: Callable[[KernelSource], Binary]
     ) -> tuple[Binary, bool]:
         """The binary of ``source``, and whether it was there already; else ``compile_source`` makes it."""
-        from flashgen.compile import compiler_build_id, options_for
-
-        build_id = compiler_build_id()
-        key = cache_key(source, build_id, options_for(source.plan.arch.name))
+        key, build_id = _key_of(source)
         return self.obtain(key, lambda: compile_source(source), build_id)
 
     def obtain(self, key: str, make: Callable[[], Binary], build_id: str = "") -> tuple[Binary, bool]:
@@ -116,6 +113,10 @@ class Cache:
         path = self._store.path(key)
         if os.path.lexists(path):
             warn(f"cache entry {path} was rejected; {self._store.set_aside(path)}")
+
+    def discard_source(self, source: KernelSource) -> None:
+        """Forget the binary of ``source``, for whoever compiles it next."""
+        self.discard(_key_of(source)[0])
 
     def info(self) -> CacheInfo:
         """The number and size of the entries on disk, and which compilers made them."""
@@ -201,6 +202,14 @@ class Cache:
 
 
 _default: dict[Path, Cache] = {}
+
+
+def _key_of(source: KernelSource) -> tuple[str, str]:
+    """The key of a source's binary, and the compiler that it names."""
+    from flashgen.compile import compiler_build_id, options_for
+
+    build_id = compiler_build_id()
+    return cache_key(source, build_id, options_for(source.plan.arch.name)), build_id
 
 
 def default_cache() -> Cache:

@@ -11,7 +11,7 @@ from flashgen.errors import LaunchError
 from flashgen.launch.driver import CudaDriver, check_process, get_driver
 from flashgen.launch.packing import Scratch
 from flashgen.launch.target import Buffer, Step
-from flashgen.launch.variant import Variant
+from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import Role
 
 
@@ -55,9 +55,17 @@ class GpuTarget:
         if kernel.binary is None:
             raise LaunchError(f"kernel {kernel.plan.name} has no cubin; build it with target='gpu'")
         if id(kernel) not in self._libraries:
-            self._libraries[id(kernel)] = (self.driver.load(kernel.binary.image), kernel)
+            self._libraries[id(kernel)] = (self._library(kernel), kernel)
         library, _ = self._libraries[id(kernel)]
         return self.driver.function(library, kernel.plan.name, kernel.plan.smem.bytes)
+
+    def _library(self, kernel: Loadable) -> Any:
+        try:
+            return self.driver.load(kernel.binary.image)
+        except LaunchError:
+            if kernel.renew is None:
+                raise
+            return self.driver.load(kernel.renew().image)
 
     def check(self) -> None:
         """Refuses calls from a forked child."""

@@ -16,10 +16,12 @@ class Loadable(NamedTuple):
     binary: Any = None
     #: Makes the binary of a kernel that few callers need, once one does.
     compile: Callable[[], Any] | None = None
+    #: Makes the binary anew where a driver refuses the one that was kept.
+    renew: Callable[[], Any] | None = None
 
     def compiled(self) -> Loadable:
         """The same with its binary."""
-        return self if self.compile is None else Loadable(self.plan, self.source, self.compile())
+        return self if self.compile is None else self._replace(binary=self.compile(), compile=None)
 
 
 class Variant(NamedTuple):

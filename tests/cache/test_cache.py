@@ -13,6 +13,7 @@ import pytest
 
 import flashgen.compile
 from flashgen.cache import Cache, cache_key, default_cache
+from flashgen.compile.binary import Binary, Resources
 from flashgen.errors import CompileError
 
 
@@ -308,3 +309,23 @@ def test_importing_the_cache_loads_no_heavy_module_and_writes_nothing(tmp_path: 
     )
     assert done.stdout.strip() == "[]"
     assert list(tmp_path.rglob("*")) == [tmp_path / "run"]
+
+
+def test_the_binary_of_a_source_can_be_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import flashgen as fg
+    from flashgen.plan import plan
+    from flashgen.render import render
+
+    source = render(plan(fg.AttentionSpec(16, direction="forward"), None, "sm_80").kernels[0])
+    cache, made = Cache(tmp_path), []
+
+    def compile_source(_: object) -> Binary:
+        made.append(binary := Binary(source.name, "sm_80", b"image", Resources(1, 0, 0, 0), 0.1, "test"))
+        return binary
+
+    for _ in range(2):
+        cache.get_or_compile(source, compile_source)
+    assert len(made) == 1
+    cache.discard_source(source)
+    _, cached = cache.get_or_compile(source, compile_source)
+    assert (len(made), cached) == (2, False)

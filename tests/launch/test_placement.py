@@ -86,3 +86,40 @@ def test_a_device_of_another_generation_is_refused(bench: Any, array: Any, monke
     x = array(1, 8, 2, 64)
     with pytest.raises(LaunchError, match=r"built for sm_90, and cuda:0 has compute capability 8\.0"):
         b.executor.forward(x, x, x)
+
+
+def test_a_kept_binary_that_the_driver_refuses_is_made_anew(bench: Any, array: Any, monkeypatch: Any) -> None:
+    b = bench(64)
+    x = array(1, 8, 2, 64)
+    renewed: list[str] = []
+    load = b.driver.load
+
+    def refuse_what_was_kept(image: bytes) -> bytes:
+        if not renewed:
+            raise LaunchError("cuLibraryLoadData failed: no such image")
+        return bytes(load(image))
+
+    monkeypatch.setattr(b.driver, "load", refuse_what_was_kept)
+    (variant,) = b.executor._variants.values()
+    for role, kernel in variant.kernels.items():
+
+        def renew(role: str = role, kernel: Any = kernel) -> Any:
+            renewed.append(role)
+            return kernel.binary
+
+        variant.kernels[role] = kernel._replace(renew=renew)
+    b.executor.forward(x, x, x)
+    assert len(renewed) == 1
+    assert b.driver.launches
+
+
+def test_a_binary_that_nobody_can_make_anew_is_the_drivers_error(bench: Any, array: Any, monkeypatch: Any) -> None:
+    b = bench(64)
+
+    def refuse(image: bytes) -> bytes:
+        raise LaunchError("cuLibraryLoadData failed: no such image")
+
+    monkeypatch.setattr(b.driver, "load", refuse)
+    x = array(1, 8, 2, 64)
+    with pytest.raises(LaunchError, match="no such image"):
+        b.executor.forward(x, x, x)

@@ -104,7 +104,12 @@ inline void describe_fault() {
                  "an access whose address is not a multiple of its size (or is no address at all)");
   } else {
     describe_address(fault.address, place, sizeof place);
-    report_fault("global memory out of bounds", site, "%s %s", verb, place);
+    const FlashgenEmuBuffer* buffer = buffer_of(fault.address, 1);
+    if (fault.write == 1 && buffer != nullptr && !buffer->writable) {
+      report_fault("write to read-only memory", site, "a store writes to %s", place);
+    } else {
+      report_fault("global memory out of bounds", site, "%s %s", verb, place);
+    }
   }
 }
 
