@@ -34,7 +34,7 @@ inline void issue_store(const Transfer& transfer, bool adds, const char* what) {
   block_of(transfer, transfer.shared, what);
   if (adds && transfer.boxed && !can_add(transfer.box.map.element))
     fail("invalid operand", "%s of elements that cannot be added; use 32-bit or floating-point ones", what);
-  // No document says so, but an H200 stops with an illegal instruction; beyond the end is clipped.
+  // A GPU stops with an illegal instruction (seen on an H200); beyond the end is clipped.
   for (i32 dim = 0; transfer.boxed && dim < transfer.box.map.rank; ++dim) {
     if (transfer.box.at[dim] < 0) {
       fail("invalid operand", "%s of a box that begins before the tensor, at %d in dimension %d", what,

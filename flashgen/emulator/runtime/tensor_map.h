@@ -105,7 +105,7 @@ inline TensorBox box_of(const void* map, const i32* at, i32 rank, const char* wh
   if (box.map.rank != rank)
     fail("invalid operand", "%s takes a tensor of %d dimensions; this map has %d", what, rank, box.map.rank);
   for (i32 dim = 0; dim < rank; ++dim) box.at[dim] = at[dim];
-  // No document says so, but an H200 stops with an illegal instruction.
+  // A GPU stops with an illegal instruction (seen on an H200).
   if (box.at[0] * static_cast<i64>(box.element_bytes()) % 16 != 0) {
     fail("misaligned",
          "%s of a box that begins at element %d of its rows; its elements of %d bytes need a "
