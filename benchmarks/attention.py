@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
+from timing import milliseconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashgen as fg
@@ -123,17 +124,6 @@ def calls(cell: Cell, implementations: dict[str, Attention], dtype: torch.dtype)
                 raise SystemExit(f"{name} disagrees at {cell}: relative error {error:.3g}")
         timed[name] = run
     return timed
-
-
-def milliseconds(run: Callable[[], object], times: int) -> float:
-    """Mean time of one call."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(times):
-        run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / times
 
 
 def measure(cell: Cell, implementations: dict[str, Attention], options: argparse.Namespace) -> Row:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import milliseconds
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import flashgen as fg
@@ -145,17 +146,6 @@ def calls(cell: Cell, variant: Variant) -> Calls:
         "flashgen": (lambda: kernel(q, k, v), lambda: kernel.backward(do, q, k, v, out, lse)),
         "flex": (flex_forward, flex_backward),
     }
-
-
-def milliseconds(run: Callable[[], object], times: int) -> float:
-    """Mean time of one call."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(times):
-        run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / times
 
 
 def measure(cell: Cell, variant: Variant, options: argparse.Namespace) -> Row:

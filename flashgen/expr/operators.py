@@ -52,7 +52,7 @@ class Operators:
     @property
     def advice(self) -> str:
         """What to do with an operand that is no node."""
-        raise NotImplementedError
+        return f"{type(self).__name__} has no meaning here; use numbers, b, h, q, k, and captured numbers and tensors"
 
     def __add__(self, other: object) -> Node:
         return _binary("+", self, other)  # type: ignore[no-any-return]

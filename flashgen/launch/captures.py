@@ -31,25 +31,26 @@ class Captures:
     """The captured values of one spec."""
 
     def __init__(self, spec: AttentionSpec, expressions: Expressions) -> None:
-        self._spec = spec
         self._expressions = expressions
+        # A spec gathers these anew each time it is asked, and calls ask each time.
+        self._declared = dict(spec.tensors)
+        self._scalars = dict(spec.scalars)
         self.names = tuple(t.name for t in expressions.tensors)
 
     def arrays(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """The tensors of a call, in the order of the parameters: those given, else those traced."""
         given = given or {}
-        unknown = sorted(set(given) - set(self._spec.tensors))
+        unknown = sorted(set(given) - set(self._declared))
         if unknown:
             known = ", ".join(self.names) or "none"
             raise ArgumentError(f"captured={{{unknown[0]!r}: ...}} is not a captured tensor; this kernel has {known}")
-        values = self._spec.tensors
-        return tuple(self._checked(name, given[name] if name in given else values[name]) for name in self.names)
+        return tuple(self._checked(name, given.get(name, self._declared[name])) for name in self.names)
 
     def _checked(self, name: str, value: Any) -> Any:
         from flashgen.expr import element_type, is_tensor
         from flashgen.spec.declared import Declared
 
-        declared = self._spec.tensors[name]
+        declared = self._declared[name]
         if isinstance(value, Declared):
             raise ArgumentError(f"the captured tensor {name} has no value; pass captured={{{name!r}: tensor}}")
         if not is_tensor(value):
@@ -63,9 +64,8 @@ class Captures:
 
     def values(self, infos: Sequence[ArrayInfo]) -> dict[str | None, float]:
         """Scalars, and the strides and sizes of the tensors."""
-        scalars = self._spec.scalars
         values: dict[str | None, float] = {
-            captured(name): int(scalars[name]) if kind != "float" else float(scalars[name])
+            captured(name): float(self._scalars[name]) if kind == "float" else int(self._scalars[name])
             for name, kind in self._expressions.scalars
         }
         for info in infos:
@@ -74,10 +74,13 @@ class Captures:
                 values[f"{captured(info.name)}_stride{i}"] = stride
         return values
 
-    def check_sizes(self, infos: Sequence[ArrayInfo], problem: Problem) -> None:
-        """A dimension that is indexed with b, h, q or k alone needs an element for each of them."""
+    def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, problem: Problem) -> None:
+        """Tensors lie where q does, and have an element for each b, h, q or k that indexes a dimension alone."""
         from flashgen.expr import Index, Load, postorder
 
+        for info in infos:
+            if info.device != q.device:
+                raise ArgumentError(f"captured[{info.name!r}] is on {info.where}, q on {q.where}; move it there")
         needed = {"b": problem.batch, "h": problem.heads_q, "q": problem.len_q, "k": problem.len_kv}
         shapes = {info.name: info.shape for info in infos}
         for name, shape in shapes.items():

@@ -189,7 +189,7 @@ class Executor:
         factor = spec.default_scale if scale is None else scale
         values = call_values(problem, band, factor, infos, outputs)
         if self._captures is not None:
-            self._captures.check_sizes(extra, problem)
+            self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
             values |= self._captures.values(extra)
             if captured_gradients:
                 outputs += self._gradients.outputs(extra)

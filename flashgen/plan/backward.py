@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flashgen.arch import Arch
 from flashgen.plan import params
+from flashgen.plan.backward_rows import main_rows, query_rows
 from flashgen.plan.forward import WARP, copies_asynchronously, padded
 from flashgen.plan.limits import Tiling, choose, smem_fault, stages_fault
 from flashgen.plan.model import Constant, KernelPlan, ParamTable, Role, SmemMap
@@ -25,7 +25,7 @@ def plan_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_by
     asynchronous = copies_asynchronously(arch, access_bytes)
     tiling = choose(
         "backward",
-        tuple(_rows(spec, arch)),
+        tuple(main_rows(spec, arch)),
         given,
         arch,
         lambda t: _main_fault(spec, arch, t, asynchronous),
@@ -56,7 +56,7 @@ def plan_query(
     """
     tiling = choose(
         "dQ",
-        tuple(_query_rows(spec, arch)),
+        tuple(query_rows(spec, arch)),
         {} if tile_kv is None else {"tile_kv": tile_kv},
         arch,
         lambda t: _query_fault(spec, arch, t, lines),
@@ -305,55 +305,3 @@ def _query_smem(spec: AttentionSpec, tiling: Tiling, lines: bool) -> SmemMap:
         # Eight floats more per row spread the rows of a block over the banks.
         layout.then("lines", tiling.tile_q * (tiling.tile_kv + 8) * 4, "dS_ij times a slope")
     return layout.map()
-
-
-def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
-    """The schedule table of the main kernel: rows in order of preference, each with its reason."""
-    dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
-    fits = "the largest tile that shared memory and registers hold"
-    if not spec.element.is_half:
-        if arch.has_cp_async or dim <= 80:
-            yield Tiling(32, 32, 4, 1, "float tiles are twice as large")
-        yield Tiling(16, 32, 4, 1, fits)
-        yield Tiling(16, 16, 2, 1, fits)
-        return
-    if arch.has_cp_async:
-        if dim <= 64:
-            yield Tiling(128, 64, 4, 1, "64 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
-            yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
-        elif dim <= 128:
-            if spec.deterministic:
-                if not spec.mask.is_full and arch.has_vector_reduction:
-                    yield Tiling(128, 64, 8, 1, "32 x 32 scores per warp; with four warps the assembler spills")
-                # With a second stage, and no dQ to end the iteration, the assembler spills.
-                yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
-            yield Tiling(64, 64, 4, 2, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
-            yield Tiling(64, 128, 8, 2, "32 x 32 scores per warp, and queries one step ahead")
-        yield Tiling(64, 64, 8, 1, fits)
-        yield Tiling(32, 64, 8, 1, fits)
-        yield Tiling(32, 32, 4, 1, fits)
-    else:
-        yield Tiling(64, 64, 8, 1, "eight warps share the tiles that wait in registers")
-        yield Tiling(32, 64, 8, 1, "eight warps share the tiles that wait in registers")
-    yield Tiling(64, 64, 4, 1, fits)
-    yield Tiling(32, 64, 4, 1, fits)
-    yield Tiling(32, 32, 4, 1, fits)
-    yield Tiling(16, 32, 4, 1, fits)
-    yield Tiling(16, 16, 2, 1, fits)
-
-
-def _query_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
-    dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
-    fits = "the largest tile that shared memory holds"
-    if spec.element.is_half:
-        if dim <= 128 and arch.has_cp_async:
-            yield Tiling(64, 64, 4, 1, "16 query rows per warp, no exchange between warps")
-        yield Tiling(64, 32, 4, 1, fits)
-        yield Tiling(32, 32, 2, 1, fits)
-        yield Tiling(32, 16, 2, 1, fits)
-    else:
-        if dim <= 128 and arch.has_cp_async:
-            yield Tiling(64, 32, 4, 1, fits)
-        yield Tiling(64, 16, 4, 1, fits)
-        yield Tiling(32, 16, 2, 1, fits)
-    yield Tiling(16, 16, 1, 1, fits)

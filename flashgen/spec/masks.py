@@ -9,6 +9,7 @@ from flashgen.errors import SpecError
 from flashgen.expr import Const, Node, is_tensor, k_len, q_len
 from flashgen.spec.mask import Mask, window
 from flashgen.spec.show import show
+from flashgen.spec.tensors import check_tensor
 
 #: ``sliding_window(left, right)`` is ``window(left, right)``: keys from left before to right after the query.
 sliding_window = window
@@ -28,10 +29,10 @@ def document(ids: Any, ids_kv: Any = None) -> Mask:
     ``ids`` is an integer tensor (batch, length). With ``ids_kv``, ``ids`` is that of the queries alone. Tiles are
     left out exactly when the ids never decrease along a sequence, as packed documents have them.
     """
-    _check_tensor("ids", ids, 2)
+    check_tensor("ids", ids, 2)
     if ids_kv is None:
         return _mask(lambda b, h, q, k: ids[b, q] == ids[b, k])
-    _check_tensor("ids_kv", ids_kv, 2)
+    check_tensor("ids_kv", ids_kv, 2)
     return _mask(lambda b, h, q, k: ids[b, q] == ids_kv[b, k])
 
 
@@ -58,7 +59,7 @@ def block_sparse(pattern: Any, block: int | tuple[int, int] = 64) -> Mask:
 
     ``pattern`` is (query blocks, key blocks), with dimensions for heads, or batch and heads, before them.
     """
-    rank = _check_tensor("pattern", pattern, 2, 3, 4)
+    rank = check_tensor("pattern", pattern, 2, 3, 4)
     sides = (block, block) if isinstance(block, int) else tuple(block)
     for side in sides:
         _check_count("block", side, smallest=1)
@@ -77,7 +78,7 @@ def block_sparse(pattern: Any, block: int | tuple[int, int] = 64) -> Mask:
 
 def key_padding(lengths: Any) -> Mask:
     """The first ``lengths[b]`` keys of sequence b exist; the others are padding that nobody attends to."""
-    _check_tensor("lengths", lengths, 1)
+    check_tensor("lengths", lengths, 1)
     return _mask(lambda b, h, q, k: k < lengths[b])
 
 
@@ -91,14 +92,6 @@ def _position(q: Node) -> Node:
 
 def _check_count(name: str, value: object, *, smallest: int) -> None:
     if is_tensor(value):
-        _check_tensor(name, value, 1)
+        check_tensor(name, value, 1)
     elif isinstance(value, bool) or not isinstance(value, int) or not smallest <= value < 2**30:
         raise SpecError(f"{name}={show(value)} is not a count; use a whole number from {smallest} to 2**30 - 1")
-
-
-def _check_tensor(name: str, value: Any, *ranks: int) -> int:
-    if not is_tensor(value) or len(value.shape) not in ranks:
-        shape = f" of shape {tuple(value.shape)}" if is_tensor(value) else ""
-        wanted = " or ".join(map(str, ranks))
-        raise SpecError(f"{name}={show(value)}{shape} is not a tensor of {wanted} dimensions; pass one")
-    return len(value.shape)

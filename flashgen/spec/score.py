@@ -12,10 +12,11 @@ from typing import Any
 
 from flashgen.errors import SpecError
 from flashgen.expr import Score as Logit
-from flashgen.expr import Traced, is_tensor, k_len, maximum, minimum, q_len, tanh, text, trace_score
+from flashgen.expr import Traced, k_len, maximum, minimum, q_len, tanh, text, trace_score
 from flashgen.spec.form import Form, form_of
 from flashgen.spec.mask import Mask
 from flashgen.spec.show import show
+from flashgen.spec.tensors import check_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,14 +105,14 @@ def alibi(slopes: Any) -> Score:
 
     Where lengths differ, the last query stands at the last key.
     """
-    if _check_tensor("slopes", slopes, 1, 2) == 1:
+    if check_tensor("slopes", slopes, 1, 2) == 1:
         return Score.of(lambda s, b, h, q, k: s - slopes[h] * abs(q + (k_len - q_len) - k))
     return Score.of(lambda s, b, h, q, k: s - slopes[b, h] * abs(q + (k_len - q_len) - k))
 
 
 def bias(tensor: Any) -> Score:
     """``s + tensor[b, h, q, k]``; leading dimensions may be missing, and dimensions of 1 are broadcast."""
-    rank = _check_tensor("tensor", tensor, 1, 2, 3, 4)
+    rank = check_tensor("tensor", tensor, 1, 2, 3, 4)
     axes = ["0" if size == 1 else name for size, name in zip(tensor.shape, "bhqk"[4 - rank :], strict=True)]
     order = "".join(axes)
 
@@ -127,7 +128,7 @@ def relative_bias(table: Any) -> Score:
 
     ``table`` is (heads, 2 n + 1) or (2 n + 1,). Where lengths differ, the last query stands at the last key.
     """
-    rank = _check_tensor("table", table, 1, 2)
+    rank = check_tensor("table", table, 1, 2)
     width = int(table.shape[-1])
     if width % 2 == 0:
         raise SpecError(f"table has {width} entries per head; it needs an odd number: distances -n to n")
@@ -143,7 +144,7 @@ def relative_bias(table: Any) -> Score:
 
 def sink(logits: Any) -> Score:
     """A learned logit per head that competes in every row's softmax and contributes no value (gpt-oss)."""
-    _check_tensor("logits", logits, 1)
+    check_tensor("logits", logits, 1)
     traced = trace_score(lambda s, b, h, q, k: logits[h])
     return Score(Traced(Logit()), traced)
 
@@ -151,11 +152,3 @@ def sink(logits: Any) -> Score:
 def identity() -> Score:
     """The logit as it is."""
     return Score(Traced(Logit()))
-
-
-def _check_tensor(name: str, value: Any, *ranks: int) -> int:
-    if not is_tensor(value) or len(value.shape) not in ranks:
-        shape = f" of shape {tuple(value.shape)}" if is_tensor(value) else ""
-        wanted = " or ".join(map(str, ranks))
-        raise SpecError(f"{name}={show(value)}{shape} is not a tensor of {wanted} dimensions; pass one")
-    return len(value.shape)
