@@ -43,6 +43,22 @@ def backend(which: SDPBackend) -> Attention:
     return run
 
 
+def fa3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """FlashAttention-3, where its package is installed."""
+    from flash_attn_interface import flash_attn_func
+
+    out = flash_attn_func(q, k, v, causal=causal)
+    return out[0] if isinstance(out, tuple) else out
+
+
+def fa4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """FlashAttention-4, where its package is installed."""
+    from flash_attn.cute.interface import flash_attn_func
+
+    out = flash_attn_func(q, k, v, causal=causal)
+    return out[0] if isinstance(out, tuple) else out
+
+
 def flashgen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """This project's kernels behind flash-attn's name."""
     return fg.flash_attn_func(q, k, v, causal=causal)
@@ -51,6 +67,8 @@ def flashgen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) ->
 PEERS: dict[str, Attention] = {
     "fa2": backend(SDPBackend.FLASH_ATTENTION),
     "cudnn": backend(SDPBackend.CUDNN_ATTENTION),
+    "fa3": fa3,
+    "fa4": fa4,
 }
 
 

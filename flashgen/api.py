@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.arch import Arch, arch_for_capability, get_arch
-from flashgen.errors import EmulationError, LaunchError, PlanError, SpecError
+from flashgen.errors import EmulationError, LaunchError, PlanError, SerialisedError, SpecError
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import AttentionPlan, Role
 from flashgen.spec import AttentionSpec, Schedule
@@ -89,6 +89,17 @@ def make_variant(
     sources = sources_of(attention)
     if target == "emulator":
         return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources.items()})
+    try:
+        return _compiled(attention, sources)
+    except SerialisedError:
+        if not attention.kernel("forward").boxes or (schedule or Schedule()) != Schedule():
+            raise
+        # A mask or a score that needs more registers than this family has left: the kernels for all GPUs take it.
+        return make_variant(spec, Schedule(algorithm="fa2"), arch, target, access_bytes)
+
+
+def _compiled(attention: AttentionPlan, sources: Mapping[Role, KernelSource]) -> Variant:
+    """The kernels with their binaries, from the cache where it has them."""
     from flashgen.cache import default_cache
 
     cache = default_cache()
@@ -278,18 +289,22 @@ class Kernel:
         """The kernels for less aligned arguments, by the schedule that was asked for.
 
         Asynchronous copies have a least width, so the stages asked for may not exist; then the plan chooses.
+        So it does where other kernels take over that what was asked for says nothing about.
         """
+        asked = self._asked
+        if asked is not None and self.plan.kernel("forward").boxes:
+            asked = Schedule(backward=asked.backward)
 
         def made(schedule: Schedule | None) -> Variant:
             return make_variant(self.spec, schedule, self.arch, self._target_name, access_bytes)
 
         try:
-            return made(self._asked)
+            return made(asked)
         except PlanError:
-            if self._asked is None:
+            if asked is None:
                 raise
-            backward = replace(self._asked.backward, stages=None)
-            return made(replace(self._asked, stages=None, backward=backward))
+            backward = replace(asked.backward, stages=None)
+            return made(replace(asked, stages=None, backward=backward))
 
     def __repr__(self) -> str:
         return f"Kernel({self.spec.describe()}, {self.arch.name}, target={self._target_name!r})"

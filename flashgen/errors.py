@@ -31,6 +31,10 @@ class CompileError(FlashgenError, RuntimeError):
         super().__init__(message + ("\n" + log if log else ""))
 
 
+class SerialisedError(CompileError):
+    """The assembler makes tensor-core instructions wait for each other, mostly for want of registers."""
+
+
 class CacheError(FlashgenError, RuntimeError):
     """The kernel cache directory is not safe to read from."""
 

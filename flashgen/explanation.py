@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import ArgumentError, SpecError
-from flashgen.spec import AttentionSpec, Mask
+from flashgen.spec import AttentionSpec, Mask, Schedule
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from flashgen.arch import Arch
+    from flashgen.plan.model import KernelPlan
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 SYMBOLS = ".+#"
@@ -51,6 +54,10 @@ class Explanation:
     query_end: str
     #: Whether those bounds alone find the tiles, forward and backward; otherwise each tile between them is tested.
     closed: bool
+    #: What the forward kernel runs by; empty where only a mask is explained, which has no kernel.
+    algorithm: str
+    #: Why that is not FlashAttention-3, in a clause; None where it is, or where the GPU is none that has it.
+    why_not_fa3: str | None
     width: int = field(default=80, repr=False)
 
     @property
@@ -100,7 +107,7 @@ class Explanation:
         """The numbers and texts as plain values; the map is left out."""
         sizes = ("len_q", "len_kv", "tile_q", "tile_kv", "batch", "head")
         counts = ("tiles", "empty", "partial", "full", "flops", "dense_flops", "closed")
-        texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end")
+        texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end", "algorithm", "why_not_fa3")
         return {name: getattr(self, name) for name in (*sizes, *counts, *texts)}
 
     def __str__(self) -> str:
@@ -124,6 +131,10 @@ class Explanation:
         yield _labelled("", f"to before {self.query_end}")
         how = "by these bounds alone" if self.closed else "by these bounds, and a test of each tile between them"
         yield _labelled("found", how)
+        if self.algorithm:
+            yield _labelled("kernel", self.algorithm)
+        if self.why_not_fa3 is not None:
+            yield _labelled("", f"not FlashAttention-3: {self.why_not_fa3}")
         if self.tiles:
             yield ""
             yield from _map(self)
@@ -139,17 +150,19 @@ def explain(
     tile: tuple[int, int] | None = None,
     captured: Mapping[str, Any] | None = None,
     width: int = 80,
-    arch: str = "sm_80",
+    arch: str | Arch = "sm_80",
+    schedule: Schedule | None = None,
 ) -> Explanation:
     """Which tiles of one head's score matrix a spec's mask skips; nothing is evaluated pair by pair.
 
     ``spec`` may be a mask alone, or a function of b, h, q and k. Lengths that are left out are those of the
     captured tensors where they tell, else 1024. ``tile`` is (queries, keys) and by default the plan's for
-    ``arch``. ``captured`` gives tensors by name in place of those that the mask was made with.
+    ``arch`` and ``schedule``. ``captured`` gives tensors by name in place of those that the mask was made with.
     """
+    kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
     if not isinstance(spec, AttentionSpec):
         spec = AttentionSpec(64, mask=Mask.of(spec))
-    tile_q, tile_kv = _tile(spec, arch) if tile is None else tile
+    tile_q, tile_kv = _tile(kernel or _forward(spec, schedule, arch)) if tile is None else tile
     values = _captured(spec, captured or {})
     sizes = _sizes(spec, values)
     len_q = sizes.get("q", len_kv or DEFAULT_LENGTH) if len_q is None else len_q
@@ -166,6 +179,7 @@ def explain(
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= 2**30:
             raise ArgumentError(f"{name}={number!r} is out of range; use a whole number from {least} to 2**30")
     from flashgen.expr import text
+    from flashgen.plan.algorithm import why_not_fa3
 
     rule = spec.mask.rule
     env = values | {"b": batch, "h": head, "q_len": len_q, "k_len": len_kv}
@@ -185,6 +199,8 @@ def explain(
         query_begin=text(rule.query_begin),
         query_end=text(rule.query_end),
         closed=rule.hull_exact,
+        algorithm=kernel.algorithm if kernel else "",
+        why_not_fa3=why_not_fa3(kernel) if kernel else None,
         width=width,
     )
 
@@ -225,14 +241,15 @@ def _kinds_of(mask: Mask, env: Mapping[str, Any]) -> NDArray[np.uint8]:
     return np.where(visited, np.where(full, FULL, PARTIAL), EMPTY).astype(np.uint8)
 
 
-def _tile(spec: AttentionSpec, arch: str) -> tuple[int, int]:
-    """The tile of the forward kernel that would be built."""
+def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> KernelPlan:
+    """The forward kernel that would be built."""
     from flashgen.plan import plan
 
-    schedule = plan(spec, None, arch).schedule
-    assert schedule.tile_q is not None, "a plan completes its schedule"
-    assert schedule.tile_kv is not None, "a plan completes its schedule"
-    return schedule.tile_q, schedule.tile_kv
+    return plan(replace(spec, direction="forward"), schedule, arch).kernel("forward")
+
+
+def _tile(kernel: KernelPlan) -> tuple[int, int]:
+    return int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
 
 
 def _captured(spec: AttentionSpec, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashgen.launch.packing import field_offsets
+from flashgen.launch.counters import COUNTER_BYTES
+from flashgen.launch.packing import COUNTER, field_offsets
 from flashgen.launch.variant import Loadable
-from flashgen.plan.model import AttentionPlan, KernelPlan, Role
+from flashgen.plan.model import AttentionPlan, Box, KernelPlan, Role
 
 SCHEMA = 1
 
@@ -43,7 +44,33 @@ def manifest(plan: AttentionPlan, kernels: Mapping[Role, Loadable]) -> dict[str,
 def _grid(plan: KernelPlan) -> dict[str, Any]:
     if plan.fixed_blocks is not None:
         return {"blocks": plan.fixed_blocks}
-    return {"tile": plan.grid_tile, "over": plan.grid_over, "heads": plan.grid_heads, "sequences": plan.grid_batch}
+    grid = {"tile": plan.grid_tile, "over": plan.grid_over, "heads": plan.grid_heads, "sequences": plan.grid_batch}
+    if plan.is_persistent:
+        # All tiles along x, but no more blocks than run at once.
+        grid |= {"persistent": True, "most_blocks_per_multiprocessor": plan.min_blocks}
+    return grid
+
+
+def _counter(plan: KernelPlan) -> dict[str, Any] | None:
+    """Device memory that is to hold zeros before the first launch, and that one launch at a time may use."""
+    if COUNTER not in plan.params.names:
+        return None
+    return {"param": COUNTER, "bytes": COUNTER_BYTES, "initially": 0, "left_behind": 0}
+
+
+def _tensor_map(plan: KernelPlan, box: Box) -> dict[str, Any]:
+    """What ``cuTensorMapEncodeTiled`` is told; a parameter is the 128 bytes that it makes."""
+    return {
+        "param": box.parameter,
+        "tensor": box.tensor,
+        "element": plan.spec.dtype,
+        "dims": ["column", "row", "head", "sequence"],
+        "box": [box.columns, box.rows, 1, 1],
+        "element_strides": [1, 1, 1, 1],
+        "interleave": "none",
+        "swizzle_bytes": box.swizzle,
+        "fill": "zero",
+    }
 
 
 def _entry(kernel: Loadable) -> dict[str, Any]:
@@ -60,6 +87,8 @@ def _entry(kernel: Loadable) -> dict[str, Any]:
         "smem_bytes": plan.smem.bytes,
         "access_bytes": plan.access_bytes,
         "grid": _grid(plan),
+        "counter": _counter(plan),
+        "tensor_maps": [_tensor_map(plan, box) for box in plan.boxes],
         "params_bytes": plan.params.bytes,
         "params": [
             {"name": p.name, "kind": p.kind, "declared": p.declared, "offset": offsets[p.name]}

@@ -58,6 +58,7 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
+FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
@@ -189,6 +190,16 @@ FLASHGEN_DEVICE u16 to_half_bits(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
+}
+
+FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
+#endif
 }
 
 FLASHGEN_DEVICE float half_to_float(u16 bits) {
@@ -397,10 +408,6 @@ constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
-
-FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
-  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
-}
 
 FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 

@@ -66,6 +66,7 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
+FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
@@ -197,6 +198,16 @@ FLASHGEN_DEVICE u16 to_half_bits(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
+}
+
+FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
+#endif
 }
 
 FLASHGEN_DEVICE float half_to_float(u16 bits) {
@@ -405,10 +416,6 @@ constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
 FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
-
-FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
-  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
-}
 
 FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 
@@ -856,6 +863,7 @@ namespace flashgen {
 struct Range {
   i32 begin, end;
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
+  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
@@ -883,6 +891,14 @@ struct Band {
     if constexpr (has_lower) begin = larger(begin, q_begin + lower);
     if constexpr (has_upper) end = smaller(end, q_end + upper);
     return tiles_of(begin, end, tile);
+  }
+
+  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
+  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = ceil_div(len_kv, tile);
+    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
+    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
+    return {begin, end};
   }
 
   // Tiles of queries that may attend to some key of [k_begin, k_end).
@@ -929,6 +945,56 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
+      }
+    }
+  }
+}
+
+// The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
+// row are allowed is two numbers.
+template <bool has_lower, bool has_upper, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
+                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
+                               Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 row = q + 8 * h;
+    i32 first = -1, end = mask.len_kv - key;
+    if constexpr (has_lower) first = row + mask.lower - key;
+    if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
+#pragma unroll
+    for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        if (8 * n + c >= end || (has_lower && 8 * n + c < first)) values[0][n][2 * h + c] = value;
+      }
+    }
+  }
+}
+
+// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
+// of it at once, that nothing else found room.
+template <class Mask, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
+                               i32 first_q, i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  constexpr i32 blocks_per_word = 8;
+#pragma unroll
+  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
+    u32 allowed = 0;
+#pragma unroll 1
+    for (i32 i = 0; i < blocks_per_word; ++i) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      }
+    }
+#pragma unroll
+    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
       }
     }
   }

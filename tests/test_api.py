@@ -224,6 +224,44 @@ def test_a_schedule_that_unaligned_views_cannot_have_gives_way_to_one_they_can()
     assert np.abs(o - fg.oracle.forward(spec, x, x, x)[0]).max() < 4e-3
 
 
+def test_hoppers_kernels_run_on_the_emulator_and_what_they_cannot_take_runs_by_others() -> None:
+    spec = fg.AttentionSpec(64, dtype="fp16", mask=fg.causal(), direction="forward")
+    schedule = fg.Schedule(tile_kv=112, warps=fg.WarpPartition("specialized", consumers=3))
+    kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
+    assert kernel.plan.kernel("forward").boxes
+    flat = np.random.default_rng(0).standard_normal(200 * 3 * 64 + 8).astype(np.float16)
+    # NumPy's own arrays may lie anywhere.
+    first = -flat.ctypes.data % 16 // 2
+    for offset in (first, first + 1):
+        x = flat[offset : offset + 200 * 3 * 64].reshape(1, 200, 3, 64)
+        for keys in (x[:, :90], x[:, ::-1], x[:, :0]):
+            o, lse = kernel(x, keys, keys)
+            exact, exact_lse = fg.oracle.forward(spec, x, keys, keys)
+            np.testing.assert_allclose(o, exact, atol=4e-3)
+            np.testing.assert_allclose(lse, exact_lse, atol=1e-5)
+
+
+def test_tensor_maps_and_counters_of_saved_kernels_can_be_made_by_hand(tmp_path: Path) -> None:
+    spec = fg.AttentionSpec(64, dtype="fp16", direction="forward")
+    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    kernel.save(tmp_path)
+    (entry,) = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
+    plan = kernel.plan.kernel("forward")
+    params = {p["name"]: p for p in entry["params"]}
+    assert entry["grid"]["persistent"]
+    assert entry["grid"]["most_blocks_per_multiprocessor"] == plan.min_blocks
+    assert entry["counter"] == {"param": "counter", "bytes": 8, "initially": 0, "left_behind": 0}
+    assert [(m["tensor"], m["element"], m["swizzle_bytes"]) for m in entry["tensor_maps"]] == [
+        (tensor, "fp16", 128) for tensor in "qkvo"
+    ]
+    for box, described in zip(plan.boxes, entry["tensor_maps"], strict=True):
+        assert described["box"] == [box.columns, box.rows, 1, 1]
+        assert params[described["param"]]["kind"] == "map"
+        assert params[described["param"]]["offset"] % 64 == 0
+    assert params["v"]["offset"] == 4 * 128
+    assert entry["params_bytes"] % 64 == 0
+
+
 def test_equal_specs_with_other_captured_tensors_keep_their_own() -> None:
     q, k, v = (np.random.default_rng(i).standard_normal((1, 20, 2, 16)).astype(np.float16) for i in range(3))
     results = []

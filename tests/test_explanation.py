@@ -103,6 +103,7 @@ def test_it_is_drawn() -> None:
         "queries from maximum(0, k_lo + q_len - k_len)\n"
         "        to before q_len\n"
         "found   by these bounds alone\n"
+        "kernel  FlashAttention-2\n"
         "\n"
         "queries down, keys across; . skipped  + partial  # full\n"
         "        0\n"
@@ -111,6 +112,45 @@ def test_it_is_drawn() -> None:
         "    128 ##+.\n"
         "    192 ###+"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "arch", "algorithm", "reason"),
+    [
+        ({}, "sm_90a", "FlashAttention-3", None),
+        ({"dtype": "fp32"}, "sm_90a", "FlashAttention-2", "dtype is 'fp32'"),
+        ({"head_dim": 80}, "sm_90a", "FlashAttention-2", "it is made for head_dim 64"),
+        ({}, "sm_90", "FlashAttention-2", "it needs sm_90a, and this is sm_90"),
+        ({}, "sm_80", "FlashAttention-2", None),
+        ({}, "sm_100a", "FlashAttention-2", None),
+    ],
+)
+def test_the_algorithm_is_named_and_on_hopper_why_it_is_not_the_newest(
+    fields: dict[str, Any], arch: str, algorithm: str, reason: str | None
+) -> None:
+    found = fg.explain(fg.AttentionSpec(**{"head_dim": 128} | fields), 256, arch=arch)
+    assert found.algorithm == found.as_dict()["algorithm"] == algorithm
+    assert f"\nkernel  {algorithm}\n" in str(found)
+    if reason is None:
+        assert found.why_not_fa3 is None
+        assert "not FlashAttention-3" not in str(found)
+    else:
+        assert reason in found.as_dict()["why_not_fa3"]
+        assert f"\n        not FlashAttention-3: {found.why_not_fa3}\n" in str(found)
+
+
+def test_a_schedule_that_is_asked_for_is_explained() -> None:
+    spec = fg.AttentionSpec(128)
+    found = fg.explain(spec, 256, arch="sm_90a", schedule=fg.Schedule(algorithm="fa2", tile_kv=32))
+    assert found.why_not_fa3 == "algorithm='fa2' was asked for"
+    assert found.tile_kv == 32
+    assert fg.explain(spec, 256, arch="sm_90a").tile_kv == plan(spec, None, "sm_90a").schedule.tile_kv
+
+
+def test_a_mask_alone_has_no_kernel() -> None:
+    found = fg.explain(fg.causal(), 256, arch="sm_90a")
+    assert (found.algorithm, found.why_not_fa3) == ("", None)
+    assert "kernel" not in str(found)
 
 
 def test_a_large_map_is_drawn_small() -> None:

@@ -25,6 +25,8 @@ class Arch:
     has_bf16: bool
     #: Four-wide float reductions to global memory (red.global.add.v4.f32).
     has_vector_reduction: bool
+    #: Matrix products by warpgroups (wgmma), which the forward kernel of FlashAttention-3 is made of.
+    has_wgmma: bool
     #: The assembler finds no room for 32 rows of 64 scores beside 128 columns of output (measured: it spills).
     spills_wide_tiles: bool
     #: It finds none for the copies of four warps beside 128 columns of float output (measured: it spills).
@@ -41,9 +43,14 @@ class Arch:
         """Cubins run only within their major capability."""
         return self.capability // 10
 
+    @property
+    def is_specific(self) -> bool:
+        """Whether cubins run on this very compute capability only: what instructions of one generation cost."""
+        return self.name.endswith("a")
+
     def runs_on(self, capability: int) -> bool:
         """Whether a cubin for this architecture loads on a device of that compute capability."""
-        if self.name.endswith("a"):
+        if self.is_specific:
             return self.capability == capability
         return self.major == capability // 10 and self.capability <= capability
 
@@ -60,6 +67,7 @@ def _row(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int, exam
         has_cp_async=digits >= 80,
         has_bf16=digits >= 80,
         has_vector_reduction=digits >= 90,
+        has_wgmma=name == "sm_90a",
         spills_wide_tiles=digits >= 100,
         spills_float_copies=86 <= digits < 90,
         example=example,
@@ -96,12 +104,15 @@ def get_arch(name: str | Arch) -> Arch:
 
 
 def arch_for_capability(capability: int) -> Arch:
-    """The best row whose cubins load on a device of this compute capability."""
-    fitting = [a for a in ARCHS.values() if a.runs_on(capability) and not a.name.endswith("a")]
+    """The best row whose cubins load on a device of this compute capability.
+
+    That is one for this generation alone where it has instructions that kernels use, and no other row has.
+    """
+    fitting = [a for a in ARCHS.values() if a.runs_on(capability) and (a.has_wgmma or not a.is_specific)]
     if not fitting:
         major, minor = divmod(capability, 10)
         raise PlanError(
             f"compute capability {major}.{minor} is not supported; flashgen knows {', '.join(ARCHS)} "
             "and later minor versions of each"
         )
-    return max(fitting, key=lambda a: a.capability)
+    return max(fitting, key=lambda a: (a.capability, a.has_wgmma))

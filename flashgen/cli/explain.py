@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from flashgen.cli import talk
-from flashgen.cli.builder import plan_all
 from flashgen.cli.exits import UsageError
 from flashgen.cli.gpus import archs_to_build
 from flashgen.cli.options import with_kernel_options
@@ -35,16 +34,22 @@ def explain(
     """Draw which tiles of the score matrix a mask skips, and say what the rest costs."""
     from flashgen.explanation import DEFAULT_LENGTH, explain
 
-    archs = archs_to_build(request.archs, ())[:1]
-    (plan,) = plan_all(request.spec, request.schedule, archs)
-    tile = plan.schedule.tile_q, plan.schedule.tile_kv
+    arch = archs_to_build(request.archs, ())[0]
     queries = len_q if len_q is not None else len_kv if len_kv is not None else DEFAULT_LENGTH
     keys = queries if len_kv is None else len_kv
-    options = {"batch": batch, "head": head, "tile": tile, "width": talk.stdout().width}
-    values = _drawn(request.spec, queries, keys, batch, head)
-    found = explain(request.spec, queries, keys, captured=values, **options)  # type: ignore[arg-type]
+    found = explain(
+        request.spec,
+        queries,
+        keys,
+        batch=batch,
+        head=head,
+        captured=_drawn(request.spec, queries, keys, batch, head),
+        width=talk.stdout().width,
+        arch=arch,
+        schedule=request.schedule,
+    )
     if json:
-        talk.print_json({"schema": 1, "arch": plan.arch.name, **found.as_dict()})
+        talk.print_json({"schema": 1, "arch": arch.name, **found.as_dict()})
     else:
         talk.print_text(str(found))
 

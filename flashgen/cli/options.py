@@ -64,7 +64,27 @@ def kernel_options(
     warps: Annotated[int | None, _option(SCHEDULE, "--warps", "Warps per block: 1, 2, 4, 8 or 16.")] = None,
     warp_partition: Annotated[
         str | None,
-        _option(SCHEDULE, "--warp-partition", "Warps own query rows, or key columns.", "split-q|split-k"),
+        _option(
+            SCHEDULE,
+            "--warp-partition",
+            "Warps own query rows, or key columns; or some copy and others compute.",
+            "split-q|split-k|specialized",
+        ),
+    ] = None,
+    consumers: Annotated[
+        int | None, _option(SCHEDULE, "--consumers", "Of specialized: warpgroups that compute, 1 to 3.")
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        _option(SCHEDULE, "--algorithm", "Of the forward kernel: for all GPUs, or for sm_90a.", "fa2|fa3"),
+    ] = None,
+    softmax: Annotated[
+        str | None,
+        _option(SCHEDULE, "--softmax", "Of fa3: what exponentials are relative to.", "anchored|running-max"),
+    ] = None,
+    registers: Annotated[
+        str | None,
+        _option(SCHEDULE, "--registers", "Of fa3: per thread, multiples of 8.", "PRODUCERS,CONSUMERS"),
     ] = None,
     backward_tile_q: Annotated[int | None, _option(SCHEDULE, "--backward-tile-q", "--tile-q, backward.")] = None,
     backward_tile_kv: Annotated[int | None, _option(SCHEDULE, "--backward-tile-kv", "--tile-kv, backward.")] = None,
@@ -102,6 +122,10 @@ def kernel_options(
             "stages": stages,
             "warps": warps,
             "warp_partition": warp_partition,
+            "consumers": consumers,
+            "algorithm": algorithm,
+            "softmax": softmax,
+            "registers": registers,
         },
         backward={
             "tile_q": backward_tile_q,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.cli.builder import BuiltAttention, BuiltKernel, Files
+from flashgen.plan.algorithm import describe_algorithm, why_not_fa3
 from flashgen.plan.model import AttentionPlan, KernelPlan
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def _kernel_json(kernel: BuiltKernel, files: Files) -> dict[str, Any]:
         "pass": kernel.plan.pass_,
         "arch": kernel.plan.arch.name,
         "algorithm": kernel.plan.algorithm,
+        "why_not_fa3": why_not_fa3(kernel.plan),
         "source": str(source) if source else None,
         "cubin": str(cubin) if cubin else None,
         "registers": kernel.binary.resources.registers,
@@ -69,6 +71,7 @@ def print_report(
     _line(console, "spec", spec.describe())
     for attention in built:
         _line(console, "plan", describe_arch(attention.plan))
+        _line(console, "", describe_algorithm(attention.plan.kernel("forward")))
         talk.print_rows(_kernel_rows(attention), LABEL_WIDTH, {COLUMNS[0]: "dim"})
     if files.directory is not None:
         _line(console, "files", str(files.directory))
@@ -90,7 +93,7 @@ def describe_tiles(kernel: KernelPlan) -> tuple[str, str, str]:
     values = {member.name: member.value for member in kernel.config}
     warps = str(kernel.threads // 32)
     if kernel.role == "forward":
-        warps += " split_k" if values.get("split_k") else " split_q"
+        warps += " specialized" if "consumers" in values else " split_k" if values.get("split_k") else " split_q"
     if kernel.fixed_blocks is not None:
         return "-", "-", warps
     if "tile_kv" not in values:
@@ -107,7 +110,7 @@ def _kernel_rows(attention: BuiltAttention) -> list[tuple[str, ...]]:
             (
                 kernel.plan.role,
                 *describe_tiles(kernel.plan),
-                str(resources.registers),
+                _registers(kernel),
                 f"{resources.spill_bytes} B",
                 _kib(smem_bytes(kernel)),
                 _occupancy(kernel),
@@ -115,6 +118,14 @@ def _kernel_rows(attention: BuiltAttention) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def _registers(kernel: BuiltKernel) -> str:
+    """What each thread has: from the start, or once producers have handed theirs to consumers."""
+    values = {member.name: member.value for member in kernel.plan.config}
+    if "consumer_registers" not in values:
+        return str(kernel.binary.resources.registers)
+    return f"{values['producer_registers']}, {values['consumer_registers']}"
 
 
 def _occupancy(kernel: BuiltKernel) -> str:

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 #: How many warps share the tile when only their partition is named.
 DEFAULT_WARPS = 4
+#: How many warpgroups compute when specialised ones are asked for, and no more is said.
+DEFAULT_CONSUMERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +176,14 @@ def _schedule(
     violations: Violations, base: Schedule, forward: dict[str, Any], backward: dict[str, Any]
 ) -> Schedule | None:
     """``base`` with every option that is given in place of what it says; None when nothing is said at all."""
-    partition = violations.attempt(lambda: _partition(base.warps, forward["warps"], forward["warp_partition"]))
-    tiles = _over(base, {name: forward[name] for name in ("tile_q", "tile_kv", "stages")})
+    partition = violations.attempt(
+        lambda: _partition(base.warps, forward["warps"], forward["warp_partition"], forward["consumers"])
+    )
+    registers = violations.attempt(lambda: _registers(forward["registers"]))
+    plain = {name: forward[name] for name in ("tile_q", "tile_kv", "stages", "algorithm", "softmax")}
+    fields = _over(base, plain | {"registers": registers})
     back = violations.attempt(lambda: BackwardSchedule(**_over(base.backward, backward)))
-    schedule = violations.attempt(lambda: Schedule(**tiles, warps=partition, backward=back or BackwardSchedule()))
+    schedule = violations.attempt(lambda: Schedule(**fields, warps=partition, backward=back or BackwardSchedule()))
     return None if schedule == Schedule() else schedule
 
 
@@ -185,11 +191,32 @@ def _over(base: object, options: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(base, name) if value is None else value for name, value in options.items()}
 
 
-def _partition(base: WarpPartition | None, count: int | None, kind: str | None) -> WarpPartition | None:
-    if count is None and kind is None:
+def _partition(
+    base: WarpPartition | None, count: int | None, kind: str | None, consumers: int | None
+) -> WarpPartition | None:
+    if count is None and kind is None and consumers is None:
         return base
     if kind is None:
-        kind = base.kind if base else "split_q"
-    if count is None:
-        count = base.count if base else DEFAULT_WARPS
-    return WarpPartition(cast(PartitionKind, kind.replace("-", "_")), count)
+        kind = "specialized" if consumers is not None else base.kind if base else "split_q"
+    kind = kind.replace("-", "_")
+    same = base if base and base.kind == kind else None
+    if kind == "specialized":
+        if count is not None:
+            raise SpecError(f"warps={count} is not said of specialized warps; give --consumers N (1 to 3) instead")
+        if consumers is None:
+            consumers = same.consumers if same else DEFAULT_CONSUMERS
+    elif count is None:
+        count = same.count if same else DEFAULT_WARPS
+    return WarpPartition(cast(PartitionKind, kind), count, consumers=consumers)
+
+
+def _registers(text: str | None) -> tuple[int, ...] | None:
+    """Numbers from ``PRODUCERS,CONSUMERS``; whether they are right is the schedule's to say."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SpecError(
+            f"registers={text!r} is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"
+        ) from None

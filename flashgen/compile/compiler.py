@@ -9,7 +9,7 @@ from flashgen import settings
 from flashgen.compile.binary import Binary
 from flashgen.compile.options import options_for, ptx_options_for
 from flashgen.compile.resources import parse_resources, serialisation_warnings
-from flashgen.errors import CompileError, SpecError
+from flashgen.errors import CompileError, SerialisedError, SpecError
 
 if TYPE_CHECKING:
     from flashgen.render import KernelSource
@@ -32,7 +32,7 @@ def compile_source(source: KernelSource) -> Binary:
     _dump(source.name, "ptx", result.ptx.encode())
     _dump(source.name, "cubin", result.cubin)
     if serialised := serialisation_warnings(result.log):
-        raise CompileError(
+        raise SerialisedError(
             f"{source.name}: the assembler makes the wgmma instructions wait for each other, which costs "
             "most of their speed; keep their registers untouched between issue and wait",
             "\n".join(serialised),

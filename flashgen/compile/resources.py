@@ -12,7 +12,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
 _SMEM = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 #: The messages that say wgmma instructions wait for each other; C7517 tells of one harmless wait.
-_SERIALISED = re.compile(r"\(C75(?:0[89]|1[0-689])\)")
+_SERIALISED = re.compile(r"\(C75(?!17)\d\d\)")
 
 
 def parse_resources(log: str, name: str) -> Resources | None:

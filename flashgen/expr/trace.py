@@ -12,9 +12,8 @@ from flashgen.expr.blame import Span, span_of_traceback, tracing, with_line
 from flashgen.expr.build import as_node, can_be_node, to_float
 from flashgen.expr.capture import Captures
 from flashgen.expr.captured import Captured
-from flashgen.expr.nodes import INDICES, Index, Load, Node, Scalar, Score
-from flashgen.expr.traced import Traced, check_size
-from flashgen.expr.visit import postorder
+from flashgen.expr.nodes import INDICES, Index, Node, Score
+from flashgen.expr.traced import Traced, check_size, with_used
 
 _PAIR = tuple(Index(name) for name in INDICES)
 
@@ -45,14 +44,7 @@ def _traced(function: Callable[..., Any], what: str, arguments: tuple[Node, ...]
     except TraceError as error:
         span = _definition(function)
         raise TraceError(with_line(span, str(error)) if span else str(error)) from None
-    used = {
-        n.name if isinstance(n, Scalar) else n.tensor.name for n in postorder(root) if isinstance(n, (Scalar, Load))
-    }
-    return Traced(
-        root,
-        {name: value for name, value in captures.scalars.items() if name in used},
-        {name: value for name, value in captures.tensors.items() if name in used},
-    )
+    return with_used(root, captures.scalars, captures.tensors)
 
 
 def _check_signature(function: Callable[..., Any], what: str, names: str, arguments: tuple[Node, ...]) -> None:

@@ -46,13 +46,13 @@ class Traced:
         return self._with("|", other)
 
     def __invert__(self) -> Traced:
-        return Traced(unary("~", self.root), self.scalars, self.tensors)
+        return with_used(unary("~", self.root), self.scalars, self.tensors)
 
     def then(self, outer: Traced) -> Traced:
         """The score that applies ``outer`` to the result of this one."""
         outer = outer.renamed(self)
         root = substitute(outer.root, {Score(): self.root})
-        return Traced(root, {**self.scalars, **outer.scalars}, {**self.tensors, **outer.tensors})
+        return with_used(root, {**self.scalars, **outer.scalars}, {**self.tensors, **outer.tensors})
 
     def renamed(self, other: Traced) -> Traced:
         """The same with names that do not clash with the other's; what both captured keeps one name."""
@@ -68,7 +68,7 @@ class Traced:
                 taken.add(names[name])
         if not names:
             return self
-        return Traced(
+        return with_used(
             _with_names(self.root, names),
             {names.get(name, name): value for name, value in self.scalars.items()},
             {names.get(name, name): value for name, value in self.tensors.items()},
@@ -76,11 +76,21 @@ class Traced:
 
     def _with(self, op: str, other: Traced) -> Traced:
         other = other.renamed(self)
-        return Traced(
+        return with_used(
             binary(op, self.root, other.root),
             {**self.scalars, **other.scalars},
             {**self.tensors, **other.tensors},
         )
+
+
+def with_used(root: Node, scalars: Mapping[str, int | float], tensors: Mapping[str, Any]) -> Traced:
+    """The tree with those captured values that it uses: what was simplified away is captured no longer."""
+    used = {n.name if isinstance(n, Scalar) else n.tensor.name for n in postorder(root) if isinstance(n, Scalar | Load)}
+    return Traced(
+        root,
+        {name: value for name, value in scalars.items() if name in used},
+        {name: value for name, value in tensors.items() if name in used},
+    )
 
 
 def _same_number(a: object, b: object) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo, contiguous_strides
-from flashgen.launch.packing import Packer, parameter_values
-from flashgen.launch.target import Buffer, Ready, Step
+from flashgen.launch.packing import Packer, Value, parameter_values
+from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.captured import gradient_parameters
 from flashgen.plan.expressions import captured_parameters
-from flashgen.plan.model import Problem, Role
+from flashgen.plan.model import KernelPlan, Problem, Role
 
 #: Launch order of a backward pass; roles that a plan lacks are left out.
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
@@ -44,22 +44,26 @@ class Call(NamedTuple):
     outputs: tuple[Output, ...]
 
 
-def make_ready(variant: Variant, handles: Mapping[Role, Any]) -> dict[Role, Ready]:
-    """Loaded kernels by role, with what every launch of them needs."""
+def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Ready]:
+    """A variant's kernels, loaded, by role, with what every launch of them needs."""
+    handles = target.load(variant, device)
     # Every kernel of a call is handed the same addresses, whether it reads what was captured or not.
     expressions = variant.plan.kernels[0].expressions
     order = captured_parameters(expressions), gradient_parameters(expressions)
-    return {
-        role: Ready(handles[role], kernel.plan, kernel.plan.smem.bytes, Packer(kernel.plan.params, *order))
-        for role, kernel in variant.kernels.items()
-    }
+    ready = {}
+    for role, kernel in variant.kernels.items():
+        plan = kernel.plan
+        packer = Packer(plan.params, *order, boxes=plan.boxes, map_address=target.map_address)
+        most = target.multiprocessors(device) * plan.min_blocks if plan.is_persistent else None
+        ready[role] = Ready(handles[role], plan, plan.smem.bytes, packer, most)
+    return ready
 
 
 def make_steps(
     kernels: Mapping[Role, Ready],
     roles: Sequence[Role],
     problem: Problem,
-    values: Mapping[str | None, float],
+    values: Mapping[str | None, Value],
 ) -> tuple[Step, ...]:
     """The launches for those of ``roles`` that exist and have anything to do."""
     steps = []
@@ -75,8 +79,21 @@ def make_steps(
                 f"CUDA launches at most {MAX_GRID}: split the batch or the heads"
             )
         if all(grid):
-            steps.append(Step(kernel, grid, kernel.packer.template(values)))
+            template = kernel.packer.template({**values, **tile_counts(kernel.plan, problem)})
+            steps.append(Step(kernel, _started(kernel, grid), template))
     return tuple(steps)
+
+
+def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The blocks to start."""
+    return grid if kernel.most_blocks is None else (min(grid[0], kernel.most_blocks), 1, 1)
+
+
+def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
+    """What a kernel whose blocks take tiles from a counter is told of these."""
+    if not plan.is_persistent:
+        return {}
+    return {"q_tiles": -(-problem.len_q // plan.grid_tile), "tiles": plan.grid(problem)[0]}
 
 
 def forward_outputs(problem: Problem, head_dim_v: int, dtype: str) -> tuple[Output, ...]:
@@ -107,7 +124,7 @@ def call_values(
     scale: float,
     inputs: Sequence[ArrayInfo],
     outputs: Sequence[Output],
-) -> dict[str | None, float]:
+) -> dict[str | None, Value]:
     """All parameter values but addresses; arrays without strides of their own (lse, dsum ...) bring none."""
     strides = [(_PARAMETER_NAMES.get(a.name, a.name), a.strides) for a in inputs if len(a.shape) == 4]
     strides += [(o.name, contiguous_strides(o.shape)) for o in outputs if len(o.shape) == 4]

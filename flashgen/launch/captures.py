@@ -100,13 +100,16 @@ class Captures:
                         f"with {index.name}, and this call has {needed[index.name]}; give it as many"
                     )
 
-    def tables(self, infos: Sequence[ArrayInfo]) -> tuple[Output, ...]:
-        """Workspaces for the tables of extremes: two 32-bit numbers per entry."""
+    def tables(self, infos: Sequence[ArrayInfo], stretch: int) -> tuple[Output, ...]:
+        """Workspaces for the tables of extremes: two 32-bit numbers per entry.
+
+        ``stretch`` is that of the kernels that will run: others, for other alignments, may have narrower tiles.
+        """
         shapes = {info.name: info.shape for info in infos}
         made = []
         for table in self._expressions.tables:
             *others, length = (n for i, n in sorted(enumerate(shapes[table.tensor]), key=lambda x: x[0] == table.axis))
-            entries = math.prod(others) * -(-length // self._expressions.stretch)
+            entries = math.prod(others) * -(-length // stretch)
             made.append(Output(table.parameter, (2 * entries,), "fp32"))
         return tuple(made)
 

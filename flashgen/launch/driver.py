@@ -77,6 +77,11 @@ class CudaDriver:
         minor = self.call("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)
         return 10 * int(major) + int(minor)
 
+    def multiprocessors(self, device: int) -> int:
+        """How many multiprocessors a device has."""
+        attribute = self.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return int(self.call("cuDeviceGetAttribute", attribute, self._device(device)))
+
     def _device(self, device: int) -> Any:
         if not 0 <= device < self.device_count():
             raise LaunchError(f"cuda:{device} does not exist; this process sees {self.device_count()} GPU(s)")
@@ -148,6 +153,24 @@ class CudaDriver:
     def free(self, pointer: int, stream: int) -> None:
         """Returns memory of ``allocate`` in stream order."""
         self.call("cuMemFreeAsync", pointer, stream)
+
+    def allocate_zeroed(self, nbytes: int) -> int:
+        """Zeroed memory of the current context's device, for good; no graph that is being captured takes notice."""
+        # Unless told otherwise, allocating would break what any thread captures, and so would the default stream.
+        mode = self.call(
+            "cuThreadExchangeStreamCaptureMode", self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        )
+        try:
+            pointer = int(self.call("cuMemAlloc", nbytes))
+            stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            try:
+                self.call("cuMemsetD8Async", pointer, 0, nbytes, stream)
+                self.call("cuStreamSynchronize", stream)
+            finally:
+                self.call("cuStreamDestroy", stream)
+        finally:
+            self.call("cuThreadExchangeStreamCaptureMode", mode)
+        return pointer
 
 
 _driver: CudaDriver | None = None

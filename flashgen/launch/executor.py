@@ -9,7 +9,8 @@ from typing import Any
 from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch.arguments import check_backward, check_forward, check_scale
-from flashgen.launch.array import Framework, alignment, canonical
+from flashgen.launch.array import MAX_ACCESS_BYTES, ArrayInfo, Framework, alignment, canonical
+from flashgen.launch.boxes import encoded_maps
 from flashgen.launch.call import (
     BACKWARD_OUTPUTS,
     BACKWARD_ROLES,
@@ -24,6 +25,7 @@ from flashgen.launch.call import (
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.gradients import Gradients
+from flashgen.launch.packing import Value
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
@@ -54,6 +56,7 @@ class Executor:
         self._workspace_floats = workspace_floats
         self._default = max(k.access_bytes for k in variant.plan.kernels)
         self._variants = {self._default: variant}
+        self._forward_plan = variant.plan.kernel("forward")
         self._loaded: dict[tuple[int, int, bool], Mapping[Role, Ready]] = {}
         self._lock = threading.Lock()
         expressions = variant.plan.kernels[0].expressions
@@ -143,6 +146,8 @@ class Executor:
         """Compiles and loads a variant now (the default one unless ``access_bytes`` names another)."""
         access = self._default if access_bytes is None else min(access_bytes, self._default)
         self._kernels(access, device, None)
+        if access == MAX_ACCESS_BYTES and self._forward_plan.boxes and not self.target.takes_maps(device):
+            self._kernels(access // 2, device, None)
         if captured_gradients:
             self._kernels(access, device, None, captured=True)
 
@@ -175,27 +180,40 @@ class Executor:
         problem = check(spec, *infos, on_host=self.target.on_host)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
+        maps: Mapping[str | None, Value] = {}
+        if pass_ == "forward":
+            outputs = forward_outputs(problem, spec.head_dim_v, spec.dtype)
+            access, maps = self._mapped(access, problem, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
         roles = _ROLES[pass_]
         if captured_gradients:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
-        if pass_ == "forward":
-            outputs = forward_outputs(problem, spec.head_dim_v, spec.dtype)
-        else:
+        if pass_ == "backward":
             workspace = self._workspace_floats(self._variants[access].plan, problem)
             outputs = backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspace)
         band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band else (0, 0)
         factor = spec.default_scale if scale is None else scale
-        values = call_values(problem, band, factor, infos, outputs)
+        values = {**call_values(problem, band, factor, infos, outputs), **maps}
         if self._captures is not None:
             self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
             values |= self._captures.values(extra)
             if captured_gradients:
                 outputs += self._gradients.outputs(extra)
                 values |= self._gradients.values(extra, problem)
-            outputs += self._captures.tables(extra)
+            expressions = self._variants[access].plan.kernels[0].expressions
+            assert expressions is not None, "all variants evaluate the same"
+            outputs += self._captures.tables(extra, expressions.stretch)
         return Call(device, make_steps(kernels, roles, problem, values), outputs)
+
+    def _mapped(
+        self, access: int, problem: Problem, arrays: Sequence[ArrayInfo], device: int
+    ) -> tuple[int, Mapping[str | None, Value]]:
+        """The alignment to plan a forward call for, and its tensor maps: kernels for less than the widest take none."""
+        if access < MAX_ACCESS_BYTES:
+            return access, {}
+        maps = encoded_maps(self._forward_plan, problem, arrays, self.target, device)
+        return (access // 2, {}) if maps is None else (access, maps)
 
     def _kernels(self, access: int, device: int, stream: int | None, *, captured: bool = False) -> Mapping[Role, Ready]:
         """The loaded kernels for an alignment, those of captured gradients or the others, in the order in which
@@ -214,8 +232,7 @@ class Executor:
             if access not in self._variants:
                 self._variants[access] = self._make_variant(access)
             if key not in self._loaded:
-                variant = self._variants[access].part(captured=captured)
-                self._loaded[key] = make_ready(variant, self.target.load(variant, device))
+                self._loaded[key] = make_ready(self._variants[access].part(captured=captured), self.target, device)
         return self._loaded[key]
 
     def _buffers(

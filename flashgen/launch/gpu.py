@@ -8,9 +8,12 @@ from os import getpid
 from typing import Any
 
 from flashgen.errors import LaunchError
+from flashgen.launch.boxes import address_can_be_written, holds_address
+from flashgen.launch.counters import Counters, counters_of
 from flashgen.launch.driver import CudaDriver, check_process, get_driver
 from flashgen.launch.packing import Scratch
 from flashgen.launch.target import Buffer, Step
+from flashgen.launch.tensor_map import GPU_ADDRESS, TensorMap
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import Role
 
@@ -20,12 +23,15 @@ class GpuTarget:
 
     name = "gpu"
     on_host = False
+    map_address = GPU_ADDRESS
 
     def __init__(self, driver: CudaDriver | None = None) -> None:
         self._driver = driver
         self._scratch = Scratch()
         self._contexts: dict[int, int] = {}
         self._libraries: dict[int, Any] = {}
+        self._counters: dict[int, Counters] = {}
+        self._takes_maps: dict[int, bool] = {}
         self._lock = threading.Lock()
 
     @property
@@ -48,6 +54,8 @@ class GpuTarget:
         with self._lock:
             self._contexts[device] = driver.primary_context(device)
             with driver.on(device):
+                if any(kernel.plan.is_persistent for kernel in variant.kernels.values()):
+                    self._counters[device] = counters_of(driver, device)
                 return {role: self._function(variant, role) for role in variant.kernels}
 
     def _function(self, variant: Variant, role: Role) -> Any:
@@ -78,6 +86,31 @@ class GpuTarget:
         with self.driver.on(device):
             return self.driver.is_capturing(stream)
 
+    def multiprocessors(self, device: int) -> int:
+        """As many as the device has."""
+        return self.driver.multiprocessors(device)
+
+    def takes_maps(self, device: int) -> bool:
+        """Whether the driver's tensor maps hold the address where a launch writes it."""
+        if device not in self._takes_maps:
+            driver = self.driver
+            with driver.on(device):
+                found = address_can_be_written(lambda sample: sample.for_gpu(driver), GPU_ADDRESS)
+            self._takes_maps[device] = found
+        return self._takes_maps[device]
+
+    def encode(self, maps: Sequence[TensorMap], device: int) -> tuple[bytes, ...] | None:
+        """As the driver encodes them; None if it refuses one of them."""
+        driver = self.driver
+        if not self.takes_maps(device):
+            return None
+        with driver.on(device):
+            try:
+                encoded = tuple(m.for_gpu(driver) for m in maps)
+            except LaunchError:
+                return None
+        return encoded if all(holds_address(data, GPU_ADDRESS) for data in encoded) else None
+
     def launch(
         self,
         steps: Sequence[Step],
@@ -96,7 +129,10 @@ class GpuTarget:
             scratch, launch_kernel, success = self._scratch, driver.launch_kernel, driver.success
             memory, params = scratch.memory, scratch.kernel_params
             for kernel, grid, template in steps:
-                kernel.packer.write(memory, template, pointers)
+                packer = kernel.packer
+                if packer.takes_counter:
+                    pointers = (*pointers, self._counters[device].address(stream))
+                packer.write(memory, template, pointers)
                 (status,) = launch_kernel(
                     kernel.handle,
                     *grid,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from flashgen.launch.packing import Scratch
+from flashgen.errors import EmulationError
+from flashgen.launch.counters import COUNTER_BYTES
+from flashgen.launch.packing import COUNTER, Scratch
 from flashgen.launch.target import Buffer, Step
+from flashgen.launch.tensor_map import EMULATED_ADDRESS, TensorMap
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import Role
 
@@ -22,6 +26,9 @@ class Guarded(Protocol):
         """Copies all that was written to where it belongs."""
 
 
+#: Few, so that small problems have more tiles than blocks.
+_MULTIPROCESSORS = 3
+
 #: ``guard((name, address, bytes, writable) of each stretch of memory, "end" or "begin")``.
 Guard = Callable[[Iterable[tuple[str, int, int, bool]], Any], Guarded]
 
@@ -31,6 +38,7 @@ class HostTarget:
 
     name = "emulator"
     on_host = True
+    map_address = EMULATED_ADDRESS
 
     def __init__(self, load: Callable[[Any], Any], guard: Guard | None = None) -> None:
         self._load = load
@@ -51,6 +59,18 @@ class HostTarget:
         """No graphs are captured on a CPU."""
         return False
 
+    def multiprocessors(self, device: int) -> int:
+        """Some that are not there."""
+        return _MULTIPROCESSORS
+
+    def takes_maps(self, device: int) -> bool:
+        """The emulator's layout is our own."""
+        return True
+
+    def encode(self, maps: Sequence[TensorMap], device: int) -> tuple[bytes, ...] | None:
+        """As the emulator reads them."""
+        return tuple(m.for_emulator() for m in maps)
+
     def launch(
         self,
         steps: Sequence[Step],
@@ -63,6 +83,10 @@ class HostTarget:
         options = dict(self.options)
         side = options.pop("guard", "end")
         guarded = None
+        counter = ctypes.create_string_buffer(COUNTER_BYTES)
+        if any(step.kernel.packer.takes_counter for step in steps):
+            pointers = (*pointers, ctypes.addressof(counter))
+            buffers = (*buffers, Buffer(COUNTER, pointers[-1], COUNTER_BYTES, writable=True))
         if self._guard is not None:
             guarded = self._guard([(b.name, b.address, b.bytes, b.writable) for b in buffers], side)
             pointers = [guarded.moved(pointer) for pointer in pointers]
@@ -72,5 +96,20 @@ class HostTarget:
             kernel.packer.write(memory, template, pointers)
             params = bytes(memory[: kernel.packer.size])
             kernel.handle.launch(grid, params, buffers, **options)
+            if kernel.packer.takes_counter:
+                _check_counter(kernel.plan.name, pointers[-1])
         if guarded is not None:
             guarded.hand_back()
+
+
+def _check_counter(kernel: str, address: int) -> None:
+    """The next launch relies on what this one leaves."""
+    left = ctypes.string_at(address, COUNTER_BYTES)
+    if any(left):
+        words = [int.from_bytes(left[i : i + 4], "little") for i in range(0, COUNTER_BYTES, 4)]
+        raise EmulationError(
+            f"counter not put back: {kernel} left {words} in its counter, and the next launch needs zeros; "
+            "the last of its blocks must put them there",
+            kind="counter not put back",
+            kernel=kernel,
+        )

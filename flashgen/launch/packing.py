@@ -16,15 +16,21 @@ from operator import itemgetter
 from typing import Any
 
 from flashgen.errors import LaunchError
-from flashgen.plan.model import ParamTable, Problem
+from flashgen.plan.model import Box, ParamTable, Problem
 
 #: The order in which calls hand over addresses, after those of captured tensors and before those of their
-#: gradients; a forward call stops after ``lse``.
+#: gradients; a forward call stops after ``lse``. Last of all comes the counter of a persistent kernel.
 POINTERS = ("q", "k", "v", "o", "lse", "dout", "dq", "dk", "dv", "dsum", "dq_accum")
+COUNTER = "counter"
 #: The driver's limit on a kernel's parameters.
 MAX_PARAMS_BYTES = 4096
 _LOG2_E = math.log2(math.e)
 
+#: Where a kernel's counter is among the addresses, if it has one.
+_COUNTER_PLACE = -1
+
+#: Of a parameter: a number, or the bytes of a tensor map.
+Value = float | bytes
 PointerRun = tuple[int, struct.Struct, Callable[[Sequence[int]], tuple[int, ...]]]
 
 
@@ -39,21 +45,31 @@ class Scratch(threading.local):
 
 
 class Packer:
-    """Writes the parameter struct of one kernel."""
+    """Writes the parameter struct of one kernel; tensors' addresses lie ``map_address`` bytes into their maps."""
 
-    __slots__ = ("_fields", "_names", "_padding", "_runs", "size")
+    __slots__ = ("_fields", "_names", "_padding", "_runs", "size", "takes_counter")
 
-    def __init__(self, table: ParamTable, captured: tuple[str, ...] = (), gradients: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        table: ParamTable,
+        captured: tuple[str, ...] = (),
+        gradients: tuple[str, ...] = (),
+        *,
+        boxes: Sequence[Box] = (),
+        map_address: int = 0,
+    ) -> None:
         self.size = table.bytes
+        self.takes_counter = COUNTER in table.names
         if self.size > MAX_PARAMS_BYTES:
             raise LaunchError(f"the parameter struct takes {self.size} bytes; CUDA allows {MAX_PARAMS_BYTES}")
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
         self._names = tuple(None if p.kind == "void*" else p.name for p in table.params)
-        self._runs = _pointer_runs(table, (*captured, *POINTERS, *gradients))
+        order = (*captured, *POINTERS, *gradients)
+        self._runs = (*_map_runs(table, order, boxes, map_address), *_pointer_runs(table, order))
 
-    def template(self, values: Mapping[str | None, float]) -> bytes:
-        """The parameters with the addresses, whose value is that of None, left blank."""
+    def template(self, values: Mapping[str | None, Value]) -> bytes:
+        """The parameters with the addresses, whose value is that of None, left blank; those in maps are anyhow."""
         return self._fields.pack(*[values[name] for name in self._names]) + self._padding
 
     def write(self, memory: memoryview, template: bytes, pointers: Sequence[int]) -> None:
@@ -65,11 +81,9 @@ class Packer:
 
 def field_offsets(table: ParamTable) -> dict[str, int]:
     """Byte offset of every field of the parameter struct."""
-    codes = table.format[1:]
-    return {
-        name: struct.calcsize("@" + codes[: i + 1]) - struct.calcsize("@" + codes[i])
-        for i, name in enumerate(table.names)
-    }
+    ends = (struct.calcsize(ParamTable(table.params[: i + 1]).format) for i in range(len(table.params)))
+    sizes = (struct.calcsize(ParamTable((param,)).format) for param in table.params)
+    return {name: end - size for name, end, size in zip(table.names, ends, sizes, strict=True)}
 
 
 def _pointer_runs(table: ParamTable, order: tuple[str, ...]) -> tuple[PointerRun, ...]:
@@ -79,9 +93,17 @@ def _pointer_runs(table: ParamTable, order: tuple[str, ...]) -> tuple[PointerRun
     for is_pointer, group in groupby(table.params, key=lambda p: p.kind == "void*"):
         if is_pointer:
             names = [p.name for p in group]
-            places = [order.index(name) for name in names]
+            places = [_COUNTER_PLACE if name == COUNTER else order.index(name) for name in names]
             runs.append((offsets[names[0]], struct.Struct(f"@{len(names)}Q"), _picker(places)))
     return tuple(runs)
+
+
+def _map_runs(
+    table: ParamTable, order: tuple[str, ...], boxes: Sequence[Box], map_address: int
+) -> tuple[PointerRun, ...]:
+    """The same for the addresses within tensor maps, one each."""
+    offsets, layout = field_offsets(table), struct.Struct("@Q")
+    return tuple((offsets[box.parameter] + map_address, layout, _picker([order.index(box.tensor)])) for box in boxes)
 
 
 def _picker(places: list[int]) -> Any:
@@ -96,9 +118,9 @@ def parameter_values(
     band: tuple[int, int],
     scale: float,
     strides: Iterable[tuple[str, tuple[int, ...]]],
-) -> dict[str | None, float]:
+) -> dict[str | None, Value]:
     """Every value that is not an address, by the name the parameter tables use; None stands for addresses."""
-    values: dict[str | None, float] = {
+    values: dict[str | None, Value] = {
         None: 0,
         "batch": problem.batch,
         "heads_q": problem.heads_q,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from flashgen.launch.packing import Packer
+from flashgen.launch.tensor_map import TensorMap
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import KernelPlan, Role
 
@@ -30,6 +31,8 @@ class Ready(NamedTuple):
     plan: KernelPlan
     smem_bytes: int
     packer: Packer
+    #: How many blocks start at most, where blocks take one tile after another.
+    most_blocks: int | None = None
 
 
 class Step(NamedTuple):
@@ -46,6 +49,8 @@ class Target(Protocol):
     name: str
     #: Whether arrays must lie in host memory.
     on_host: bool
+    #: Byte offset of the tensor's address in an encoded tensor map; a launch writes it there.
+    map_address: int
 
     def load(self, variant: Variant, device: int) -> Mapping[Role, Any]:
         """Handles for a variant's kernels on a device."""
@@ -55,6 +60,15 @@ class Target(Protocol):
 
     def is_capturing(self, stream: int, device: int) -> bool:
         """Whether a CUDA graph is being captured, so that nothing may be compiled or loaded now."""
+
+    def multiprocessors(self, device: int) -> int:
+        """How many blocks of a kernel run at once, for each that fits on one multiprocessor."""
+
+    def takes_maps(self, device: int) -> bool:
+        """Whether kernels of the device can be given tensor maps."""
+
+    def encode(self, maps: Sequence[TensorMap], device: int) -> tuple[bytes, ...] | None:
+        """Tensor maps as the device reads them; None if it cannot be given them."""
 
     def launch(
         self,

@@ -53,6 +53,10 @@ _MAX_STEP = 8
 _MARK = 0x70616D726F736E74
 #: Mark, address, strides, dims, box, steps, rank, element, swizzle, fill.
 _RECORD = struct.Struct("<QQ4Q5Q5H5BBBBB21x")
+#: Where the address lies in either encoding. That of GPUs is not documented, so it is put to the test before
+#: anything relies on it.
+EMULATED_ADDRESS = struct.calcsize("<Q")
+GPU_ADDRESS = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +153,9 @@ class TensorMap:
                 )
 
     def _check_tensor(self) -> None:
-        if self.address < 0 or self.address % 16:
-            raise LaunchError(f"address={self.address:#x} is not a multiple of 16; copy the tensor to one that is")
-        for i, n in enumerate(self.dims):
-            if not 1 <= n <= _MAX_DIM:
-                raise LaunchError(f"dims[{i}]={n} is not from 1 to 2^32; launch nothing for an empty tensor")
-        for i, n in enumerate(self.strides):
-            if not 0 <= n < _MAX_STRIDE or n % 16:
-                raise LaunchError(
-                    f"strides[{i}]={n} bytes is not a multiple of 16 from 0 to 2^40; copy the tensor to one with"
-                    " such strides"
-                )
+        problem = tensor_problem(self.address, self.dims, self.strides)
+        if problem is not None:
+            raise LaunchError(problem)
 
     def _check_box(self) -> None:
         for i, n in enumerate(self.box):
@@ -188,6 +184,22 @@ class TensorMap:
             raise LaunchError(f"fill={self.fill!r} is not known; use 'zero' or 'nan'")
         if self.fill == "nan" and not ELEMENTS[self.element].is_float:
             raise LaunchError(f"fill='nan' needs floating-point elements, and {self.element} is not one; use 'zero'")
+
+
+def tensor_problem(address: int, dims: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
+    """Why the copy engine takes no boxes of such a tensor; None if it does."""
+    if address < 0 or address % 16:
+        return f"address={address:#x} is not a multiple of 16; copy the tensor to one that is"
+    for i, n in enumerate(dims):
+        if not 1 <= n <= _MAX_DIM:
+            return f"dims[{i}]={n} is not from 1 to 2^32; launch nothing for an empty tensor"
+    for i, n in enumerate(strides):
+        if not 0 <= n < _MAX_STRIDE or n % 16:
+            return (
+                f"strides[{i}]={n} bytes is not a multiple of 16 from 0 to 2^40; copy the tensor to one with"
+                " such strides"
+            )
+    return None
 
 
 def _padded(values: tuple[int, ...], count: int, filler: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from flashgen.plan.backward import chosen_backward, plan_backward
 from flashgen.plan.captured import plan_captured
 from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
 from flashgen.plan.forward import chosen_schedule, padded, plan_forward
+from flashgen.plan.forward_sm90 import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.survey import plan_survey, with_tables
 from flashgen.spec import AttentionSpec, Schedule
@@ -42,8 +43,12 @@ def plan(
             f"use a power of two from {spec.element.bytes} to {default_access_bytes(spec)}."
         )
     expressions = expressions_of(spec)
-    forward = plan_forward(spec, asked, row, access)
-    chosen = chosen_schedule(forward)
+    if is_planned(spec, asked, row, access):
+        forward = plan_forward_sm90(spec, asked, row)
+        chosen = chosen_schedule_sm90(forward)
+    else:
+        forward = plan_forward(spec, asked, row, access)
+        chosen = chosen_schedule(forward)
     kernels: tuple[KernelPlan, ...] = (forward,)
     if spec.needs_backward:
         backward = plan_backward(spec, asked, row, access)

@@ -106,7 +106,7 @@ def _padding_note(dim: int, padded_dim: int) -> str:
 
 def _given(schedule: Schedule) -> dict[str, int]:
     given = {n: getattr(schedule, n) for n in ("tile_q", "tile_kv", "stages")}
-    given["warps"] = schedule.warps.count if schedule.warps else None
+    given["warps"] = schedule.warps.warps if schedule.warps else None
     return {n: v for n, v in given.items() if v is not None}
 
 

@@ -20,7 +20,9 @@ Pass = Literal["forward", "backward"]
 Role = str
 
 #: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
-_FORMATS = {"void*": "Q", "int64": "q", "int32": "i", "float": "f"}
+_FORMATS = {"map": "128s", "void*": "Q", "int64": "q", "int32": "i", "float": "f"}
+#: Tensor maps lie at multiples of this.
+_MAP_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class ParamTable:
     @property
     def bytes(self) -> int:
         """sizeof the struct, tail padding included."""
-        size = struct.calcsize(self.format)
-        return (size + 7) // 8 * 8
+        alignment = _MAP_ALIGNMENT if any(p.kind == "map" for p in self.params) else 8
+        return -(-struct.calcsize(self.format) // alignment) * alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,23 @@ class SmemMap:
             if region.name == name:
                 return region
         raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What the copy engine is told of a tensor (batch, row, head, column): which boxes of it are copied."""
+
+    #: The tensor; the parameter is ``<tensor>_map``.
+    tensor: str
+    rows: int
+    columns: int
+    #: Within stretches of so many bytes of shared memory, 16-byte chunks change places.
+    swizzle: int = 128
+
+    @property
+    def parameter(self) -> str:
+        """The kernel parameter that holds the map."""
+        return f"{self.tensor}_map"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +154,10 @@ class KernelPlan:
     grid_batch: Literal["each", "one"] = "each"
     #: Blocks along x when their number does not depend on the problem.
     fixed_blocks: int | None = None
+    #: Whether blocks take tiles from a counter until none is left, so that no more start than run at once.
+    is_persistent: bool = False
+    #: What the copy engine moves: one tensor map each among the parameters.
+    boxes: tuple[Box, ...] = ()
     #: Why the schedule is what it is, one sentence each.
     reasons: tuple[str, ...] = ()
     #: The schedule that was asked for, as far as one was.
@@ -154,7 +177,10 @@ class KernelPlan:
         raise KeyError(name)
 
     def grid(self, problem: Problem) -> tuple[int, int, int]:
-        """Thread blocks along x (tiles), y (heads) and z (sequences); a 0 means: nothing to launch."""
+        """Thread blocks along x (tiles), y (heads) and z (sequences); a 0 means: nothing to launch.
+
+        Of a persistent kernel these are the tiles, all along x; the launch starts no more blocks than run at once.
+        """
         if self.fixed_blocks is not None:
             return self.fixed_blocks, 1, 1
         heads = {"q": problem.heads_q, "kv": problem.heads_kv, "one": 1}[self.grid_heads]
@@ -163,7 +189,8 @@ class KernelPlan:
             tiles = -(-problem.len_q // self.grid_tile) * -(-problem.len_kv // int(self.constant("tile_kv")))
             return tiles, heads, batch
         length = problem.len_q if self.grid_over == "q" else problem.len_kv
-        return -(-length // self.grid_tile), heads, batch
+        tiles = -(-length // self.grid_tile)
+        return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ _NOTES = {
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
     "scale_log2": "scale * log2(e)",
+    "counter": "tiles given out, then blocks that are done; 0 between launches",
+    "q_tiles": "tiles of queries of one head",
+    "tiles": "tiles of queries of all heads of all sequences",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
 
@@ -23,12 +26,19 @@ def _table(
     row_writes: tuple[str, ...] = (),
     sizes: tuple[str, ...] = _SIZES,
     scales: tuple[str, ...] = ("scale_log2",),
+    maps: tuple[str, ...] = (),
+    counts: tuple[str, ...] = (),
 ) -> ParamTable:
-    """Pointers, then strides, then sizes, then scales: widest first, so the struct has no holes."""
+    """Maps, pointers, strides, sizes, scales: widest first, so the struct has no holes."""
+    boxes = [
+        Param(f"{t}_map", "map", "TensorMap", "what the copy engine knows of the tensor" if i == 0 else "")
+        for i, t in enumerate(maps)
+    ]
     pointers = [Param(t, "void*", "const element_t*") for t in reads]
     pointers += [Param(t, "void*", "element_t*") for t in writes]
     pointers += [Param(t, "void*", "const float*", _NOTES.get(t, "")) for t in row_reads]
     pointers += [Param(t, "void*", "float*", _NOTES.get(t, "")) for t in row_writes]
+    pointers += [Param(t, "void*", "u32*", _NOTES.get(t, "")) for t in counts]
     strides = [
         Param(f"{t}_{axis}", "int64", "i64", "strides are in elements" if i == j == 0 else "")
         for i, t in enumerate((*reads, *writes))
@@ -36,11 +46,28 @@ def _table(
     ]
     numbers = [Param(name, "int32", "i32", _NOTES.get(name, "")) for name in sizes]
     floats = [Param(name, "float", "float", _NOTES.get(name, "")) for name in scales]
-    return ParamTable((*pointers, *strides, *numbers, *floats))
+    return ParamTable((*boxes, *pointers, *strides, *numbers, *floats))
 
 
 FORWARD = _table(("q", "k", "v"), ("o",), row_writes=("lse",))
 FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale", "scale_log2"))
+
+
+def _sm90(*scales: str) -> ParamTable:
+    """Forward by the copy engine; v and o themselves are for what it cannot do."""
+    return _table(
+        ("v",),
+        ("o",),
+        row_writes=("lse",),
+        sizes=(*_SIZES, "q_tiles", "tiles"),
+        scales=scales,
+        maps=("q", "k", "v", "o"),
+        counts=("counter",),
+    )
+
+
+FORWARD_SM90 = _sm90("scale_log2")
+FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 PREPARE = _table(("o", "dout"), (), row_writes=("dsum", "dq_accum"), sizes=("heads_q", "len_q"), scales=())
 PREPARE_DETERMINISTIC = _table(("o", "dout"), (), row_writes=("dsum",), sizes=("heads_q", "len_q"), scales=())
 MAIN = _table(

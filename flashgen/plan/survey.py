@@ -49,6 +49,8 @@ def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
         params=with_captures(ParamTable(()), own, writes_tables=True),
         smem=SmemMap(),
         fixed_blocks=_BLOCKS,
+        is_persistent=False,
+        boxes=(),
         reasons=(),
         switches=frozenset(),
         expressions=own,

@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from flashgen.errors import FlashgenError
 from flashgen.plan.model import AttentionPlan, Role
 from flashgen.render import render_afresh, templates_dir
-from flashgen.spec import AttentionSpec, Schedule, WarpPartition, causal, full, window
+from flashgen.spec import AttentionSpec, Schedule, WarpPartition, causal, document, full, softcap, window
 
 Planner = Callable[[AttentionSpec, Schedule | None, str], AttentionPlan]
 _DIFF_LINES = 40
+#: Which document each token belongs to; a kernel's text knows no more of it than its type.
+_IDS = np.zeros((1, 1), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,16 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(40, head_dim_v=24, mask=full(), direction="forward"), "sm_80", ("forward",)),
     # A sliding window: tiles are left out on both sides.
     Golden(AttentionSpec(128, mask=window(1024, 0), direction="forward"), "sm_90", ("forward",)),
+    # FlashAttention-3 on Hopper: specialised warpgroups, wgmma, TMA, and what the mask needs of them.
+    Golden(AttentionSpec(128, mask=causal(), direction="forward"), "sm_90a", ("forward",)),
+    # The same for smaller heads, without a mask.
+    Golden(AttentionSpec(64, mask=full(), direction="forward"), "sm_90a", ("forward",)),
+    # The same with packed documents, between whose tiles there are holes, and a score.
+    Golden(
+        AttentionSpec(128, mask=causal() & document(_IDS), score=softcap(30.0), direction="forward"),
+        "sm_90a",
+        ("forward",),
+    ),
     # FlashAttention-1's partition: warps own key columns and merge through shared memory.
     Golden(
         AttentionSpec(64, mask=full(), direction="forward"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from flashgen.plan.algorithm import why_not_fa3
 from flashgen.plan.model import KernelPlan, Role
 from flashgen.render.layout import COLUMN_LIMIT
 from flashgen.spec.command import rebuild_command
@@ -23,7 +24,7 @@ _ROLES: dict[Role, str] = {
     "survey": "before either pass: the extremes of captured tensors",
 }
 #: Config members that the line about tiles names first.
-_TILES = ("tile_q", "tile_kv", "stages", "warps")
+_TILES = ("tile_q", "tile_kv", "stages", "q_slots", "warps")
 _LABEL = 9
 
 
@@ -49,9 +50,10 @@ def _facts(plan: KernelPlan) -> Iterator[str]:
     yield _labelled("rebuild", rebuild_command(plan.spec, plan.schedule, plan.arch.name))
     yield from _paragraphs("for", [f"{plan.arch.name} ({plan.arch.example})"])
     yield from _paragraphs("plan", [_tiles(plan)])
+    yield from _paragraphs("roles", list(_roles(plan)))
     yield from _paragraphs("grid", [_grid(plan)])
     yield from _shared_memory(plan)
-    yield from _paragraphs("because", plan.reasons)
+    yield from _paragraphs("because", list(_reasons(plan)))
 
 
 def _tiles(plan: KernelPlan) -> str:
@@ -63,6 +65,26 @@ def _tiles(plan: KernelPlan) -> str:
     return ", ".join(parts)
 
 
+def _roles(plan: KernelPlan) -> Iterator[str]:
+    """What warpgroups do where they do not all do the same."""
+    values = {c.name: c.value for c in plan.config}
+    if "consumers" not in values:
+        return
+    inspects = ", and three look through V" if "inspector" in plan.switches else ""
+    consumers = int(values["consumers"])
+    verb = "computes" if consumers == 1 else "compute"
+    yield (
+        f"of 1 warpgroup one warp brings tiles{inspects} ({values['producer_registers']} registers a thread); "
+        f"{consumers} {verb}, 64 rows of queries each ({values['consumer_registers']})"
+    )
+
+
+def _reasons(plan: KernelPlan) -> Iterator[str]:
+    yield from plan.reasons
+    if (reason := why_not_fa3(plan)) is not None:
+        yield f"not FlashAttention-3: {reason}"
+
+
 def _grid(plan: KernelPlan) -> str:
     if plan.fixed_blocks is not None:
         return f"{plan.fixed_blocks} blocks"
@@ -72,6 +94,11 @@ def _grid(plan: KernelPlan) -> str:
         return f"one block for every tile of pairs{heads}{sequences}"
     rows = {"q": "query", "kv": "key"}[plan.grid_over]
     heads = {"q": "query", "kv": "key/value"}[plan.grid_heads]
+    if plan.is_persistent:
+        return (
+            f"no more blocks than run at once, {plan.min_blocks} on each multiprocessor; they take one tile after "
+            f"another: {plan.grid_tile} {rows} rows of a {heads} head and batch entry"
+        )
     return f"one block for every {plan.grid_tile} {rows} rows of every {heads} head and batch entry"
 
 

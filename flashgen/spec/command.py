@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.mask import Band, Mask
-from flashgen.spec.schedule import Schedule
+from flashgen.spec.schedule import Schedule, WarpPartition
 
 
 def rebuild_command(spec: AttentionSpec, schedule: Schedule | None = None, arch: str | None = None) -> str:
@@ -68,12 +68,25 @@ def _sides(band: Band) -> str:
 def _schedule_options(schedule: Schedule) -> Iterator[str]:
     forward = {"tile-q": schedule.tile_q, "tile-kv": schedule.tile_kv, "stages": schedule.stages}
     yield from _numbers("--", forward)
-    if schedule.warps is not None:
-        yield f"--warps {schedule.warps.count}"
-        yield f"--warp-partition {schedule.warps.kind.replace('_', '-')}"
+    yield from _warp_options(schedule.warps)
+    for name, word in (("algorithm", schedule.algorithm), ("softmax", schedule.softmax)):
+        if word is not None:
+            yield f"--{name} {word}"
+    if schedule.registers is not None:
+        yield f"--registers {','.join(map(str, schedule.registers))}"
     back = schedule.backward
     backward = {"tile-q": back.tile_q, "tile-kv": back.tile_kv, "stages": back.stages, "warps": back.warps}
     yield from _numbers("--backward-", backward)
+
+
+def _warp_options(warps: WarpPartition | None) -> Iterator[str]:
+    if warps is None:
+        return
+    if warps.kind == "specialized":
+        yield f"--consumers {warps.consumers}"
+    else:
+        yield f"--warps {warps.count}"
+    yield f"--warp-partition {warps.kind.replace('_', '-')}"
 
 
 def _numbers(prefix: str, options: dict[str, int | None]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from flashgen.errors import SpecError
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.mask import Band, Mask, causal
 from flashgen.spec.reading import parse_json, parse_toml, schedule_from_dict, spec_from_dict
-from flashgen.spec.schedule import Schedule
+from flashgen.spec.schedule import Schedule, WarpPartition
 
 SUFFIXES = (".toml", ".json")
 
@@ -39,10 +39,11 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
     """The fields that are not left to the plan, as plain values."""
-    warps = schedule.warps and {"kind": schedule.warps.kind, "count": schedule.warps.count}
     backward = {name: getattr(schedule.backward, name) for name in ("tile_q", "tile_kv", "stages", "warps")}
-    fields = {name: getattr(schedule, name) for name in ("tile_q", "tile_kv", "stages")}
-    return _given(fields | {"warps": warps, "backward": _given(backward) or None})
+    fields = {name: getattr(schedule, name) for name in ("tile_q", "tile_kv", "stages", "algorithm", "softmax")}
+    registers = None if schedule.registers is None else list(schedule.registers)
+    warps = schedule.warps and _warps_to_plain(schedule.warps)
+    return _given(fields | {"registers": registers, "warps": warps, "backward": _given(backward) or None})
 
 
 def spec_to_json(spec: AttentionSpec) -> str:
@@ -116,6 +117,12 @@ def _checked_suffix(path: Path) -> str:
     if suffix not in SUFFIXES:
         raise SpecError(f"{path} has the suffix {suffix!r}; a spec file's name ends in {' or '.join(SUFFIXES)}")
     return suffix
+
+
+def _warps_to_plain(warps: WarpPartition) -> dict[str, Any]:
+    """The fields that the kind of partition has."""
+    names = ("producers", "consumers") if warps.kind == "specialized" else ("count",)
+    return {name: getattr(warps, name) for name in ("kind", *names)}
 
 
 def _mask_to_plain(mask: Mask) -> Any:

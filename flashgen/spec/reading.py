@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 TEXT_FIELDS = ("mask", "score", "sink", "captured")
 SPEC_FIELDS = ("head_dim", "head_dim_v", "dtype", *TEXT_FIELDS, "direction", "deterministic")
-SCHEDULE_FIELDS = ("tile_q", "tile_kv", "stages", "warps", "backward")
-WARP_FIELDS = ("kind", "count")
+SCHEDULE_FIELDS = ("tile_q", "tile_kv", "stages", "algorithm", "softmax", "registers", "warps", "backward")
+WARP_FIELDS = ("kind", "count", "producers", "consumers")
 BACKWARD_FIELDS = ("tile_q", "tile_kv", "stages", "warps")
 MASK_FIELDS = ("left", "right", "align")
 CONDITION_FIELDS = ("where",)
 JSON_REMEDY = 'write an object such as {"head_dim": 64}'
 MASK_REMEDY = 'use "full", "causal", a table {left = 512, right = 0} or {where = "q >= k"}, or a list of these'
 CAPTURED_REMEDY = 'write captured = {cap = 30.0, ids = "int32[2]"}'
-WARPS_REMEDY = 'write {kind = "split_q", count = 4}'
+WARPS_REMEDY = 'write {kind = "split_q", count = 4} or {kind = "specialized", consumers = 2}'
 _INT64 = range(-(2**63), 2**63)
 T = TypeVar("T")
 
@@ -118,6 +118,8 @@ def schedule_from_dict(values: Any) -> Schedule:
     problems: list[str] = []
     table = _table(values, "schedule", f"write [schedule] with {', '.join(SCHEDULE_FIELDS)}")
     fields = _known_fields(table, SCHEDULE_FIELDS, "schedule.", problems)
+    if isinstance(fields.get("registers"), list):
+        fields["registers"] = tuple(fields["registers"])
     if "warps" in fields:
         warps = fields.pop("warps")
         fields["warps"] = _collect(problems, "", lambda: _warps_from_plain(warps))
@@ -163,8 +165,10 @@ def _warps_from_plain(value: Any) -> WarpPartition:
     fields: dict[str, Any]
     table = _table(value, "schedule.warps", WARPS_REMEDY)
     fields = _known_fields(table, WARP_FIELDS, "schedule.warps.", problems)
-    problems += [f"schedule.warps.{n} is missing; {WARPS_REMEDY}" for n in WARP_FIELDS if n not in table]
-    fields = {"kind": "split_q", "count": 4, **fields}
+    # Where one is missing, the others are judged beside a right one.
+    needed = {"kind": "split_q"} | ({"consumers": 2} if fields.get("kind") == "specialized" else {"count": 4})
+    problems += [f"schedule.warps.{n} is missing; {WARPS_REMEDY}" for n in needed if n not in table]
+    fields = needed | fields
     return _result(_collect(problems, "schedule.warps: ", lambda: WarpPartition(**fields)), problems)
 
 

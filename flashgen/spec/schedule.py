@@ -9,7 +9,9 @@ from typing import Literal
 from flashgen.errors import SpecError
 from flashgen.spec.show import show
 
-PartitionKind = Literal["split_q", "split_k"]
+PartitionKind = Literal["split_q", "split_k", "specialized"]
+Algorithm = Literal["fa2", "fa3"]
+Softmax = Literal["anchored", "running-max"]
 WARP_COUNTS = (1, 2, 4, 8, 16)
 
 
@@ -51,6 +53,13 @@ class Schedule:
     stages: int | None = None
     warps: WarpPartition | None = None
     backward: BackwardSchedule = BackwardSchedule()
+    #: ``fa2``: every warp copies and computes (all GPUs). ``fa3``: specialised warps, wgmma and TMA (sm_90a).
+    algorithm: Algorithm | None = None
+    #: Of fa3: where the factor taken out of a row's exponentials comes from. ``anchored``: the row's first tile,
+    #: unless later ones grow far beyond it. ``running-max``: the maximum so far.
+    softmax: Softmax | None = None
+    #: Of fa3: registers per thread of producers and consumers.
+    registers: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         problems = list(_tile_violations(self, ""))
@@ -60,26 +69,99 @@ class Schedule:
             problems.append(
                 f"backward={show(self.backward)} is not a BackwardSchedule; use BackwardSchedule(tile_q=64)"
             )
+        problems += self._hopper_violations()
         if problems:
             raise SpecError(*problems)
+
+    def _hopper_violations(self) -> Iterator[str]:
+        if self.algorithm not in (None, "fa2", "fa3"):
+            yield f"algorithm={show(self.algorithm)} is unknown; use 'fa2' or 'fa3'"
+        if self.softmax not in (None, "anchored", "running-max"):
+            yield f"softmax={show(self.softmax)} is unknown; use 'anchored' or 'running-max'"
+        if self.registers is not None and not _are_registers(self.registers):
+            yield (
+                f"registers={show(self.registers)} cannot be given to warpgroups; use two multiples of 8 from 24 to "
+                "240, of producers and of consumers, such as (24, 240)"
+            )
+        specialized = isinstance(self.warps, WarpPartition) and self.warps.kind == "specialized"
+        if self.algorithm == "fa2" and specialized:
+            yield "warps.kind='specialized' is fa3's partition, and algorithm='fa2'; leave one of them out"
+        if self.algorithm == "fa3" and self.warps is not None and not specialized:
+            yield (
+                f"warps={show(self.warps)} is no partition of algorithm='fa3'; use "
+                "WarpPartition('specialized', consumers=2)"
+            )
+        if self.algorithm == "fa2" or (isinstance(self.warps, WarpPartition) and not specialized):
+            for name in ("softmax", "registers"):
+                if getattr(self, name) is not None:
+                    yield f"{name}={show(getattr(self, name))} belongs to algorithm='fa3'; leave it out"
+
+
+def _are_registers(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(type(n) is int and 24 <= n <= 240 and n % 8 == 0 for n in value)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class WarpPartition:
     """How a block's warps share a tile of scores.
 
-    ``split_q`` (FlashAttention-2): each warp owns query rows, and no warp talks to another.
+    ``split_q`` (FlashAttention-2): each of ``count`` warps owns query rows, and no warp talks to another.
     ``split_k`` (FlashAttention-1): each warp owns key columns, and partial results merge in shared memory.
+    ``specialized`` (FlashAttention-3): warpgroups, four warps each; ``producers`` bring tiles, and each of
+    ``consumers`` owns 64 query rows.
     """
 
     kind: PartitionKind
-    count: int
+    count: int | None = None
+    producers: int | None = None
+    consumers: int | None = None
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.kind not in ("split_q", "split_k"):
-            problems.append(f"warp partition kind={show(self.kind)} is unknown; use 'split_q' or 'split_k'")
-        if type(self.count) is not int or self.count not in WARP_COUNTS:
-            problems.append(f"warp count={show(self.count)} is not supported; use 1, 2, 4, 8 or 16")
+        if self.kind == "specialized":
+            problems = self._specialise()
+        elif self.kind in ("split_q", "split_k"):
+            problems = list(self._plain_violations())
+        else:
+            problems = [f"warp partition kind={show(self.kind)} is unknown; use 'split_q', 'split_k' or 'specialized'"]
+            problems += [] if self.count is None else self._count_violations()
         if problems:
             raise SpecError(*problems)
+
+    def _count_violations(self) -> Iterator[str]:
+        if type(self.count) is not int or self.count not in WARP_COUNTS:
+            yield f"warp count={show(self.count)} is not supported; use 1, 2, 4, 8 or 16"
+
+    def _plain_violations(self) -> Iterator[str]:
+        yield from self._count_violations()
+        for name in ("producers", "consumers"):
+            if getattr(self, name) is not None:
+                yield (
+                    f"warp partition {name}={show(getattr(self, name))} belongs to kind='specialized', "
+                    f"not to {show(self.kind)}; leave it out"
+                )
+
+    def _specialise(self) -> list[str]:
+        problems = []
+        producers = 1 if self.producers is None else self.producers
+        if producers != 1 or type(producers) is not int:
+            problems.append(f"warp partition producers={show(self.producers)} is not supported; use 1")
+        if self.consumers is None or type(self.consumers) is not int or not 1 <= self.consumers <= 3:
+            problems.append(f"warp partition consumers={show(self.consumers)} is not supported; use 1, 2 or 3")
+        elif self.count not in (None, 4 * (self.consumers + 1)):
+            problems.append(
+                f"warp count={show(self.count)} is not that of 1 producer and {self.consumers} consumers; leave it out"
+            )
+        else:
+            object.__setattr__(self, "producers", 1)
+            object.__setattr__(self, "count", 4 * (self.consumers + 1))
+        return problems
+
+    @property
+    def warps(self) -> int:
+        """How many warps a block has."""
+        assert self.count is not None, "a valid partition has a count"
+        return self.count

@@ -15,6 +15,8 @@ def test_rows_are_consistent(name):
     assert row.has_cp_async == row.has_bf16 == (row.capability >= 80)
     assert row.runs_on(row.capability)
     assert row.major == row.capability // 10
+    # wgmma is an instruction of one generation, and its name is the only one that the assembler takes it for.
+    assert row.has_wgmma == (name == "sm_90a")
 
 
 @pytest.mark.parametrize("spelling", ["sm_80", "SM_80", " sm80", "80", 80, "8.0", 8.0, ARCHS["sm_80"]])
@@ -37,7 +39,7 @@ def test_an_unknown_name_lists_the_known_ones(name):
         (87, "sm_87"),
         (88, "sm_87"),
         (89, "sm_89"),
-        (90, "sm_90"),
+        (90, "sm_90a"),
         (100, "sm_100"),
         (101, "sm_100"),
         (103, "sm_103"),
@@ -47,6 +49,12 @@ def test_an_unknown_name_lists_the_known_ones(name):
 )
 def test_a_device_gets_the_newest_row_that_runs_on_it(capability, name):
     assert arch_for_capability(capability).name == name
+
+
+def test_a_device_gets_a_row_of_its_own_only_where_kernels_gain_from_it():
+    for row in ARCHS.values():
+        if row.is_specific:
+            assert (arch_for_capability(row.capability) is row) == row.has_wgmma
 
 
 @pytest.mark.parametrize("capability", [70, 61, 110])

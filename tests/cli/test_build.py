@@ -19,6 +19,7 @@ KERNEL_KEYS = [
     "pass",
     "arch",
     "algorithm",
+    "why_not_fa3",
     "source",
     "cubin",
     "registers",
@@ -132,6 +133,27 @@ def test_the_schedule_asked_for_is_the_schedule_built(flashgen: Any, machine: li
     schedule = ("--tile-q", "64", "--tile-kv", "32", "--stages", "3", "--warps", "2")
     result = flashgen("build", *arguments, *schedule, "--warp-partition", "split-k")
     assert re.search(r"forward +64x32 +3 +2 split_k", result.out)
+
+
+def test_warps_of_several_kinds_are_told_with_their_registers(flashgen: Any, machine: list[Any]) -> None:
+    words = ("--head-dim", "128", "--forward-only", "--arch", "sm_90a", "--no-verify")
+    result = flashgen("build", *words, "--consumers", "2", "--registers", "40,232", "--tile-kv", "64")
+    assert re.search(r"forward +128x64 +2 +12 specialized +40, 232 ", result.out)
+    assert re.search(r"\n +FlashAttention-3\n", result.out)
+
+
+def test_why_hopper_runs_the_older_algorithm_is_told(flashgen: Any, machine: list[Any]) -> None:
+    words = ("--head-dim", "128", "--forward-only", "--arch", "sm_90a", "--no-verify", "--algorithm", "fa2")
+    result = flashgen("build", *words)
+    assert "FlashAttention-2, not FlashAttention-3: algorithm='fa2' was asked for" in result.out
+    (kernel,) = json.loads(flashgen("build", *words, "--json").out)["kernels"]
+    assert (kernel["algorithm"], kernel["why_not_fa3"]) == ("FlashAttention-2", "algorithm='fa2' was asked for")
+
+
+def test_an_algorithm_that_cannot_be_is_a_usage_error(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("build", "--head-dim", "80", "--arch", "sm_90a", "--algorithm", "fa3", "--no-verify")
+    assert (result.code, result.out) == (2, "")
+    assert "algorithm='fa3' cannot be planned for head_dim 80" in result.err
 
 
 def test_forward_only_leaves_the_backward_kernels_out(flashgen: Any, machine: list[Any]) -> None:

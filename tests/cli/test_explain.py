@@ -23,6 +23,16 @@ def test_options_of_the_schedule_are_its_tiles(flashgen: Any) -> None:
     assert found["tiles"] == found["empty"] + found["partial"] + found["full"] == 14
 
 
+def test_the_algorithm_is_told_with_the_reason(flashgen: Any) -> None:
+    words = ("explain", "--head-dim", "80", "--len-q", "256", "--arch", "sm_90a")
+    assert "not FlashAttention-3: it is made for head_dim 64, 96" in flashgen(*words).out
+    found = json.loads(flashgen(*words, "--json").out)
+    assert found["algorithm"] == "FlashAttention-2"
+    assert found["why_not_fa3"].startswith("it is made for head_dim 64")
+    newest = json.loads(flashgen("explain", "--head-dim", "128", "--len-q", "256", "--arch", "sm_90a", "--json").out)
+    assert (newest["algorithm"], newest["why_not_fa3"]) == ("FlashAttention-3", None)
+
+
 def test_tensors_that_a_command_line_cannot_have_are_drawn(flashgen: Any) -> None:
     words = ("--mask", "(q >= k) & (ids[b, q] == ids[b, k])", "--captured", "ids=int32[2]", "--len-q", "1000", "--json")
     result = flashgen("explain", "--head-dim", "64", *words)

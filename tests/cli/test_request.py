@@ -87,6 +87,35 @@ def test_a_partition_alone_takes_four_warps() -> None:
     assert request.schedule == Schedule(warps=WarpPartition("split_k", 4))
 
 
+def test_consumers_alone_are_specialized_warps_and_those_alone_have_two() -> None:
+    three = WarpPartition("specialized", consumers=3)
+    assert kernel_options(head_dim=64, consumers=3).schedule == Schedule(warps=three)
+    alone = kernel_options(head_dim=64, warp_partition="specialized")
+    assert alone.schedule == Schedule(warps=WarpPartition("specialized", consumers=2))
+
+
+def test_options_for_hopper_make_a_schedule() -> None:
+    request = kernel_options(head_dim=64, algorithm="fa3", softmax="running-max", registers="40,232")
+    assert request.schedule == Schedule(algorithm="fa3", softmax="running-max", registers=(40, 232))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warp_partition": "specialized", "warps": 8}, "warps=8 is not said of specialized warps; give --consumers N"),
+        ({"consumers": 0}, "consumers=0 is not supported; use 1, 2 or 3"),
+        ({"warp_partition": "split-k", "consumers": 2}, "consumers=2 belongs to kind='specialized'"),
+        ({"registers": "40"}, "registers=(40,) cannot be given to warpgroups"),
+        ({"registers": "a,b"}, "registers='a,b' is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"),
+        ({"algorithm": "fa4"}, "algorithm='fa4' is unknown"),
+        ({"algorithm": "fa2", "consumers": 2}, "warps.kind='specialized' is fa3's partition, and algorithm='fa2'"),
+    ],
+)
+def test_what_is_wrong_with_options_for_hopper_is_said(options: dict[str, Any], message: str) -> None:
+    (found,) = violations(head_dim=64, **options)
+    assert message in found
+
+
 def test_a_repeated_arch_counts_once_and_order_is_kept() -> None:
     request = kernel_options(head_dim=64, arch=["sm_90a", "80", "sm_80"])
     assert request.archs == (get_arch("sm_90a"), get_arch("sm_80"))
@@ -105,6 +134,18 @@ def test_options_override_the_schedule_of_a_spec_file(tmp_path: Path) -> None:
         warps=WarpPartition("split_k", 4),
         backward=BackwardSchedule(tile_q=32, stages=1),
     )
+
+
+def test_options_override_a_partition_of_a_spec_file_as_a_whole(tmp_path: Path) -> None:
+    spec, path = AttentionSpec(128), tmp_path / "kernel.toml"
+    dump_spec(spec, Schedule(warps=WarpPartition("specialized", consumers=3), registers=(32, 160)), path)
+    fewer = kernel_options(spec=path, consumers=2, registers="40,232").schedule
+    assert fewer == Schedule(warps=WarpPartition("specialized", consumers=2), registers=(40, 232))
+    same = kernel_options(spec=path, warp_partition="specialized", stages=3).schedule
+    assert same == Schedule(stages=3, warps=WarpPartition("specialized", consumers=3), registers=(32, 160))
+    dump_spec(spec, Schedule(warps=WarpPartition("specialized", consumers=3)), path)
+    other = kernel_options(spec=path, warp_partition="split-q").schedule
+    assert other == Schedule(warps=WarpPartition("split_q", 4))
 
 
 def test_spec_options_beside_a_spec_file_are_refused_by_name(tmp_path: Path) -> None:

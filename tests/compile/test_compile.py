@@ -47,7 +47,7 @@ EVERYWHERE = """
   d[3] += shuffle(thread_idx(), 3) + float_of(bits_of(d[2]) + 1) + maximum(d[0], d[1]);
   d[3] += reciprocal_approx(d[2]) + lowest_bit(warp_ballot(d[1] < 1));
   d[3] += half_to_float(to_half_bits(fused_multiply_add(d[0], exp2_approx(d[1]), log2_approx(d[2]))));
-  reduce_add(out + thread_idx() + block_idx_x() + block_idx_y() + opaque(block_idx_z()), d[3]);
+  reduce_add(out + thread_idx() + block_idx_x() + block_idx_y() + opaque(block_idx_z()) + grid_dim_x(), d[3]);
 """
 AMPERE = """
   cp_async_16(address, out, 16);
@@ -98,6 +98,7 @@ WARPGROUP = """
   setmaxnreg_dec<152>();
   setmaxnreg_inc<240>();
   wgmma_pin(accumulators);
+  wgmma_compute_before_wait(accumulators[0], 0);
   wgmma_fence();
   wgmma_ss<half_t, 64>(accumulators, operand, operand.advanced(32), thread_idx() < 0);
   wgmma_rs<bfloat16_t, 64, Major::mn>(accumulators, r4, operand, true);

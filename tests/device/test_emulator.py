@@ -26,3 +26,11 @@ def test_every_case_writes_all_its_outputs(name: str) -> None:
     case = CASES[name]
     for output, after in emulated.run(case).items():
         assert not np.array_equal(after.view(np.uint8), case.outputs[output].view(np.uint8)), output
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("reduce_words/")])
+def test_sums_of_64_bit_integers_are_those_of_numpy(name: str) -> None:
+    case = CASES[name]
+    expected = case.outputs["out"].copy()
+    np.add.at(expected, case.inputs["elements"], case.inputs["x"])
+    np.testing.assert_array_equal(emulated.run(case)["out"], expected)

@@ -199,6 +199,17 @@ def test_one_tensor_in_two_masks_keeps_one_name() -> None:
     assert text(swapped.root) == "(ids[b, table[q]] == ids[b, k]) & (ids_2[b, table_2[q]] == ids_2[b, k])"
 
 
+def test_what_combining_folds_away_is_captured_no_longer() -> None:
+    n = 3
+    always, never = trace_mask(lambda b, h, q, k: True), trace_mask(lambda b, h, q, k: False)
+    documents = trace_mask(lambda b, h, q, k: (IDS[b, q] == IDS[b, k]) & (q - k < n))
+    assert shape(always | documents) == ("True", {}, [])
+    assert shape(documents & never) == ("False", {}, [])
+    assert shape(~(documents | always) | (q_at_least_k := trace_mask(lambda b, h, q, k: q >= k))) == shape(q_at_least_k)
+    biased = trace_score(lambda s, b, h, q, k: s + SLOPES[h] * n)
+    assert shape(biased.then(trace_score(lambda s, b, h, q, k: 2.0))) == ("2.0", {}, [])
+
+
 def test_scores_follow_each_other() -> None:
     cap = 30.0
     soft = trace_score(lambda s, b, h, q, k: fg.tanh(s / cap) * cap)

@@ -197,6 +197,14 @@ def test_captured_values_are_refused_where_nothing_was_captured() -> None:
         kernel(q, q, q, captured={"ids": IDS})
 
 
+def test_a_tensor_that_no_pair_needs_any_more_is_no_argument() -> None:
+    spec = fg.AttentionSpec(16, dtype="fp16", mask=fg.full() | fg.document(IDS), direction="forward")
+    assert not spec.tensors
+    q = np.ones((1, 5, 1, 16), np.float16)
+    out, _ = fg.build(spec, target="emulator")(q, q, q)
+    np.testing.assert_array_equal(out, q)
+
+
 def test_captured_tensors_may_have_any_strides() -> None:
     wide = np.zeros((150, BATCH, 3), np.int32)
     wide[:, :, 1] = IDS.T

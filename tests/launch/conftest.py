@@ -40,7 +40,22 @@ class Launch:
     grid: tuple[int, int, int]
     threads: int
     smem_bytes: int
-    values: dict[str, float]
+    values: dict[str, Any]
+
+
+class Names:
+    """Stands for the bindings: whatever is asked of it has a name, and numbers are what they are."""
+
+    def __getattr__(self, name: str) -> Names:
+        return self
+
+    def __call__(self, number: int) -> int:
+        return number
+
+
+def encode(address: int, words: list[int]) -> list[int]:
+    """The first word of a tensor map is the address."""
+    return [address, *words]
 
 
 @dataclass
@@ -57,9 +72,32 @@ class FakeDriver:
     waits: list[tuple[int, int]] = field(default_factory=list)
     freed: list[tuple[int, int]] = field(default_factory=list)
     plans: dict[str, Any] = field(default_factory=dict)
+    api: Names = field(default_factory=Names)
+    encode: Callable[[int, list[int]], list[int]] = encode
+    #: Device and size of each stretch of zeroed memory.
+    zeroed: list[tuple[int, int]] = field(default_factory=list)
+    is_full: bool = False
 
     def capability(self, device: int) -> int:
         return 90
+
+    def multiprocessors(self, device: int) -> int:
+        return 132
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        assert name == "cuTensorMapEncodeTiled"
+        assert self.current_context(), "the driver needs a context to encode"
+        _, _, address, dims, strides, box, *_ = arguments
+        made = self.encode(address, [*dims, *strides, *box])
+        return SimpleNamespace(opaque=[*made, *([0] * (16 - len(made)))])
+
+    def allocate_zeroed(self, nbytes: int) -> int:
+        assert not self.capturing, "nothing is allocated during capture"
+        if self.is_full:
+            raise LaunchError("cuMemAlloc failed: out of memory")
+        device = self.current_context() - 0xC0
+        self.zeroed.append((device, nbytes))
+        return (device << 40) + len(self.zeroed) * (1 << 36)
 
     def primary_context(self, device: int) -> int:
         return context_of(device)
@@ -157,8 +195,10 @@ class Bench:
     variants: list[int]
 
 
-def make_variant(spec: AttentionSpec, driver: FakeDriver, access_bytes: int | None = None) -> Variant:
-    attention = plan(spec, None, "sm_90", access_bytes=access_bytes)
+def make_variant(
+    spec: AttentionSpec, driver: FakeDriver, access_bytes: int | None = None, arch: str = "sm_90"
+) -> Variant:
+    attention = plan(spec, None, arch, access_bytes=access_bytes)
     loadables = {}
     for kernel in attention.kernels:
         image = f"access{kernel.access_bytes}"
@@ -176,16 +216,16 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 @pytest.fixture
 def bench(driver: FakeDriver) -> Callable[..., Bench]:
-    def make(head_dim: int = 64, **options: Any) -> Bench:
+    def make(head_dim: int = 64, *, arch: str = "sm_90", **options: Any) -> Bench:
         spec = AttentionSpec(head_dim, **{"dtype": "fp16", **options})
         made: list[int] = []
 
         def realigned(access_bytes: int) -> Variant:
             made.append(access_bytes)
-            return make_variant(spec, driver, access_bytes)
+            return make_variant(spec, driver, access_bytes, arch)
 
         target = GpuTarget(driver)  # type: ignore[arg-type]
-        return Bench(Executor(make_variant(spec, driver), realigned, target, workspace_floats), driver, made)
+        return Bench(Executor(make_variant(spec, driver, arch=arch), realigned, target, workspace_floats), driver, made)
 
     return make
 

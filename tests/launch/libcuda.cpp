@@ -16,7 +16,7 @@ extern "C" {
 int cuInit(unsigned) { return 0; }
 int cuDeviceGetCount(int* count) { return *count = 2, 0; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
-int cuDeviceGetAttribute(int* value, int attribute, int) { return *value = attribute == 75 ? 9 : 0, 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) { return *value = attribute == 75 ? 9 : attribute == 16 ? 132 : 0, 0; }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   printf("retain %d\n", device);
   return *context = reinterpret_cast<void*>(0xC0L + device), 0;
@@ -82,6 +82,25 @@ int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, void* stream) {
   return printf("allocate %zu on %p\n", bytes, stream), *pointer = 0x5000, 0;
 }
 int cuMemFreeAsync(unsigned long long pointer, void* stream) { return printf("free %llx on %p\n", pointer, stream), 0; }
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  static thread_local int current = 0;
+  printf("capture mode %d, not %d\n", *mode, current);
+  const int before = current;
+  current = *mode;
+  return *mode = before, 0;
+}
+int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
+  if (bytes == 7) return 2;
+  return printf("allocate %zu\n", bytes), *pointer = 0x6000, 0;
+}
+int cuStreamCreate(void** stream, unsigned flags) {
+  return printf("stream with flags %u\n", flags), *stream = reinterpret_cast<void*>(0x55L), 0;
+}
+int cuMemsetD8Async(unsigned long long pointer, unsigned char value, size_t bytes, void* stream) {
+  return printf("%zu times %d to %llx on %p\n", bytes, value, pointer, stream), 0;
+}
+int cuStreamSynchronize(void* stream) { return printf("wait for %p\n", stream), 0; }
+int cuStreamDestroy_v2(void* stream) { return printf("destroy %p\n", stream), 0; }
 int cuEventCreate(void** event, unsigned flags) {
   return printf("event with flags %u\n", flags), *event = reinterpret_cast<void*>(0x44L), 0;
 }
@@ -102,7 +121,8 @@ int cuTensorMapEncodeTiled(unsigned long long* map, int type, unsigned rank, voi
   printf(" steps");
   for (unsigned i = 0; i < rank; ++i) printf(" %d", steps[i]);
   printf("\n");
-  for (int i = 0; i < 16; ++i) map[i] = static_cast<unsigned long long>(16 + i);
+  map[0] = reinterpret_cast<unsigned long long>(address);
+  for (int i = 1; i < 16; ++i) map[i] = static_cast<unsigned long long>(16 + i);
   return 0;
 }
 int cuGetErrorName(int error, const char** text) { return *text = error == 200 ? "BAD_IMAGE" : "LAUNCH_FAILED", 0; }

@@ -96,11 +96,12 @@ def test_capture_is_seen_on_the_stream_and_through_the_default_stream(library: P
 
 def test_devices_and_pointers_are_described(library: Path) -> None:
     code = """
-print(d.device_count(), d.capability(1), d.device_of(1 << 40), d.current_device(), current_device())
+print(d.device_count(), d.capability(1), d.multiprocessors(1))
+print(d.device_of(1 << 40), d.current_device(), current_device())
 with d.on(1):
     print(current_device())
 """
-    assert [x for x in run(library, code) if "retain" not in x] == ["2 90 1 None 0", "1"]
+    assert [x for x in run(library, code) if "retain" not in x] == ["2 90 132", "1 None 0", "1"]
 
 
 def test_memory_and_events_are_used_in_stream_order(library: Path) -> None:
@@ -112,6 +113,33 @@ def test_memory_and_events_are_used_in_stream_order(library: Path) -> None:
         "record 0x44 on 0x4",
         "0x5 waits for 0x44",
     ]
+
+
+def test_zeroed_memory_is_made_out_of_sight_of_captures(library: Path) -> None:
+    lines = run(library, "print(hex(d.allocate_zeroed(64)))")
+    assert lines == [
+        "capture mode 2, not 0",
+        "allocate 64",
+        "stream with flags 1",
+        "64 times 0 to 6000 on 0x55",
+        "wait for 0x55",
+        "destroy 0x55",
+        "capture mode 0, not 2",
+        "0x6000",
+    ]
+
+
+def test_the_capture_mode_is_back_when_there_is_no_memory(library: Path) -> None:
+    code = """
+from flashgen.errors import LaunchError
+try:
+    d.allocate_zeroed(7)
+except LaunchError as error:
+    print(error)
+"""
+    lines = run(library, code)
+    assert lines[:2] == ["capture mode 2, not 0", "capture mode 0, not 2"]
+    assert lines[2].startswith("cuMemAlloc failed")
 
 
 def test_a_device_that_does_not_exist_is_named(library: Path) -> None:

@@ -117,7 +117,7 @@ def test_the_driver_encodes_for_gpus(libcuda: Path) -> None:
         " dims 128 1000 8 strides 2048 256 box 64 128 1 steps 1 2 1"
     )
     assert asked in lines
-    assert "128 1000000000000000 1f00000000000000" in lines
+    assert "128 0000010000000000 1f00000000000000" in lines
 
 
 @pytest.mark.parametrize(

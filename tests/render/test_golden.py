@@ -25,7 +25,15 @@ def test_the_table_holds_about_a_dozen_kernels_all_different() -> None:
     files = golden_sources(GOLDEN)
     assert 10 <= len(files) <= 16
     assert len(files) == sum(len(row.roles) for row in GOLDEN)
-    assert "forward_d128_causal_sm80.cu" in files
+    assert {f"forward_{name}.cu" for name in ("d128_causal_sm80", "d128_causal_sm90a", "d64_sm90a")} <= set(files)
+
+
+def test_the_kernels_for_hopper_show_every_part_of_their_template() -> None:
+    rows = [row for row in GOLDEN if row.arch == "sm_90a"]
+    switches = [plan(row.spec, row.schedule, row.arch).kernel("forward").switches for row in rows]
+    assert frozenset().union(*switches) >= {"o_tile", "keeps_scores", "inspector", "listed", "score"}
+    assert any("inspector" not in each for each in switches)
+    assert any("keeps_scores" not in each for each in switches)
 
 
 def test_check_passes_after_writing_and_fails_on_every_kind_of_staleness(

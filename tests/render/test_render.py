@@ -14,7 +14,8 @@ from flashgen.errors import CompileError
 from flashgen.plan import plan
 from flashgen.plan.model import Constant, KernelPlan, Param, ParamTable, SmemMap, SmemRegion
 from flashgen.render import render, render_afresh, templates_dir
-from flashgen.spec import AttentionSpec, causal
+from flashgen.render.summary import summary
+from flashgen.spec import AttentionSpec, Schedule, causal, full
 
 Write = Callable[..., None]
 MACROS = '{% import "kernels/common.j2" as common %}\n'
@@ -86,6 +87,28 @@ def test_the_header_names_spec_command_plan_and_reasons() -> None:
     for region in forward.smem.regions:
         assert f"{region.offset + region.bytes}" in header
     assert " ".join(header.replace("//", " ").split()).endswith("because " * 30 + "so and because")
+
+
+def test_the_header_tells_what_warpgroups_do_and_which_tiles_blocks_take() -> None:
+    def header(spec: AttentionSpec, schedule: Schedule) -> str:
+        return " ".join(" ".join(summary(plan(spec, schedule, "sm_90a").kernel("forward"))).split())
+
+    two = header(AttentionSpec(128, mask=causal(), direction="forward"), Schedule(registers=(40, 232)))
+    assert (
+        "roles of 1 warpgroup one warp brings tiles, and three look through V (40 registers a thread); "
+        "2 compute, 64 rows of queries each (232)" in two
+    )
+    assert "grid no more blocks than run at once, 1 on each multiprocessor; they take one tile after another" in two
+    three = header(AttentionSpec(64, mask=full(), direction="forward"), Schedule(registers=(32, 160)))
+    assert "of 1 warpgroup one warp brings tiles (32 registers a thread); 3 compute, 64 rows" in three
+
+
+def test_the_header_says_why_hopper_runs_the_older_algorithm() -> None:
+    spec = AttentionSpec(80, direction="forward")
+    assert any(
+        "not FlashAttention-3: it is made for" in line for line in summary(plan(spec, None, "sm_90a").kernels[0])
+    )
+    assert not any("FlashAttention-3" in line for line in summary(plan(spec, None, "sm_80").kernels[0]))
 
 
 def test_a_source_is_named_after_its_plan_and_digested() -> None:

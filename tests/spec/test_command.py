@@ -48,13 +48,25 @@ specs = st.builds(
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)
 counts = st.sampled_from([1, 2, 4, 8, 16])
+backward = st.builds(BackwardSchedule, tile_q=tiles, tile_kv=tiles, stages=stages, warps=st.none() | counts)
 schedules = st.builds(
     Schedule,
     tile_q=tiles,
     tile_kv=tiles,
     stages=stages,
     warps=st.none() | st.builds(WarpPartition, st.sampled_from(["split_q", "split_k"]), counts),
-    backward=st.builds(BackwardSchedule, tile_q=tiles, tile_kv=tiles, stages=stages, warps=st.none() | counts),
+    backward=backward,
+    algorithm=st.none() | st.just("fa2"),
+) | st.builds(
+    Schedule,
+    tile_q=tiles,
+    tile_kv=tiles,
+    stages=stages,
+    warps=st.none() | st.builds(WarpPartition, st.just("specialized"), consumers=st.integers(1, 3)),
+    backward=backward,
+    algorithm=st.none() | st.just("fa3"),
+    softmax=st.sampled_from([None, "anchored", "running-max"]),
+    registers=st.none() | st.tuples(st.integers(3, 30), st.integers(3, 30)).map(lambda n: (8 * n[0], 8 * n[1])),
 )
 
 
@@ -86,6 +98,17 @@ def test_the_command_gives_the_same_spec_schedule_and_arch_again(
 def test_the_command_reads_well(spec: AttentionSpec, command: str) -> None:
     assert rebuild_command(spec) == command
     assert parse(command) == Request(spec)
+
+
+def test_a_schedule_for_hopper_reads_well() -> None:
+    partition = WarpPartition("specialized", consumers=2)
+    schedule = Schedule(128, 64, 2, partition, algorithm="fa3", softmax="running-max", registers=(40, 232))
+    command = rebuild_command(AttentionSpec(64), schedule, "sm_90a")
+    assert command == (
+        "flashgen build --head-dim 64 --dtype bf16 --tile-q 128 --tile-kv 64 --stages 2 --consumers 2 "
+        "--warp-partition specialized --algorithm fa3 --softmax running-max --registers 40,232 --arch sm_90a"
+    )
+    assert shlex.join(shlex.split(command)) == command
 
 
 def test_the_command_is_safe_to_paste_into_a_shell() -> None:

@@ -35,13 +35,25 @@ specs = st.builds(
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)
 counts = st.sampled_from([1, 2, 4, 8, 16])
+backward = st.builds(BackwardSchedule, tiles, tiles, stages, st.none() | counts)
 schedules = st.builds(
     Schedule,
     tiles,
     tiles,
     stages,
     st.none() | st.builds(WarpPartition, st.sampled_from(["split_q", "split_k"]), counts),
-    st.builds(BackwardSchedule, tiles, tiles, stages, st.none() | counts),
+    backward,
+    st.none() | st.just("fa2"),
+) | st.builds(
+    Schedule,
+    tiles,
+    tiles,
+    stages,
+    st.none() | st.builds(WarpPartition, st.just("specialized"), consumers=st.integers(1, 3)),
+    backward,
+    st.none() | st.just("fa3"),
+    st.sampled_from([None, "anchored", "running-max"]),
+    st.none() | st.tuples(st.integers(3, 30), st.integers(3, 30)).map(lambda n: (8 * n[0], 8 * n[1])),
 )
 NAMES = (
     *(
@@ -55,6 +67,7 @@ NAMES = (
         "tile_q",
         "tile_kv",
     ),
+    *("algorithm", "softmax", "registers", "producers", "consumers"),
     *("stages", "warps", "backward", "kind", "count", "left", "right", "align", "tile", "", "\n", "x" * 5000),
 )
 LEAVES = (
@@ -78,6 +91,7 @@ LEAVES = (
         "causal",
         "full",
     ),
+    *("specialized", "fa3", "anchored"),
     *("bf16", "both", "forward", "split_q", "top-left", "\x00", "y" * 5000),
 )
 
@@ -175,6 +189,36 @@ def test_the_written_form_is_small_and_fixed():
     assert spec_to_json(AttentionSpec(64, mask=causal())) == (
         '{"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"causal","direction":"both","deterministic":false}'
     )
+
+
+def test_a_schedule_for_hopper_is_read_and_written(tmp_path):
+    path = tmp_path / "spec.toml"
+    partition = WarpPartition("specialized", producers=1, consumers=2)
+    schedule = Schedule(warps=partition, algorithm="fa3", softmax="running-max", registers=(40, 232))
+    dump_spec(AttentionSpec(128), schedule, path)
+    assert path.read_text().partition("[schedule]\n")[2] == (
+        'algorithm = "fa3"\nsoftmax = "running-max"\nregisters = [40, 232]\n\n'
+        '[schedule.warps]\nkind = "specialized"\nproducers = 1\nconsumers = 2\n'
+    )
+    path.write_text('head_dim = 128\n[schedule.warps]\nkind = "specialized"\nconsumers = 3\n')
+    assert load_spec(path)[1] == Schedule(warps=WarpPartition("specialized", consumers=3))
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"registers": [40]}, "schedule registers=(40,) cannot be given to warpgroups; use two multiples of 8"),
+        ({"registers": "40,232"}, "schedule registers='40,232' cannot be given to warpgroups"),
+        ({"algorithm": 3}, "schedule algorithm=3 is unknown; use 'fa2' or 'fa3'"),
+        ({"warps": {"kind": "specialized"}}, 'consumers is missing; write {kind = "split_q", count = 4} or {kind ='),
+        ({"warps": {"kind": "specialized", "consumers": 9}}, "consumers=9 is not supported; use 1, 2 or 3"),
+        ({"warps": {"kind": "split_q", "consumers": 2}}, "schedule.warps.count is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_schedule_for_hopper_is_said(values, part):
+    with pytest.raises(SpecError) as caught:
+        schedule_from_dict(values)
+    assert any(part in violation for violation in caught.value.violations), caught.value.violations
 
 
 def test_every_violation_of_a_file_is_listed_with_its_path(tmp_path):

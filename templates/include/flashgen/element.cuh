@@ -58,10 +58,6 @@ FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(
 FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
-  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
-}
-
 FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 
 // Two neighbouring elements, written with one store.

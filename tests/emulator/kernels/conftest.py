@@ -15,8 +15,9 @@ import pytest
 
 from flashgen import oracle
 from flashgen.emulator import Buffer, guarded_copy, load
+from flashgen.launch.tensor_map import TensorMap
 from flashgen.plan import plan, workspace_floats
-from flashgen.plan.model import KernelPlan, Problem, Role
+from flashgen.plan.model import Box, KernelPlan, Problem, Role
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Schedule
 
@@ -31,6 +32,8 @@ RESULTS: dict[Role, tuple[str, ...]] = {
     "finish": ("dq",),
 }
 Edit = Callable[[str], str]
+#: Blocks of kernels whose blocks stay: fewer than there are tiles.
+STAYING_BLOCKS = 2
 #: Linux's; Python has it from 3.13 on.
 MAP_NORESERVE = 0x4000
 
@@ -49,6 +52,8 @@ class Case:
     schedule: Schedule | None = None
     #: Rows of arrays lie so far apart that 32 bits cannot count the elements between them.
     far: bool = False
+    #: The last value is infinite.
+    bad_value: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -80,6 +85,8 @@ def expected(case: Case, seed: int) -> Expected:
     }
     dtype = spec.element.numpy()
     inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    if case.bad_value:
+        inputs["v"][:, -1, :, 0] = np.inf
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
     o, lse = oracle.forward(spec, q, k, v, scale=scale)
@@ -125,7 +132,7 @@ class Run:
             "dsum": np.full(want.exact["lse"].shape, nan, np.float32),
             "dq_accum": np.full(workspace_floats(self.plan, case.problem), nan, np.float32),
         }
-        everything = {**want.inputs, **made, **outputs, **workspace}
+        everything = {**want.inputs, **made, **outputs, **workspace, "counter": np.zeros(2, np.uint32)}
         self.arrays = {
             name: far_apart(a) if case.far and name in STRIDED else guarded_copy(a, at=self.at)  # type: ignore[arg-type]
             for name, a in everything.items()
@@ -138,11 +145,13 @@ class Run:
             source = KernelSource(kernel, edit(source.text))
         for name in RESULTS[role]:
             self.arrays[name][...] = np.nan
-        writable = {*RESULTS[role], "dsum", "dq_accum"}
+        writable = {*RESULTS[role], "dsum", "dq_accum", "counter"}
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable) for n, a in self.arrays.items()]
         if self.case.far:
             buffers = []  # far larger than what race mode can keep book of
         grid = grid_of(kernel, self.case.problem)
+        if kernel.is_persistent:
+            grid = (min(STAYING_BLOCKS, math.prod(grid)), 1, 1)
         load(source).launch(grid, self.params(kernel), buffers, **options)
 
     def params(self, kernel: KernelPlan) -> bytes:
@@ -159,18 +168,35 @@ class Run:
             "band_upper": upper,
             "scale": scale,
             "scale_log2": scale * math.log2(math.e),
+            "q_tiles": -(-case.len_q // kernel.grid_tile),
+            "tiles": math.prod(grid_of(kernel, case.problem)),
         }
         for name, array in self.arrays.items():
             values[name] = array.ctypes.data
             if name in STRIDED:
                 steps = [stride // array.itemsize for stride in array.strides]
                 values |= {f"{name}_batch": steps[0], f"{name}_row": steps[1], f"{name}_head": steps[2]}
+        values |= {box.parameter: self.tensor_map(box) for box in kernel.boxes}
         packed = struct.pack(kernel.params.format, *(values[name] for name in kernel.params.names))
         return packed.ljust(kernel.params.bytes, b"\0")
 
+    def tensor_map(self, box: Box) -> bytes:
+        """What the copy engine is told of an array."""
+        array = self.arrays[box.tensor]
+        per_batch, per_row, per_head, _ = array.strides
+        batch, rows, heads, columns = array.shape
+        return TensorMap(
+            array.ctypes.data,
+            self.case.spec.dtype,
+            (columns, rows, heads, batch),
+            (per_row, per_head, per_batch),
+            (box.columns, box.rows, 1, 1),
+            swizzle=box.swizzle,
+        ).for_emulator()
+
     def wrong(self, role: Role) -> list[str]:
         """What the kernel wrote that is not within its bound."""
-        found = []
+        found = [f"counter: left at {self.arrays['counter'].tolist()}"] if self.arrays["counter"].any() else []
         for name in RESULTS[role]:
             with np.errstate(invalid="ignore"):
                 result = self.arrays[name].astype(np.float64)

@@ -3,6 +3,7 @@ reported: the same cases run clean, here and in test_clean.py."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ else:
 
 from flashgen.errors import EmulationError
 from flashgen.plan.model import Role
-from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal
+from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, WarpPartition, causal
 
 RING = Schedule(
     tile_q=64,
@@ -56,6 +57,21 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "masked, deterministic": (AttentionSpec(64, mask=causal(), deterministic=True), (100, 147), {"schedule": RING}),
     "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": True}),
     "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": True}),
+    # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
+    "Hopper": (AttentionSpec(128, direction="forward"), (300, 400), {"arch": "sm_90a"}),
+    # One tile of keys, so that nothing but the rings of tiles and of Q holds the producer back.
+    "Hopper, short": (AttentionSpec(128, direction="forward"), (900, 60), {"arch": "sm_90a"}),
+    "Hopper, causal": (AttentionSpec(128, mask=causal(), direction="forward"), (300, 400), {"arch": "sm_90a"}),
+    "Hopper, bad values": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "bad_value": True},
+    ),
+    "Hopper, listed": (
+        AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
+        (400, 400),
+        {"arch": "sm_90a"},
+    ),
 }
 
 
@@ -90,6 +106,14 @@ class Mutation:
 
 with (Path(__file__).parent / "mutations.toml").open("rb") as file:
     MUTATIONS = [Mutation(**row) for row in tomllib.load(file)["mutation"]]
+#: Building the kernel for Hopper takes long: a developer's run plants every eighth of its bugs, DRAWN_CASES=ci all.
+HOPPER = [mutation for mutation in MUTATIONS if mutation.case.startswith("Hopper")]
+RARE = (
+    set()
+    if os.environ.get("DRAWN_CASES", "sample") != "sample"
+    else {m.name for m in HOPPER} - {m.name for m in HOPPER[::8]}
+)
+PLANTED = [mutation for mutation in MUTATIONS if mutation.name not in RARE]
 MODES: dict[str, list[dict[str, Any]]] = {
     "plain": [{}],
     "random": [{"schedule": "random", "seed": seed} for seed in range(3)],
@@ -114,7 +138,7 @@ def outcome(check: Callable[..., list[str]], case: Any, mutation: Mutation | Non
     return ""
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"{m.role}: {m.name}")
+@pytest.mark.parametrize("mutation", PLANTED, ids=lambda m: f"{m.role}: {m.name}")
 def test_a_planted_bug_is_caught(check: Any, case: Any, mutation: Mutation) -> None:
     spec, lengths, fields = CASES[mutation.case]
     planted = case(spec, *lengths, **fields)
@@ -123,7 +147,7 @@ def test_a_planted_bug_is_caught(check: Any, case: Any, mutation: Mutation) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted({mutation.case for mutation in PLANTED}))
 def test_without_a_bug_nothing_is_reported(check: Any, case: Any, name: str, mode: str) -> None:
     spec, lengths, fields = CASES[name]
     clean = case(spec, *lengths, **fields)

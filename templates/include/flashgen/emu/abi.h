@@ -13,6 +13,7 @@ struct FlashgenEmuThread {
   int block_idx_x;
   int block_idx_y;
   int block_idx_z;
+  int grid_dim_x;
   unsigned char* shared_memory;
 };
 

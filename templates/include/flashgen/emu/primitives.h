@@ -22,6 +22,7 @@ FLASHGEN_DEVICE i32 thread_idx() { return flashgen_emu_thread->thread_idx; }
 FLASHGEN_DEVICE i32 block_idx_x() { return flashgen_emu_thread->block_idx_x; }
 FLASHGEN_DEVICE i32 block_idx_y() { return flashgen_emu_thread->block_idx_y; }
 FLASHGEN_DEVICE i32 block_idx_z() { return flashgen_emu_thread->block_idx_z; }
+FLASHGEN_DEVICE i32 grid_dim_x() { return flashgen_emu_thread->grid_dim_x; }
 FLASHGEN_DEVICE void block_sync(FLASHGEN_EMU_SITE) { flashgen_emu_block_sync(site); }
 FLASHGEN_DEVICE bool block_any(bool condition, FLASHGEN_EMU_SITE) {
   return flashgen_emu_block_any(condition, site) != 0;
@@ -200,6 +201,9 @@ FLASHGEN_DEVICE u16 to_half_bits(float value) {
     return static_cast<u16>(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u));
   return static_cast<u16>(sign | (magnitude - 0x38000000u + 0xfff + (magnitude >> 13 & 1)) >> 13);
 #endif
+}
+FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
+  return to_half_bits(low) | static_cast<u32>(to_half_bits(high)) << 16;
 }
 
 FLASHGEN_DEVICE float half_to_float(u16 bits) {

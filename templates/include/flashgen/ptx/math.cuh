@@ -50,6 +50,16 @@ FLASHGEN_DEVICE u16 to_half_bits(float value) {
   return bits;
 }
 
+FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
+#endif
+}
+
 FLASHGEN_DEVICE float half_to_float(u16 bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

@@ -31,6 +31,15 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// What `value`, which is never negative, is made of is computed before the next wait. Assemblers let waits
+// overtake arithmetic, which then no longer overlaps the products; they do not overtake stores, as this one
+// would be, to `scratch` in shared memory, if the value were negative.
+FLASHGEN_DEVICE void wgmma_compute_before_wait(float value, u32 scratch) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value),
+               "r"(scratch)
+               : "memory");
+}
+
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle) {
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.case import Case
-from conformance.inputs import integers, nonzero_bytes, unwritten
+from conformance.case import Array, Case
+from conformance.inputs import integers, noise, nonzero_bytes, unwritten
 
 _GROUPS, _THREADS = 4, 64
 
@@ -42,9 +42,28 @@ def _reduce(label: str, variant: str) -> Case:
     )
 
 
+def _reduce_words(label: str, addends: Array) -> Case:
+    """Integers add up to the same in any order, so these are exact whatever their size."""
+    return Case(
+        "reduce_words",
+        label,
+        "Variant::kAdd",
+        inputs={"x": addends, "elements": integers(addends.size, 0, 99, seed=23).astype(np.int32)},
+        outputs={"out": noise(100, seed=24)},
+        grid=(3, 1, 1),
+        threads=64,
+    )
+
+
+_ADDENDS = 3 * 4 * 64
+
 CASES = (
     *(_cp_async(size, pending) for size in (4, 8, 16) for pending in (0, 1, 3)),
     *(_cp_async(size, 0, missing=True) for size in (4, 8, 16)),
     _reduce("one", "kOne"),
     _reduce("four", "kFour"),
+    # Sums that carry from the lower half into the upper one, and ones that wrap around.
+    _reduce_words("lower-halves", noise(_ADDENDS, seed=25) >> np.uint64(32)),
+    _reduce_words("whole-words", noise(_ADDENDS, seed=26)),
+    _reduce_words("signed", integers(_ADDENDS, -(2**24), 2**24, seed=27).astype(np.uint64)),
 )

@@ -50,6 +50,7 @@ CASES = (
         threads=64,
         smem_bytes=2048,
     ),
+    Case("grid_size", "two-rows", "Variant::kAlongX", outputs={"out": unwritten((10, 32), np.int32)}, grid=(5, 2, 1)),
     _shuffle("float-one-source", "kFloat", _ROUND),
     _shuffle("float-scattered", "kFloat", (_LANE * 7 + _ROUND * 5) % 32),
     _shuffle("float-beyond-the-warp", "kFloat", _LANE + 32 * (_ROUND - 16)),

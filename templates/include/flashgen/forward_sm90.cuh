@@ -1,0 +1,195 @@
+// What the forward kernel for Hopper is made of.
+#pragma once
+#include "flashgen/anchored_softmax.cuh"
+#include "flashgen/contain.cuh"
+#include "flashgen/panel.cuh"
+#include "flashgen/ring.cuh"
+#include "flashgen/row_tile.cuh"
+
+namespace flashgen {
+
+constexpr i32 kWarpgroupSize = 128;
+constexpr i32 kWarpgroupRows = 64;
+
+struct ForwardSm90Config {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 stages;
+  i32 q_slots;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  i32 section_heads;
+  bool longest_first;
+  bool running_maximum;
+  bool keeps_scores;
+  bool holds_waits;
+  bool take_turns;
+  bool has_lower;
+  bool has_upper;
+};
+
+template <ForwardSm90Config cfg, class T>
+struct ForwardSm90Shape {
+  static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
+  using Scores = Strip<cfg.tile_kv>;
+  using Probabilities = Rounded<cfg.tile_kv>;
+  using Output = Strip<cfg.head_dim_v>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, cfg.running_maximum, cfg.keeps_scores, cfg.holds_waits>;
+  // Arrivals that empty a slot: one of each warp that reads it.
+  static constexpr u32 consumer_warps = 4 * cfg.consumers;
+};
+
+// A tile of keys as the producer tells of it, where the mask is more than a band.
+struct alignas(16) ListedKeys {
+  i32 tile;
+  // The last one of its tile of queries, or none.
+  i32 last_tile;
+  // Bit i, for consumer i and after these for the whole tile of queries: every pair is allowed; none is.
+  u32 full;
+  u32 empty;
+};
+
+// One tile of keys for one tile of queries.
+struct Step {
+  RowTile rows;
+  i32 key_tile;
+  // The last one of its tile of queries.
+  i32 last_key_tile;
+  // See ListedKeys.
+  u32 full;
+  u32 empty;
+
+  FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
+  FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
+  FLASHGEN_DEVICE bool is_cut(i32 part) const { return (full >> part & 1u) == 0; }
+  FLASHGEN_DEVICE bool concerns(i32 part) const { return (empty >> part & 1u) == 0; }
+};
+
+// Tiles of keys that some query of a warpgroup attends to; that all of its queries do, and all of the whole
+// tile.
+struct Reach {
+  Range keys;
+  Range full_keys;
+  Range uncut_keys;
+};
+
+// ---- The output
+
+template <i32 count>
+FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
+}
+
+// Puts a warp's 16 rows, from `row` on, into the tile.
+template <class OTile>
+FLASHGEN_DEVICE void store_strip(OTile tile, i32 row, const Strip<OTile::cols>& out,
+                                 const RowStatistics& rows, Thread thread) {
+  using T = typename OTile::Element;
+  const float low = rows.normalizer(0), high = rows.normalizer(1);
+#pragma unroll
+  for (i32 n = 0; n < OTile::cols / 16; ++n) {
+    const float* const o = out + 8 * n;
+    const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
+                          pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
+    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), words);
+  }
+}
+
+// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
+// four words of what was everyone's words[q].
+FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
+#pragma unroll
+  for (i32 bit = 1; bit < 4; bit *= 2) {
+    const bool upper = thread.lane & bit;
+#pragma unroll
+    for (i32 pair = 0; pair < 2; ++pair) {
+      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
+      const u32 sent = upper ? words[i] : words[j];
+      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
+      words[i] = upper ? received : words[i];
+      words[j] = upper ? words[j] : received;
+    }
+  }
+}
+
+// Writes a warp's 16 rows, from `row` on, to global memory.
+template <class T, i32 columns>
+FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& out,
+                                 const RowStatistics& rows, Thread thread) {
+  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 mine = row + 8 * h + thread.row();
+    const float scale = rows.normalizer(h);
+#pragma unroll
+    for (i32 g = 0; g < columns / 32; ++g) {
+      Vec16 chunk;
+#pragma unroll
+      for (i32 k = 0; k < 4; ++k) {
+        const float* const o = out + 4 * (4 * g + k) + 2 * h;
+        chunk.words[k] = pack(T{}, o[0] * scale, o[1] * scale);
+      }
+      transpose_quad(chunk.words, thread);
+      if (mine < rows_of.row_count)
+        *reinterpret_cast<Vec16*>(rows_of.at(mine, 32 * g + 8 * (thread.lane % 4))) = chunk;
+    }
+  }
+}
+
+// ---- Bad values, see contain.cuh; here warps that have nothing else to do look through V while others
+// compute.
+
+// Takes NaN and infinities out of every `step`-th chunk of a tile, from `first` on; whether there were any.
+template <class Tile>
+FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
+  using T = typename Tile::Element;
+  constexpr i32 chunks = Tile::bytes / kChunkBytes;
+  u32 bad = 0;
+#pragma unroll 6
+  for (i32 i = first; i < chunks; i += step) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<T>(chunk.words[w]);
+  }
+  if (bad == 0) return false;
+#pragma unroll 1
+  for (i32 i = 4 * first; i < 4 * chunks; i += (i % 4 == 3 ? 4 * step - 3 : 1)) {
+    u32& word = reinterpret_cast<u32*>(tile)[i];
+    word &= ~((signs_of_bad<T>(word) >> 15) * 0xffffu);
+  }
+  return true;
+}
+
+// Puts NaN into those of a warp's 16 results, from row `first_q` on, that attend to a bad value in a tile
+// that the mask cuts through. `is_cut(key_tile)` tells which those are.
+template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
+FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
+                                   const Mask& mask, const IsCut& is_cut, Thread thread) {
+  const i32 end_q = smaller(first_q + 16, mask.len_q);
+#pragma unroll 1
+  for (i32 tile = keys.begin; tile < keys.end; ++tile) {
+    if (!is_cut(tile)) continue;
+    const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
+#pragma unroll 1
+    for (i32 key = tile * tile_kv; key < end; ++key) {
+#pragma unroll 1
+      for (i32 column = thread.lane; column < columns; column += kWarpSize) {
+        if (!is_bad(*source.at(key, column))) continue;
+#pragma unroll 1
+        for (i32 q = first_q; q < end_q; ++q) {
+          if (mask.allows(q, key)) *results.at(q, column) = not_a_number<T>();
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashgen

@@ -1,0 +1,126 @@
+// Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
+#pragma once
+#include "flashgen/product.cuh"
+#include "flashgen/primitives_sm90.cuh"
+
+namespace flashgen {
+
+constexpr i32 kPanelBytes = 128;
+// Eight swizzled rows: what repeats, and what tiles are aligned to.
+constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
+
+// rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
+template <class T, i32 rows_, i32 cols_>
+struct PanelTile {
+  using Element = T;
+  static constexpr i32 rows = rows_;
+  static constexpr i32 cols = cols_;
+  static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
+  static constexpr i32 panels = ceil_div(cols, panel_cols);
+  // From one panel to the next; `rows` are all that there are, also in a part of a tile.
+  static constexpr i32 panel_stride = rows * kPanelBytes;
+  static constexpr i32 bytes = panels * panel_stride;
+  // Steps of a product along the columns, 32 bytes each, and how many of them a panel holds.
+  static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
+  static constexpr i32 panel_steps = 4;
+
+  u32 address;
+
+  FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
+  // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
+    return {address + static_cast<u32>(row * kPanelBytes)};
+  }
+
+  // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
+#pragma unroll
+    for (i32 p = 0; p < panels; ++p)
+      tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
+  }
+  // Boxes of as many rows as the map says; what lies beyond the tensor is left out.
+  FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
+#pragma unroll
+    for (i32 p = 0; p < panels; ++p)
+      tma_store_4d(&map, address + p * panel_stride, p * panel_cols, row, head, sequence);
+  }
+
+  // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
+  FLASHGEN_DEVICE MatrixDescriptor by_columns() const {
+    return matrix_descriptor(address, 16, kSwizzleBytes, Swizzle::bytes_128);
+  }
+  static constexpr u32 along_columns(i32 step) {
+    return static_cast<u32>(step / panel_steps * panel_stride + step % panel_steps * 32);
+  }
+  // As an operand whose rows are summed over, sixteen at a step.
+  FLASHGEN_DEVICE MatrixDescriptor by_rows() const {
+    return matrix_descriptor(address, panel_stride, kSwizzleBytes, Swizzle::bytes_128);
+  }
+  static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
+
+  // The 16-byte chunk of a row, for ldmatrix and stmatrix.
+  FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
+    return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
+                                      (((chunk % 8) ^ (row % 8)) * kChunkBytes));
+  }
+};
+
+// A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
+template <i32 n>
+using Strip = float[n / 2];
+template <i32 n>
+using StripBlocks = Accumulator<1, n / 8>;
+
+// The same registers as one row of blocks of 16 x 8.
+template <i32 count>
+FLASHGEN_DEVICE StripBlocks<2 * count>& blocks_of(float (&strip)[count]) {
+  return reinterpret_cast<StripBlocks<2 * count>&>(strip);
+}
+
+template <i32 count>
+FLASHGEN_DEVICE void clear(float (&strip)[count]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
+}
+
+// Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
+template <i32 n>
+using Rounded = u32[n / 16][4];
+template <i32 steps>
+FLASHGEN_DEVICE void copy_to(u32 (&to)[steps][4], const u32 (&from)[steps][4]) {
+#pragma unroll
+  for (i32 i = 0; i < 4 * steps; ++i) to[i / 4][i % 4] = from[i / 4][i % 4];
+}
+
+// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
+template <class QTile, class KTile>
+FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
+  using T = typename QTile::Element;
+  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
+  wgmma_fence();
+  wgmma_ss_first<T, KTile::rows>(scores, left, right);
+#pragma unroll
+  for (i32 step = 1; step < QTile::steps; ++step) {
+    wgmma_ss<T, KTile::rows>(scores, left.advanced(QTile::along_columns(step)),
+                             right.advanced(KTile::along_columns(step)), true);
+  }
+  wgmma_commit();
+}
+
+// Issues O += P V.
+template <class VTile>
+FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                  VTile v) {
+  using T = typename VTile::Element;
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < VTile::rows / 16; ++step) {
+    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], right.advanced(VTile::along_rows(step)),
+                                        true);
+  }
+  wgmma_commit();
+}
+
+}  // namespace flashgen

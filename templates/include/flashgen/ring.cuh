@@ -1,0 +1,49 @@
+// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
+// one that ends a phase when the slot is full, one when it is empty again.
+#pragma once
+#include "flashgen/element.cuh"
+#include "flashgen/primitives_sm90.cuh"
+
+namespace flashgen {
+
+// Where someone is in a ring: how many slots have gone by.
+template <i32 slots>
+struct RingPlace {
+  u32 count = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
+  // Of the times round.
+  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
+  FLASHGEN_DEVICE void advance() { ++count; }
+};
+
+template <i32 slots>
+struct Ring {
+  using Where = RingPlace<slots>;
+  // Of barriers: full ones, then empty ones.
+  static constexpr u32 barrier_bytes = 16 * slots;
+
+  u32 barriers;
+
+  FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
+  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+
+  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
+#pragma unroll
+    for (i32 i = 0; i < slots; ++i) {
+      mbarrier_init(barriers + 8 * i, fillers);
+      mbarrier_init(barriers + 8 * (slots + i), emptiers);
+    }
+  }
+  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  // One arrival for a warp, when all its lanes are done with the slot.
+  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(empty(at));
+  }
+};
+
+}  // namespace flashgen

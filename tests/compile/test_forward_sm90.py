@@ -1,0 +1,125 @@
+"""The forward kernel for Hopper as machine code: nothing spills, products are as many as the plan says, and
+exponentials run while products do.
+
+A developer's run compiles a few specs; DRAWN_CASES=ci or nightly compiles all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import product, takewhile
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen.cache import default_cache
+from flashgen.compile import Binary, compile_source, disassemble
+from flashgen.plan import plan
+from flashgen.plan.forward_sm90 import HEAD_DIMS
+from flashgen.plan.model import KernelPlan
+from flashgen.render import render
+
+Build = tuple[tuple[int, int], str, str]
+CASES = {
+    "full": fg.AttentionSpec(64),
+    "causal": fg.AttentionSpec(64, mask=fg.causal()),
+    "window": fg.AttentionSpec(64, mask=fg.window(1024, 0)),
+    "documents": fg.AttentionSpec(64, mask=fg.causal() & fg.document(np.zeros((1, 1), np.int32))),
+    "softcap": fg.AttentionSpec(64, score=fg.softcap(30.0)),
+}
+BUILDS: list[Build] = [
+    (dims, name, dtype)
+    for dims, name, dtype in product(HEAD_DIMS, CASES, ("bf16", "fp16"))
+    if dtype == "bf16" or name in ("full", "causal")
+]
+SAMPLE: list[Build] = [((128, 128), "causal", "bf16"), ((64, 64), "full", "bf16"), ((192, 128), "documents", "bf16")]
+BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
+
+
+def each(builds: list[Build]) -> pytest.MarkDecorator:
+    ids = ["x".join(map(str, dims)) + f" {name} {dtype}" for dims, name, dtype in builds]
+    return pytest.mark.parametrize(("dims", "name", "dtype"), builds, ids=ids)
+
+
+def forward(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
+    spec = replace(CASES[name], head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, direction="forward")
+    return plan(spec, None, "sm_90a").kernel("forward")
+
+
+@cache
+def compiled(dims: tuple[int, int], name: str, dtype: str) -> Binary:
+    return default_cache().get_or_compile(render(forward(dims, name, dtype)), compile_source)[0]
+
+
+@cache
+def machine_code(dims: tuple[int, int], name: str, dtype: str) -> list[str]:
+    """One instruction a line, predicates included."""
+    text = disassemble(compiled(dims, name, dtype).image)
+    if text is None:
+        pytest.skip("no disassembler reads this cubin")
+    found: list[str] = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)
+    assert len(found) > 500
+    return found
+
+
+def operation(instruction: str) -> str:
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction)
+
+
+@each(BUILT)
+def test_nothing_spills_and_products_do_not_wait_for_each_other(dims: tuple[int, int], name: str, dtype: str) -> None:
+    # What the assembler says of products that wait for each other is an error, so that there is a binary at all.
+    found = compiled(dims, name, dtype).resources
+    assert (found.spill_bytes, found.stack_bytes, found.static_smem_bytes) == (0, 0, 0)
+
+
+@each(BUILT)
+def test_no_thread_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype: str) -> None:
+    assert not [line for line in machine_code(dims, name, dtype) if re.match(r"(LDL|STL)\b", operation(line))]
+
+
+@each(BUILT)
+def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name: str, dtype: str) -> None:
+    kernel = forward(dims, name, dtype)
+    keys = int(kernel.constant("tile_kv"))
+    # Where exponentials have registers of their own, steps alternate between two sets of them.
+    copies = 2 if "keeps_scores" in kernel.switches else 1
+    pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
+    found = Counter(match.groups() for line in machine_code(dims, name, dtype) if (match := pattern.search(line)))
+    assert found == {
+        # The first scores of a stream, and those of each copy of a step.
+        (str(keys), "gdesc"): (1 + copies) * dims[0] // 16,
+        # A step's output, with the next scores or alone.
+        (str(dims[1]), "R"): 2 * copies * keys // 16,
+    }
+    assert sum("HGMMA" in line for line in machine_code(dims, name, dtype)) == sum(found.values())
+
+
+@each([build for build in BUILT if "keeps_scores" in forward(*build).switches])
+def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int], name: str, dtype: str) -> None:
+    kernel = forward(dims, name, dtype)
+    lines = machine_code(dims, name, dtype)
+    waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR" in line]
+    scores_came = [i for i in waits if lines[i].endswith("0x1")]
+    # A step of either set of registers waits for its scores alone, and then for the output.
+    assert len(scores_came) == 2
+    for first in scores_came:
+        last = next(i for i in waits if i > first)
+        assert lines[last].endswith("0x0")
+        exponentials = [line for line in lines[first:last] if line.startswith("MUFU.EX2")]
+        # 64 rows of as many columns as keys, divided among 128 threads.
+        assert len(exponentials) >= int(kernel.constant("tile_kv")) // 2
+        after = takewhile(lambda line: "HGMMA" not in line, lines[last:])
+        assert not [line for line in after if "MUFU.EX2" in line]
+
+
+def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
+    assert {dims for dims, _, _ in BUILDS} == set(HEAD_DIMS)
+    switches = frozenset().union(*(forward(*build).switches for build in BUILDS))
+    assert switches >= {"o_tile", "keeps_scores", "inspector", "listed", "score"}
+    assert set(SAMPLE) <= set(BUILDS)

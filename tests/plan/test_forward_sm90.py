@@ -1,0 +1,287 @@
+"""Planning the forward kernel for Hopper: what its table holds fits, what it cannot be runs by the other kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen.arch import get_arch
+from flashgen.plan import default_access_bytes, plan
+from flashgen.plan.forward_sm90 import HEAD_DIMS, why_not
+from flashgen.plan.model import KernelPlan, Problem
+
+ARCH = get_arch("sm_90a")
+IDS = np.zeros((2, 300), np.int32)
+MASKS = {
+    "full": fg.full(),
+    "causal": fg.causal(),
+    "window": fg.window(100, 0),
+    "documents": fg.document(IDS),
+    "global": fg.window(64, 0) | fg.global_tokens(4),
+}
+#: Bytes after which the pattern repeats in which the copy engine writes rows.
+SWIZZLE = 1024
+
+
+def forward(
+    dim: int = 128, schedule: fg.Schedule | None = None, *, arch: str = "sm_90a", access: int | None = None, **spec: Any
+) -> KernelPlan:
+    return plan(fg.AttentionSpec(dim, direction="forward", **spec), schedule, arch, access_bytes=access).kernel(
+        "forward"
+    )
+
+
+# ---- what the table holds
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_every_row_of_the_table_fits(dims: tuple[int, int]) -> None:
+    for dtype, mask, score in product(("bf16", "fp16"), MASKS.values(), (None, fg.softcap(30.0))):
+        kernel = forward(dims[0], head_dim_v=dims[1], dtype=dtype, mask=mask, score=score)
+        assert kernel.algorithm == "FlashAttention-3"
+        consumers = int(kernel.constant("consumers"))
+        assert kernel.constant("tile_q") == 64 * consumers
+        assert kernel.threads == 128 * (1 + consumers)
+        assert kernel.smem.bytes <= ARCH.max_smem_per_block
+        registers = int(kernel.constant("producer_registers")) + consumers * int(kernel.constant("consumer_registers"))
+        assert 128 * registers <= ARCH.registers_per_multiprocessor
+        assert kernel.reasons
+        assert all(kernel.reasons)
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_pattern_begins(
+    dims: tuple[int, int], mask: str
+) -> None:
+    kernel = forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask])
+    end = 0
+    for region in kernel.smem.regions:
+        assert region.offset >= end, region
+        assert region.offset % (SWIZZLE if region.name in "qkvo" else 8) == 0, region
+        end = region.offset + region.bytes
+    widths = {"q": dims[0], "k": dims[0], "v": dims[1], "o": dims[1]}
+    rows = {name: int(kernel.constant("tile_kv" if name in "kv" else "tile_q")) for name in widths}
+    slots = {"q": "q_slots", "k": "stages", "v": "stages"}
+    for name, width in widths.items():
+        if name == "o" and "o_tile" not in kernel.switches:
+            continue
+        count = int(kernel.constant(slots[name])) if name in slots else 1
+        # Rows come in panels of 64 columns.
+        assert kernel.smem[name].bytes == count * rows[name] * -(-width // 64) * 128
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_the_chosen_schedule_asked_for_again_is_the_same_plan(dims: tuple[int, int]) -> None:
+    spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], mask=fg.causal())
+    for asked in (None, fg.Schedule(softmax="running-max"), fg.Schedule(tile_q=64, tile_kv=64)):
+        chosen = plan(spec, asked, ARCH)
+        again = plan(spec, chosen.schedule, ARCH)
+        assert again.schedule == chosen.schedule
+        for one, other in zip(chosen.kernels, again.kernels, strict=True):
+            assert (one.name, one.config, one.smem, one.switches) == (
+                other.name,
+                other.config,
+                other.smem,
+                other.switches,
+            )
+
+
+def test_what_is_left_out_of_a_schedule_says_what_was_chosen() -> None:
+    chosen = plan(fg.AttentionSpec(128, direction="forward"), None, ARCH).schedule
+    assert chosen.warps == fg.WarpPartition("specialized", producers=1, consumers=2)
+    assert (chosen.algorithm, chosen.softmax) == ("fa3", "anchored")
+    assert chosen.registers is not None
+
+
+def test_the_backward_kernels_are_those_of_all_gpus() -> None:
+    both = plan(fg.AttentionSpec(128, mask=fg.causal()), fg.Schedule(algorithm="fa3"), ARCH)
+    assert both.kernel("forward").algorithm == "FlashAttention-3"
+    other = plan(fg.AttentionSpec(128, mask=fg.causal()), None, "sm_90")
+    for role in ("prepare", "main", "finish"):
+        assert both.kernel(role).template == other.kernel(role).template
+        assert both.kernel(role).config == other.kernel(role).config
+
+
+# ---- what depends on the spec
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_values_are_looked_through_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
+    kernel = forward(mask=MASKS[mask])
+    names = {region.name for region in kernel.smem.regions}
+    assert ("inspector" in kernel.switches) == (mask != "full")
+    assert ({"looked_through", "found_bad"} <= names) == (mask != "full")
+
+
+def test_tiles_are_listed_only_where_a_mask_leaves_holes() -> None:
+    holes = {name for name, mask in MASKS.items() if "listed" in forward(mask=mask).switches}
+    assert holes == {"documents", "global"}
+    for name, mask in MASKS.items():
+        assert any("listed" in region.name for region in forward(mask=mask).smem.regions) == (name in holes)
+
+
+def test_the_longest_tiles_go_first_where_tiles_differ() -> None:
+    assert {name for name, mask in MASKS.items() if forward(mask=mask).constant("longest_first")} == {*MASKS} - {"full"}
+
+
+def test_the_copy_engine_is_told_of_the_tiles_of_the_plan() -> None:
+    kernel = forward(192, head_dim_v=128)
+    boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}
+    keys = kernel.constant("tile_kv")
+    assert boxes == {
+        "q": (kernel.constant("tile_q"), 64, 128),
+        "k": (keys, 64, 128),
+        "v": (keys, 64, 128),
+        "o": (16, 64, 128),
+    }
+    assert {box.parameter for box in kernel.boxes} <= set(kernel.params.names)
+
+
+def test_blocks_stay_and_take_one_tile_after_another() -> None:
+    kernel = forward(mask=fg.causal())
+    assert kernel.is_persistent
+    tiles = -(-1000 // int(kernel.constant("tile_q")))
+    assert kernel.grid(Problem(3, 8, 2, 1000, 77)) == (tiles * 8 * 3, 1, 1)
+    assert {"counter", "q_tiles", "tiles"} <= set(kernel.params.names)
+
+
+def test_a_running_maximum_is_another_kernel_with_a_name_of_its_own() -> None:
+    anchored, running = forward(), forward(schedule=fg.Schedule(softmax="running-max"))
+    assert (anchored.constant("running_maximum"), running.constant("running_maximum")) == (False, True)
+    assert running.name == anchored.name.replace("_sm90a", "_runningmax_sm90a")
+    # Exponentials take the place of scores, which nothing looks at a second time.
+    assert (anchored.constant("keeps_scores"), running.constant("keeps_scores")) == (True, False)
+
+
+# ---- what is asked for
+
+
+def test_a_complete_schedule_is_what_the_kernel_gets() -> None:
+    partition = fg.WarpPartition("specialized", consumers=2)
+    asked = fg.Schedule(128, 96, 2, partition, algorithm="fa3", softmax="running-max", registers=(56, 224))
+    made = plan(fg.AttentionSpec(64, direction="forward"), asked, ARCH)
+    assert made.schedule == asked
+    kernel = made.kernel("forward")
+    names = ("tile_q", "tile_kv", "stages", "consumers", "producer_registers", "consumer_registers", "take_turns")
+    assert [kernel.constant(name) for name in names] == [128, 96, 2, 2, 56, 224, True]
+    assert kernel.threads == 384
+
+
+@pytest.mark.parametrize(("tile_q", "consumers"), [(128, 2), (192, 3)])
+def test_a_tile_of_queries_says_how_many_warpgroups_compute_and_the_other_way_round(
+    tile_q: int, consumers: int
+) -> None:
+    by_tile = forward(64, fg.Schedule(tile_q=tile_q))
+    by_partition = forward(64, fg.Schedule(warps=fg.WarpPartition("specialized", consumers=consumers)))
+    assert by_tile.config == by_partition.config
+    assert (by_tile.constant("consumers"), by_tile.constant("tile_q")) == (consumers, tile_q)
+
+
+def test_a_deeper_ring_takes_the_room_of_what_is_only_good_to_have() -> None:
+    usual, deep = forward(), forward(schedule=fg.Schedule(stages=3))
+    assert (usual.constant("q_slots"), "o_tile" in usual.switches) == (2, True)
+    assert (deep.constant("q_slots"), "o_tile" in deep.switches) == (1, False)
+    assert deep.constant("stages") == 3
+    assert deep.smem.bytes <= ARCH.max_smem_per_block
+
+
+SPECIALIZED = fg.WarpPartition("specialized", consumers=2)
+
+
+@pytest.mark.parametrize(
+    ("dim", "schedule", "words"),
+    [
+        (128, fg.Schedule(tile_q=96), ["tile_q=96 is not 64 rows for each of 2 or 3 consumers", "use 128 or 192"]),
+        (128, fg.Schedule(tile_q=256), ["tile_q=256 is not 64 rows for each of 2 or 3 consumers", "use 128 or 192"]),
+        (128, fg.Schedule(tile_q=64, warps=SPECIALIZED), ["tile_q=64", "2 or 3 consumers", "use 128 or 192"]),
+        (128, fg.Schedule(stages=1), ["stages=1 leaves no tile to copy into", "use stages=2 or more"]),
+        (
+            128,
+            fg.Schedule(registers=(168, 240)),
+            ["registers=(168, 240) for 1 producer and 2 consumers are more than the 65536", "use (40, 232)"],
+        ),
+        (256, fg.Schedule(tile_kv=128), ["registers per thread", "consumers have 232", "use a smaller tile_kv"]),
+        (128, fg.Schedule(tile_q=192), ["registers per thread", "consumers have 160", "fewer consumers"]),
+        (128, fg.Schedule(stages=4), ["bytes of shared memory per block", "sm_90a has 232448", "fewer stages"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_remedy(dim: int, schedule: fg.Schedule, words: list[str]) -> None:
+    with pytest.raises(fg.PlanError) as error:
+        forward(dim, replace(schedule, algorithm="fa3"))
+    for word in ("The forward kernel cannot be planned: ", *words):
+        assert word in str(error.value)
+
+
+def test_what_would_fit_does() -> None:
+    for (dim, dim_v), stages, tile_kv in product(HEAD_DIMS, (1, 2, 4), (64, 128, 256)):
+        try:
+            forward(dim, fg.Schedule(stages=stages, tile_kv=tile_kv, algorithm="fa3"), head_dim_v=dim_v)
+        except fg.PlanError as error:
+            _, _, remedy = str(error).partition("What would fit: ")
+            fields = dict(part.split("=") for part in remedy.rstrip(".").split(", "))
+            forward(dim, fg.Schedule(**{name: int(value) for name, value in fields.items()}), head_dim_v=dim_v)
+
+
+# ---- what runs by the kernels for all GPUs
+
+FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
+    "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "algorithm='fa2' was asked for"),
+    "generation": ({}, None, "sm_90", "it needs sm_90a, and this is sm_90"),
+    "later generation": ({}, None, "sm_100a", "it needs sm_90a, and this is sm_100a"),
+    "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),
+    "head_dim": ({"head_dim": 80}, None, "sm_90a", "made for head_dim 64, 96, 128, 192, 192 with head_dim_v=128, 256"),
+    "head_dim_v": ({"head_dim": 128, "head_dim_v": 64}, None, "sm_90a", "it is made for head_dim 64"),
+    "rows of 120 bytes": ({"head_dim": 60}, None, "sm_90a", "it is made for head_dim"),
+    "tiles": ({}, fg.Schedule(tile_q=64), "sm_90a", "it cannot be laid out so: tile_q=64 is not 64 rows for each"),
+    "one stage": ({}, fg.Schedule(stages=1), "sm_90a", "leaves no tile to copy into while another is used"),
+    "partition": ({}, fg.Schedule(warps=fg.WarpPartition("split_k", 4)), "sm_90a", "warps='split_k' is a partition of"),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_what_it_cannot_be_runs_by_the_kernels_for_all_gpus_and_there_is_a_reason(name: str) -> None:
+    fields, schedule, arch, words = FALLBACKS[name]
+    spec = fg.AttentionSpec(**{"head_dim": 128, "direction": "forward"} | fields)
+    kernel = plan(spec, schedule, arch).kernel("forward")
+    assert (kernel.template, kernel.algorithm, kernel.boxes) == ("forward.cu.j2", "FlashAttention-2", ())
+    reason = why_not(spec, schedule or fg.Schedule(), get_arch(arch), default_access_bytes(spec))
+    assert reason is not None
+    assert words in reason
+
+
+def test_what_it_can_be_has_no_reason_against_it() -> None:
+    assert why_not(fg.AttentionSpec(128), fg.Schedule(), ARCH, 16) is None
+    assert why_not(fg.AttentionSpec(128), fg.Schedule(warps=SPECIALIZED), ARCH, 16) is None
+
+
+@pytest.mark.parametrize("access", [2, 4, 8])
+def test_less_aligned_tensors_run_by_the_kernels_for_all_gpus(access: int) -> None:
+    kernel = forward(access=access)
+    assert (kernel.algorithm, kernel.access_bytes) == ("FlashAttention-2", access)
+    reason = why_not(kernel.spec, fg.Schedule(), ARCH, access)
+    assert reason == "the copy engine needs tensors aligned to 16 bytes"
+
+
+@pytest.mark.parametrize("schedule", [fg.Schedule(algorithm="fa3"), fg.Schedule(warps=SPECIALIZED)])
+@pytest.mark.parametrize(
+    ("spec", "arch", "reason"),
+    [
+        ({"head_dim": 128}, "sm_80", "it needs sm_90a, and this is sm_80"),
+        ({"head_dim": 64, "dtype": "fp32"}, "sm_90a", "dtype is 'fp32'"),
+        ({"head_dim": 80}, "sm_90a", "it is made for head_dim 64, 96"),
+    ],
+)
+def test_asked_for_where_it_cannot_be_it_is_refused(
+    spec: dict[str, Any], arch: str, reason: str, schedule: fg.Schedule
+) -> None:
+    with pytest.raises(fg.PlanError) as error:
+        plan(fg.AttentionSpec(**spec), schedule, arch)
+    assert str(error.value).startswith(f"algorithm='fa3' cannot be planned for head_dim {spec['head_dim']}")
+    assert reason in str(error.value)
+    assert str(error.value).endswith("leave algorithm out.")
