@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.cli.builder import BuiltAttention, BuiltKernel, Files
-from flashgen.plan.algorithm import describe_algorithm, why_not_fa3
+from flashgen.plan.algorithm import describe_algorithm
 from flashgen.plan.model import AttentionPlan, KernelPlan
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def _kernel_json(kernel: BuiltKernel, files: Files) -> dict[str, Any]:
         "pass": kernel.plan.pass_,
         "arch": kernel.plan.arch.name,
         "algorithm": kernel.plan.algorithm,
-        "why_not_fa3": why_not_fa3(kernel.plan),
         "source": str(source) if source else None,
         "cubin": str(cubin) if cubin else None,
         "registers": kernel.binary.resources.registers,

@@ -48,11 +48,13 @@ class Counters:
         # In this mode of cuda.bindings each thread has a default stream of its own too.
         by_thread = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM" in os.environ
         self._thread_streams = frozenset((_LEGACY, _PER_THREAD) if by_thread else (_PER_THREAD,))
+        #: The one stream that nothing can capture, so that most programs' launches need not ask.
+        self._never_captured = frozenset(() if by_thread else (_LEGACY,))
         self._grow()
 
     def address(self, stream: int) -> int:
         """The counter for a launch on the stream, in the device's context."""
-        if self._driver.is_capturing(stream):
+        if stream not in self._never_captured and self._driver.is_capturing(stream):
             return self._own()
         known = self._of_thread.by_stream if stream in self._thread_streams else self._by_stream
         counter = known.get(stream)

@@ -79,6 +79,15 @@ def test_so_is_the_default_stream_where_the_bindings_make_it_that(driver: Any, m
     assert c.address(1) == in_a_thread(lambda: c.address(1))
 
 
+def test_the_legacy_stream_which_nothing_captures_is_not_asked_about(driver: Any, monkeypatch: Any) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(driver, "is_capturing", lambda stream: asked.append(stream) or False)
+    made = Counters(driver, 0)
+    for stream in (0, 2, 0x10):
+        made.address(stream)
+    assert asked == [2, 0x10]
+
+
 def test_each_captured_launch_has_a_counter_for_good(driver: Any, few: int) -> None:
     c = Counters(driver, 0)
     before = c.address(0x10)
