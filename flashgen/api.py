@@ -92,10 +92,12 @@ def make_variant(
     try:
         return _compiled(attention, sources)
     except SerialisedError:
-        if not attention.kernel("forward").boxes or (schedule or Schedule()) != Schedule():
+        from flashgen.plan.algorithm import schedule_instead
+
+        instead = schedule_instead(attention)
+        if instead is None:
             raise
-        # A mask or a score that needs more registers than this family has left: the kernels for all GPUs take it.
-        return make_variant(spec, Schedule(algorithm="fa2"), arch, target, access_bytes)
+        return make_variant(spec, instead, arch, target, access_bytes)
 
 
 def _compiled(attention: AttentionPlan, sources: Mapping[Role, KernelSource]) -> Variant:

@@ -1696,11 +1696,6 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 // Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
 template <i32 n>
 using Rounded = u32[n / 16][4];
-template <i32 steps>
-FLASHGEN_DEVICE void copy_to(u32 (&to)[steps][4], const u32 (&from)[steps][4]) {
-#pragma unroll
-  for (i32 i = 0; i < 4 * steps; ++i) to[i / 4][i % 4] = from[i / 4][i % 4];
-}
 
 // Issues S = Q K^T, of this warpgroup's 64 rows of Q.
 template <class QTile, class KTile>
@@ -2602,9 +2597,8 @@ struct RingPlace {
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
-  // Of barriers: full ones, then empty ones.
-  static constexpr u32 barrier_bytes = 16 * slots;
 
+  // Where its barriers lie: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
@@ -2693,6 +2687,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 q_slots;
+  i32 tile_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -2701,7 +2696,6 @@ struct ForwardSm90Config {
   bool running_maximum;
   bool keeps_scores;
   bool holds_waits;
-  bool take_turns;
   bool has_lower;
   bool has_upper;
 };
@@ -2877,11 +2871,12 @@ using element_t = bfloat16_t;
 constexpr ForwardSm90Config kConfig{
     .head_dim = 128,
     .head_dim_v = 128,
-    .tile_q = 128,   // B_r: query rows per block
-    .tile_kv = 128,  // B_c: keys per step
-    .stages = 2,     // tiles of keys, and of values, under way at once
-    .q_slots = 2,    // tiles of queries under way at once
-    .consumers = 2,  // warpgroups that compute, 64 query rows each
+    .tile_q = 128,    // B_r: query rows per block
+    .tile_kv = 128,   // B_c: keys per step
+    .stages = 2,      // tiles of keys, and of values, under way at once
+    .q_slots = 2,     // tiles of queries under way at once
+    .tile_slots = 2,  // tiles of queries known ahead
+    .consumers = 2,   // warpgroups that compute, 64 query rows each
     .producer_registers = 40,
     .consumer_registers = 232,
     .section_heads = 16,       // heads that are worked on at the same time
@@ -2889,7 +2884,6 @@ constexpr ForwardSm90Config kConfig{
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = true,      // exponentials do not take the place of scores
     .holds_waits = true,       // exponentials overlap the products, as registers allow
-    .take_turns = true,        // warpgroups issue products one after another
     .has_lower = false,        // the mask ends on the left
     .has_upper = true,         // the mask ends on the right
 };
@@ -2942,11 +2936,10 @@ using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 #line 26
-constexpr i32 kTileSlots = 2;
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.stages>;
 using VRing = Ring<kConfig.stages>;
-using TileRing = Ring<kTileSlots>;
+using TileRing = Ring<kConfig.tile_slots>;
 
 // Everything that the warps of a block share.
 struct Shared {
@@ -2973,7 +2966,7 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 64
+#line 63
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -2985,7 +2978,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 76
+#line 75
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3000,13 +2993,13 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 91
+#line 90
 // The tiles of keys that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
 }
 
-#line 97
+#line 96
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
@@ -3019,13 +3012,13 @@ struct Follower {
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
-#line 112
+#line 111
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 118
+#line 117
     return step;
   }
 
@@ -3033,9 +3026,9 @@ struct Follower {
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
-#line 128
+#line 127
     --next.key_tile;
-#line 130
+#line 129
     return next;
   }
 };
@@ -3209,18 +3202,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 69
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
-    if (kConfig.take_turns) named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
+    named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
   };
   const auto pass_turn = [&]() {
-    if (kConfig.take_turns) named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
+    named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
   const auto multiply_keys = [&]() {
     issue_scores(scores, shared.q.slot(q_at.slot()).from_row(strip_row), shared.k.slot(at.k_at.slot()));
   };
+  // Whether the step whose values come next has them looked through.
+  bool is_inspected = false;
   // V_j is there, and no value of it reaches a query that does not attend to its key.
-  const auto wait_for_values = [&](bool is_inspected) {
+  const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 83
+#line 85
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3228,11 +3223,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 91
+#line 93
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 97
+#line 99
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
   // S_ij has come: K_j, and with the last one Q_i, are not needed any more. Lines 9 and 10: P_ij and l_i.
@@ -3265,7 +3260,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 130
+#line 132
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3277,44 +3272,42 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 145
-    if (has_bad_values) {
 #line 147
-      if (thread.lane == 0) bulk_wait<0>();
+    if (has_bad_values) {
 #line 149
+      if (thread.lane == 0) bulk_wait<0>();
+#line 151
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 158
+#line 160
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 161
+#line 163
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
-#line 166
+#line 168
     clear(out);
   };
 
   clear(out);
   // Before the first turn stands one that nobody takes.
-  if (kConfig.take_turns && consumer == kConfig.consumers - 1) pass_turn();
+  if (consumer == kConfig.consumers - 1) pass_turn();
   const auto next_after = [&](const Step& step) {
     const Step next = at.after(step, p, shared, thread);
-#line 175
-    if (step.is_last() && next.exists()) look_at(next.rows);
 #line 177
+    if (step.is_last() && next.exists()) look_at(next.rows);
+#line 179
     return next;
   };
   const auto release_values = [&]() {
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-  bool is_inspected = false;
-
   Step step = at.next_tile(p, shared, thread);
 #line 187
   look_at(step.rows);
@@ -3334,7 +3327,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
       take_turn();
       multiply_keys();
-      wait_for_values(is_inspected);
+      wait_for_values();
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
       pass_turn();
       is_inspected = inspected(next);
@@ -3352,7 +3345,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
       Shape::Softmax::round(next_probabilities, scores);
     } else {
-      wait_for_values(is_inspected);
+      wait_for_values();
       take_turn();
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
       if (consumer != kConfig.consumers - 1) pass_turn();
@@ -3390,7 +3383,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 154 "kernels/forward_sm90.cu.j2"
+#line 153 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3401,12 +3394,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 165
+#line 164
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 170
+#line 169
     fence_mbarrier_init();
   }
   block_sync();
@@ -3415,9 +3408,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 179
+#line 178
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 181
+#line 180
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -1694,11 +1694,6 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 // Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
 template <i32 n>
 using Rounded = u32[n / 16][4];
-template <i32 steps>
-FLASHGEN_DEVICE void copy_to(u32 (&to)[steps][4], const u32 (&from)[steps][4]) {
-#pragma unroll
-  for (i32 i = 0; i < 4 * steps; ++i) to[i / 4][i % 4] = from[i / 4][i % 4];
-}
 
 // Issues S = Q K^T, of this warpgroup's 64 rows of Q.
 template <class QTile, class KTile>
@@ -2600,9 +2595,8 @@ struct RingPlace {
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
-  // Of barriers: full ones, then empty ones.
-  static constexpr u32 barrier_bytes = 16 * slots;
 
+  // Where its barriers lie: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
@@ -2691,6 +2685,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 q_slots;
+  i32 tile_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -2699,7 +2694,6 @@ struct ForwardSm90Config {
   bool running_maximum;
   bool keeps_scores;
   bool holds_waits;
-  bool take_turns;
   bool has_lower;
   bool has_upper;
 };
@@ -2875,11 +2869,12 @@ using element_t = bfloat16_t;
 constexpr ForwardSm90Config kConfig{
     .head_dim = 64,
     .head_dim_v = 64,
-    .tile_q = 192,   // B_r: query rows per block
-    .tile_kv = 128,  // B_c: keys per step
-    .stages = 4,     // tiles of keys, and of values, under way at once
-    .q_slots = 2,    // tiles of queries under way at once
-    .consumers = 3,  // warpgroups that compute, 64 query rows each
+    .tile_q = 192,    // B_r: query rows per block
+    .tile_kv = 128,   // B_c: keys per step
+    .stages = 4,      // tiles of keys, and of values, under way at once
+    .q_slots = 2,     // tiles of queries under way at once
+    .tile_slots = 2,  // tiles of queries known ahead
+    .consumers = 3,   // warpgroups that compute, 64 query rows each
     .producer_registers = 32,
     .consumer_registers = 160,
     .section_heads = 1,        // heads that are worked on at the same time
@@ -2887,7 +2882,6 @@ constexpr ForwardSm90Config kConfig{
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = false,     // exponentials do not take the place of scores
     .holds_waits = false,      // exponentials overlap the products, as registers allow
-    .take_turns = true,        // warpgroups issue products one after another
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -2938,11 +2932,10 @@ using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 #line 26
-constexpr i32 kTileSlots = 2;
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.stages>;
 using VRing = Ring<kConfig.stages>;
-using TileRing = Ring<kTileSlots>;
+using TileRing = Ring<kConfig.tile_slots>;
 
 // Everything that the warps of a block share.
 struct Shared {
@@ -2971,7 +2964,7 @@ struct Shared {
   }
 };
 
-#line 76
+#line 75
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -2986,7 +2979,7 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 97
+#line 96
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
@@ -2999,13 +2992,13 @@ struct Follower {
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
-#line 112
+#line 111
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 118
+#line 117
     return step;
   }
 
@@ -3013,9 +3006,9 @@ struct Follower {
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
-#line 128
+#line 127
     --next.key_tile;
-#line 130
+#line 129
     return next;
   }
 };
@@ -3142,23 +3135,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 69
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
-    if (kConfig.take_turns) named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
+    named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
   };
   const auto pass_turn = [&]() {
-    if (kConfig.take_turns) named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
+    named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
   const auto multiply_keys = [&]() {
     issue_scores(scores, shared.q.slot(q_at.slot()).from_row(strip_row), shared.k.slot(at.k_at.slot()));
   };
+  // Whether the step whose values come next has them looked through.
+  bool is_inspected = false;
   // V_j is there, and no value of it reaches a query that does not attend to its key.
-  const auto wait_for_values = [&](bool is_inspected) {
+  const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 91
+#line 93
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 97
+#line 99
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
   // S_ij has come: K_j, and with the last one Q_i, are not needed any more. Lines 9 and 10: P_ij and l_i.
@@ -3191,7 +3186,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 130
+#line 132
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3203,24 +3198,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 166
+#line 168
     clear(out);
   };
 
   clear(out);
   // Before the first turn stands one that nobody takes.
-  if (kConfig.take_turns && consumer == kConfig.consumers - 1) pass_turn();
+  if (consumer == kConfig.consumers - 1) pass_turn();
   const auto next_after = [&](const Step& step) {
     const Step next = at.after(step, p, shared, thread);
-#line 177
+#line 179
     return next;
   };
   const auto release_values = [&]() {
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-  bool is_inspected = false;
-
   Step step = at.next_tile(p, shared, thread);
 #line 189
   begin_rows(step);
@@ -3238,7 +3231,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
       take_turn();
       multiply_keys();
-      wait_for_values(is_inspected);
+      wait_for_values();
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
       pass_turn();
       is_inspected = inspected(next);
@@ -3256,7 +3249,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
       Shape::Softmax::round(next_probabilities, scores);
     } else {
-      wait_for_values(is_inspected);
+      wait_for_values();
       take_turn();
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
       if (consumer != kConfig.consumers - 1) pass_turn();
@@ -3292,7 +3285,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 154 "kernels/forward_sm90.cu.j2"
+#line 153 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3303,7 +3296,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 170
+#line 169
     fence_mbarrier_init();
   }
   block_sync();
@@ -3312,7 +3305,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 181
+#line 180
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import flashgen as fg
+from flashgen.compile import compile_source
+from flashgen.errors import SerialisedError
 
 ROOT = Path(__file__).parents[1]
 SPEC = fg.AttentionSpec(32, dtype="fp16", mask=fg.causal())
@@ -260,6 +262,25 @@ def test_tensor_maps_and_counters_of_saved_kernels_can_be_made_by_hand(tmp_path:
         assert params[described["param"]]["offset"] % 64 == 0
     assert params["v"]["offset"] == 4 * 128
     assert entry["params_bytes"] % 64 == 0
+
+
+def short_of_registers(source: Any) -> Any:
+    """Compiles for all GPUs only, as if the products of Hopper's kernel found no registers."""
+    if source.plan.boxes:
+        raise SerialisedError(f"{source.name}: the products wait for each other")
+    return compile_source(source)
+
+
+def test_what_hoppers_products_find_no_registers_for_runs_by_the_kernels_for_all_gpus(monkeypatch: Any) -> None:
+    monkeypatch.setattr("flashgen.compile.compile_source", short_of_registers)
+    mask = fg.Mask.of(lambda b, h, q, k: q % 37 == k % 41)
+    backward = fg.BackwardSchedule(tile_q=64)
+    kernel = fg.build(fg.AttentionSpec(64, mask=mask), fg.Schedule(backward=backward), arch="sm_90a")
+    assert kernel.plan.kernel("forward").algorithm == "FlashAttention-2"
+    assert kernel.schedule.backward.tile_q == 64
+    assert kernel.binaries["forward"].image
+    with pytest.raises(SerialisedError):
+        fg.build(fg.AttentionSpec(64, mask=mask), fg.Schedule(algorithm="fa3"), arch="sm_90a")
 
 
 def test_equal_specs_with_other_captured_tensors_keep_their_own() -> None:

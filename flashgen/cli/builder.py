@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.cli.exits import UsageError
+from flashgen.errors import SerialisedError
 from flashgen.plan.model import AttentionPlan, KernelPlan
 
 if TYPE_CHECKING:
@@ -75,10 +76,19 @@ def build_all(plans: Iterable[AttentionPlan], cache: Cache) -> tuple[BuiltAttent
 
 def build_attention(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
     """Render and compile all kernels of a plan."""
+    from flashgen.plan.algorithm import schedule_instead
     from flashgen.sources import sources_of
 
     sources = sources_of(plan)
-    return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
+    try:
+        return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
+    except SerialisedError:
+        instead = schedule_instead(plan)
+        if instead is None:
+            raise
+        talk.warn(f"{plan.kernel('forward').algorithm} has too few registers for this mask or score; trying another")
+        (other,) = plan_all(plan.spec, instead, [plan.arch])
+        return build_attention(other, cache)
 
 
 def build_kernel(source: KernelSource, cache: Cache) -> BuiltKernel:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashgen.arch import ARCHS, Arch
 from flashgen.plan.forward_sm90 import why_not
-from flashgen.plan.model import KernelPlan
-from flashgen.spec import Schedule
+from flashgen.plan.model import AttentionPlan, KernelPlan
+from flashgen.spec import BackwardSchedule, Schedule
 
 
 def why_not_fa3(kernel: KernelPlan) -> str | None:
@@ -19,6 +21,19 @@ def describe_algorithm(kernel: KernelPlan) -> str:
     """``FlashAttention-2, not FlashAttention-3: it is made for head_dim 64 ...``."""
     reason = why_not_fa3(kernel)
     return kernel.algorithm if reason is None else f"{kernel.algorithm}, not FlashAttention-3: {reason}"
+
+
+def schedule_instead(attention: AttentionPlan) -> Schedule | None:
+    """The schedule to plan by where the assembler has no registers for the forward kernel's products.
+
+    Masks and scores can be of any size, so this is known only then. None where nothing else is left to plan, or
+    something was asked for that only this kernel can be.
+    """
+    forward = attention.kernel("forward")
+    asked = forward.schedule or Schedule()
+    if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
+        return None
+    return replace(asked, algorithm="fa2")
 
 
 def _is_hopper(arch: Arch) -> bool:

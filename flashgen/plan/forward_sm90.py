@@ -68,7 +68,7 @@ _TABLE = {
 def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """Why a spec runs by the kernels for all GPUs instead, in a clause; None where it need not."""
     if schedule.algorithm == "fa2":
-        return "algorithm='fa2' was asked for"
+        return "its schedule says algorithm='fa2'"
     if not arch.has_wgmma:
         return f"it needs sm_90a, and this is {arch.name}"
     if not spec.element.is_half:
@@ -129,6 +129,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
             Constant("stages", row.stages, "tiles of keys, and of values, under way at once"),
             Constant("q_slots", row.q_slots, "tiles of queries under way at once"),
+            Constant("tile_slots", _TILE_SLOTS, "tiles of queries known ahead"),
             Constant("consumers", row.consumers, "warpgroups that compute, 64 query rows each"),
             Constant("producer_registers", producer),
             Constant("consumer_registers", consumer),
@@ -137,7 +138,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("running_maximum", running, "exponentials relative to the maximum so far"),
             Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
             Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
-            Constant("take_turns", row.consumers > 1, "warpgroups issue products one after another"),
             Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
             Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
         ),

@@ -10,7 +10,7 @@ import pytest
 
 from flashgen.cli.gpus import Gpu
 from flashgen.cli.verification import Verification
-from flashgen.errors import CompileError
+from flashgen.errors import CompileError, SerialisedError
 
 GOOD = Verification("emulator", 22, 1e-3, 5e-3, True)
 BAD = Verification("emulator", 22, 2e-2, 5e-3, False, ("sm_80: FAILED: dq of one query: error 2e-2",))
@@ -144,7 +144,7 @@ def test_warps_of_several_kinds_are_told_with_their_registers(flashgen: Any, mac
 def test_why_hopper_runs_the_older_algorithm_is_told(flashgen: Any, machine: list[Any]) -> None:
     words = ("--head-dim", "128", "--forward-only", "--arch", "sm_90a", "--no-verify", "--algorithm", "fa2")
     result = flashgen("build", *words)
-    assert "FlashAttention-2, not FlashAttention-3: algorithm='fa2' was asked for" in result.out
+    assert "FlashAttention-2, not FlashAttention-3: its schedule says algorithm='fa2'" in result.out
     (kernel,) = json.loads(flashgen("build", *words, "--json").out)["kernels"]
     assert kernel["algorithm"] == "FlashAttention-2"
 
@@ -265,3 +265,23 @@ def test_files_of_old_builds_make_room_for_new_ones(
     result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--json")
     written = Path(json.loads(result.out)["kernels"][0]["source"]).parent
     assert {path.name for path in (own_cache / "builds").iterdir()} == {"old", written.name}
+
+
+def test_what_hoppers_products_find_no_registers_for_is_built_for_all_gpus_and_said(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import flashgen.compile as compiling
+
+    compiled = compiling.compile_source
+
+    def short_of_registers(source: Any) -> Any:
+        if source.plan.boxes:
+            raise SerialisedError(f"{source.name}: the products wait for each other")
+        return compiled(source)
+
+    monkeypatch.setattr("flashgen.compile.compile_source", short_of_registers)
+    verified(monkeypatch, GOOD)
+    result = flashgen("build", "--head-dim", "64", "--arch", "sm_90a", "--forward-only", "--json")
+    assert result.code == 0
+    assert [kernel["algorithm"] for kernel in json.loads(result.out)["kernels"]] == ["FlashAttention-2"]
+    assert "too few registers" in result.err

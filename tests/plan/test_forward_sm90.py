@@ -168,8 +168,8 @@ def test_a_complete_schedule_is_what_the_kernel_gets() -> None:
     made = plan(fg.AttentionSpec(64, direction="forward"), asked, ARCH)
     assert made.schedule == asked
     kernel = made.kernel("forward")
-    names = ("tile_q", "tile_kv", "stages", "consumers", "producer_registers", "consumer_registers", "take_turns")
-    assert [kernel.constant(name) for name in names] == [128, 96, 2, 2, 56, 224, True]
+    names = ("tile_q", "tile_kv", "stages", "consumers", "producer_registers", "consumer_registers")
+    assert [kernel.constant(name) for name in names] == [128, 96, 2, 2, 56, 224]
     assert kernel.threads == 384
 
 
@@ -231,7 +231,7 @@ def test_what_would_fit_does() -> None:
 # ---- what runs by the kernels for all GPUs
 
 FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
-    "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "algorithm='fa2' was asked for"),
+    "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "its schedule says algorithm='fa2'"),
     "generation": ({}, None, "sm_90", "it needs sm_90a, and this is sm_90"),
     "later generation": ({}, None, "sm_100a", "it needs sm_90a, and this is sm_100a"),
     "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),

@@ -18,6 +18,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 q_slots;
+  i32 tile_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -26,7 +27,6 @@ struct ForwardSm90Config {
   bool running_maximum;
   bool keeps_scores;
   bool holds_waits;
-  bool take_turns;
   bool has_lower;
   bool has_upper;
 };

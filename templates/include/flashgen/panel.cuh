@@ -87,11 +87,6 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 // Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
 template <i32 n>
 using Rounded = u32[n / 16][4];
-template <i32 steps>
-FLASHGEN_DEVICE void copy_to(u32 (&to)[steps][4], const u32 (&from)[steps][4]) {
-#pragma unroll
-  for (i32 i = 0; i < 4 * steps; ++i) to[i / 4][i % 4] = from[i / 4][i % 4];
-}
 
 // Issues S = Q K^T, of this warpgroup's 64 rows of Q.
 template <class QTile, class KTile>

@@ -20,9 +20,8 @@ struct RingPlace {
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
-  // Of barriers: full ones, then empty ones.
-  static constexpr u32 barrier_bytes = 16 * slots;
 
+  // Where its barriers lie: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
