@@ -34,6 +34,8 @@ RESULTS: dict[Role, tuple[str, ...]] = {
 Edit = Callable[[str], str]
 #: Blocks of kernels whose blocks stay: fewer than there are tiles.
 STAYING_BLOCKS = 2
+#: Where offsets of such rows lead that overflow in 32 bits must be nothing that this process needs.
+ROOM = 2**34
 #: Linux's; Python has it from 3.13 on.
 MAP_NORESERVE = 0x4000
 
@@ -99,9 +101,9 @@ def far_apart(array: Array) -> Array:
     """A copy of one sequence with rows 2^30 elements apart, in memory of which only the rows are ever there."""
     _, rows, heads, dim = array.shape
     step = 2**30 * array.itemsize
-    memory = mmap.mmap(-1, rows * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    memory = mmap.mmap(-1, rows * step + 2 * ROOM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     strides = (rows * step, step, dim * array.itemsize, array.itemsize)
-    copy: Array = np.ndarray((1, rows, heads, dim), array.dtype, memory, 0, strides)
+    copy: Array = np.ndarray((1, rows, heads, dim), array.dtype, memory, ROOM, strides)
     copy[...] = array
     return copy
 
