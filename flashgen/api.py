@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.arch import Arch, arch_for_capability, get_arch
-from flashgen.errors import EmulationError, LaunchError, PlanError, SerialisedError, SpecError
+from flashgen.errors import EmulationError, LaunchError, PlanError, RegistersError, SpecError
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import AttentionPlan, Role
 from flashgen.spec import AttentionSpec, Schedule
@@ -91,7 +91,7 @@ def make_variant(
         return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources.items()})
     try:
         return _compiled(attention, sources)
-    except SerialisedError:
+    except RegistersError:
         from flashgen.plan.algorithm import schedule_instead
 
         instead = schedule_instead(attention)

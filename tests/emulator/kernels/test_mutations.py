@@ -106,7 +106,7 @@ class Mutation:
 
 with (Path(__file__).parent / "mutations.toml").open("rb") as file:
     MUTATIONS = [Mutation(**row) for row in tomllib.load(file)["mutation"]]
-#: Building the kernel for Hopper takes long: a developer's run plants every sixteenth of its bugs, DRAWN_CASES=ci all.
+#: All bugs of the kernel for Hopper take a minute: a developer's run plants every sixteenth, DRAWN_CASES=ci all.
 HOPPER = [mutation for mutation in MUTATIONS if mutation.case.startswith("Hopper")]
 RARE = (
     set()
