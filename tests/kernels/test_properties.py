@@ -166,12 +166,14 @@ def counts(modes_done: list[Mode]) -> Counter[str]:
 
 
 BUILDS, CASES = LEVELS[LEVEL]
+#: A developer's run is content with every other group.
+DONE = GROUPS[::2] if LEVEL == "sample" else GROUPS
 #: The number of the first build: what is drawn for it and those after it differs from number to number.
 FIRST = int(os.environ.get("DRAWN_FIRST", "0"))
 
 
 @pytest.mark.parametrize("number", range(FIRST, FIRST + BUILDS))
-@pytest.mark.parametrize(("arch", "dtype"), GROUPS)
+@pytest.mark.parametrize(("arch", "dtype"), DONE)
 def test_every_result_is_within_its_bound_and_nothing_is_found(
     arch: str, dtype: str, number: int, record: Callable[[dict[str, Any]], None]
 ) -> None:
