@@ -10,7 +10,8 @@ import pytest
 from flashgen.compile import Binary, Resources, require_registers
 from flashgen.errors import SerialisedError, SpillError
 
-HOPPER, OTHERS = (SimpleNamespace(algorithm=name) for name in ("FlashAttention-3", "FlashAttention-2"))
+HOPPER, OTHERS = (SimpleNamespace(algorithm=f"FlashAttention-{n}", role="forward") for n in (3, 2))
+BACKWARD = SimpleNamespace(algorithm="FlashAttention-3", role="main")
 
 
 def binary(*, spill_bytes: int = 0, log: str = "ptxas info : Used 168 registers") -> Binary:
@@ -26,8 +27,9 @@ def test_products_that_wait_for_each_other_are_refused(plan: Any) -> None:
     require_registers(plan, binary(log="ptxas info : (C7517) one harmless wait"))
 
 
-def test_hoppers_kernels_must_not_spill_and_others_may() -> None:
+def test_hoppers_forward_kernel_must_not_spill_and_others_may() -> None:
     with pytest.raises(SpillError, match=r"forward_d64: 16 bytes per thread .* use a smaller tile_kv"):
         require_registers(HOPPER, binary(spill_bytes=16))
     require_registers(OTHERS, binary(spill_bytes=16))
+    require_registers(BACKWARD, binary(spill_bytes=16))
     require_registers(HOPPER, binary())
