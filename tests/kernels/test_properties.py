@@ -21,9 +21,11 @@ import flashgen as fg
 from flashgen.arch import ARCHS, Arch
 from flashgen.cli.check_report import describe_failure
 from flashgen.cli.checking import Subject
+from flashgen.emulator import load
 from flashgen.plan import plan
 from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.plan.model import AttentionPlan
+from flashgen.render import render
 from flashgen.verify import Mode, Tiles, Trial, draw, modes
 
 LEVEL = os.environ.get("DRAWN_CASES", "sample")
@@ -108,6 +110,13 @@ def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
         mask=drawn_mask(random),
         deterministic=random.random() < 0.5,
     )
+
+
+def test_rings_of_any_length_are_built_with_a_mask() -> None:
+    for stages in (2, 3, 4):
+        schedule = fg.Schedule(tile_kv=32, stages=stages, algorithm="fa3")
+        spec = fg.AttentionSpec(64, mask=fg.causal(), direction="forward")
+        load(render(plan(spec, schedule, "sm_90a").kernel("forward")))
 
 
 def drawn_dim(random: Random) -> int:
