@@ -225,16 +225,18 @@ class Kernel:
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
         captured_gradients: bool = False,
+        dlse: Any = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's.
 
+        ``dlse`` is the gradient of ``lse``, float32 and contiguous like it, where the loss depends on that too.
         With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
         gradient, of the tensor's own shape and dtype and bitwise reproducible.
         """
         executor = self._executor_made or self._executor()
         if self._tensors:
             captured = {**self._tensors, **(captured or {})}
-        return executor.backward(do, q, k, v, out, lse, scale, stream, captured, captured_gradients)
+        return executor.backward(do, q, k, v, out, lse, scale, stream, captured, captured_gradients, dlse)
 
     def warmup(
         self,

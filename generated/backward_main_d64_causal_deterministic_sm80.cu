@@ -1664,7 +1664,7 @@ struct Params {
   element_t* dk;
   element_t* dv;
   const float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  const float* dsum;  // D = rowsum(dO * O), (batch, heads_q, len_q)
+  const float* dsum;  // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
   i64 q_batch;        // strides are in elements
   i64 q_row;
   i64 q_head;

@@ -1660,7 +1660,7 @@ struct Params {
   const element_t* dout;
   element_t* dq;
   const float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  const float* dsum;  // D = rowsum(dO * O), (batch, heads_q, len_q)
+  const float* dsum;  // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
   i64 q_batch;        // strides are in elements
   i64 q_row;
   i64 q_head;

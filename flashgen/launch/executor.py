@@ -32,10 +32,10 @@ from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
-    "backward": ("do", "q", "k", "v", "out", "lse"),
+    "backward": ("do", "q", "k", "v", "out", "lse", "dlse"),
 }
 _ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("survey", "forward"), "backward": BACKWARD_ROLES}
-#: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse``, which comes last.
+#: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse`` and ``dlse``, the last ones.
 _STRIDED = 5
 #: How many combinations of shapes and strides are remembered per kernel and pass.
 _CALLS_KEPT = 1024
@@ -113,11 +113,12 @@ class Executor:
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
         captured_gradients: bool = False,
+        dlse: Any = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
         extra = self._captured(captured)
-        arrays = (*extra, do, q, k, v, out, lse)
+        arrays = (*extra, do, q, k, v, out, lse) if dlse is None else (*extra, do, q, k, v, out, lse, dlse)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
@@ -134,7 +135,8 @@ class Executor:
             # The gradient of the output comes first in the call, and after lse among the parameters.
             n, results = len(extra), [framework.pointer(a) for a in made]
             plain = len(results) - self._tables
-            addresses = (*pointers[:n], *results[plain:], *pointers[n + 1 :], pointers[n], *results[:plain])
+            inputs, of_lse = pointers[n + 1 : n + 6], 0 if dlse is None else pointers[-1]
+            addresses = (*pointers[:n], *results[plain:], *inputs, pointers[n], of_lse, *results[:plain])
             buffers = self._buffers("backward", framework, arrays, call, made)
             self.target.launch(steps, device, handle, addresses, buffers)
         if not captured_gradients:
@@ -159,8 +161,15 @@ class Executor:
             raise ArgumentError(f"captured={list(given)} was given, but the spec's mask and score capture no tensors")
         return ()
 
-    def _names(self, pass_: Pass) -> tuple[str, ...]:
-        return _NAMES[pass_] if self._captures is None else (*self._captures.names, *_NAMES[pass_])
+    def _names(self, pass_: Pass, arrays: Sequence[Any]) -> tuple[str, ...]:
+        """What the arrays of a call are called; those that it lacks come last."""
+        captured = () if self._captures is None else self._captures.names
+        return (*captured, *_NAMES[pass_])[: len(arrays)]
+
+    def _split(self, infos: list[ArrayInfo]) -> tuple[list[ArrayInfo], list[ArrayInfo]]:
+        """The captured tensors of a call, and its other arrays."""
+        count = 0 if self._captures is None else len(self._captures.names)
+        return infos[:count], infos[count:]
 
     def _prepare(
         self,
@@ -172,10 +181,10 @@ class Executor:
         captured_gradients: bool = False,
     ) -> Call:
         """Validates the arguments and settles everything that does not change with their addresses."""
-        names, spec = self._names(pass_), self.spec
+        names, spec = self._names(pass_, arrays), self.spec
         common_framework(names, arrays)
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
-        extra, infos = infos[: -len(_NAMES[pass_])], infos[-len(_NAMES[pass_]) :]
+        extra, infos = self._split(infos)
         check = check_forward if pass_ == "forward" else check_backward
         problem = check(spec, *infos, on_host=self.target.on_host)
         device = infos[0].device
@@ -246,8 +255,8 @@ class Executor:
         """What the emulator may let the kernels touch."""
         if not self.target.on_host:
             return ()
-        inputs = [canonical(framework.describe(n, a)) for n, a in zip(self._names(pass_), arrays, strict=True)]
-        extra, inputs = inputs[: -len(_NAMES[pass_])], inputs[-len(_NAMES[pass_]) :]
+        names = self._names(pass_, arrays)
+        extra, inputs = self._split([canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)])
         items = self._captures.item_bytes() if self._captures is not None else ()
         outputs = [o.at(framework.pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
         return (

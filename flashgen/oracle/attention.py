@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flashgen.oracle.problem import Problem, read_problem
+from flashgen.oracle.problem import Problem, gradient_of_lse, read_problem
 from flashgen.oracle.rules import Floats, Pairs, Rules, allowed_pairs
 from flashgen.spec import AttentionSpec
 
@@ -51,15 +51,21 @@ def backward(
     *,
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Gradients ``(dq, dk, dv)`` of ``sum(do * o)`` in float64; a k/v head sums over its query heads."""
+    """Gradients ``(dq, dk, dv)`` of ``sum(do * o) + sum(dlse * lse)`` in float64, ``dlse`` being zero if left out.
+
+    A k/v head sums over its query heads.
+    """
     problem = read_problem(spec, q, k, v, do, scale=scale)
     assert problem.do is not None, "do was given"
-    rules = Rules(spec, problem, captured)
+    rules, of_lse = Rules(spec, problem, captured), gradient_of_lse(problem, dlse)
     dq, dk, dv = (np.zeros_like(x) for x in (problem.q, problem.k, problem.v))
     for b, h in np.ndindex(problem.batch, problem.heads):
         inputs = _head_inputs(problem, b, h)
-        head_dq, head_dk, head_dv = backward_head(*inputs, problem.do[b, :, h], problem.scale, HeadRules(rules, b, h))
+        head_dq, head_dk, head_dv = backward_head(
+            *inputs, problem.do[b, :, h], of_lse[b, h], problem.scale, HeadRules(rules, b, h)
+        )
         h_kv = h // problem.group
         dq[b, :, h] = head_dq
         with np.errstate(invalid="ignore"):
@@ -116,13 +122,16 @@ def forward_head(q: Floats, k: Floats, v: Floats, scale: float, rules: HeadRules
 
 
 def backward_head(
-    q: Floats, k: Floats, v: Floats, do: Floats, scale: float, rules: HeadRules
+    q: Floats, k: Floats, v: Floats, do: Floats, dlse: Floats, scale: float, rules: HeadRules
 ) -> tuple[Floats, Floats, Floats]:
-    """One head: ``dV = P^T dO; dS = P (dO V^T - rowsum(dO O)) score'; dQ = scale dS K; dK = scale dS^T Q``."""
+    """One head: ``dV = P^T dO; dS = P (dO V^T - D) score'; dQ = scale dS K; dK = scale dS^T Q``.
+
+    ``D = rowsum(dO O) - dL``, since the slope of L is P.
+    """
     head, allowed = forward_head(q, k, v, scale, rules), rules.allowed
     with np.errstate(all="ignore"):
-        row_sum = (do * head.o).sum(axis=1, keepdims=True)
-        ds = np.where(allowed, head.p * (do @ v.T - row_sum) * rules.slopes(scale * (q @ k.T)), 0.0)
+        row_sum = (do * head.o).sum(axis=1) - dlse
+        ds = np.where(allowed, head.p * (do @ v.T - row_sum[:, None]) * rules.slopes(scale * (q @ k.T)), 0.0)
         dv = contract(head.p.T, do, allowed.T)
         dq = scale * contract(ds, k, allowed)
         dk = scale * contract(ds.T, q, allowed.T)

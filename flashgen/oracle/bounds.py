@@ -71,12 +71,14 @@ def bounds(
     *,
     exact: Sequence[NDArray[np.float64]] | None = None,
     captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
 ) -> Bounds:
     """The bounds for these inputs; ``exact`` is the oracle's (o, lse) or (o, lse, dq, dk, dv) where known."""
     if exact is None:
         exact = forward(spec, q, k, v, scale=scale, captured=captured)
-        exact = exact if do is None else (*exact, *backward(spec, q, k, v, do, scale=scale, captured=captured))
-    result = evaluate(spec, q, k, v, do, scale=scale, captured=captured)
+        if do is not None:
+            exact = (*exact, *backward(spec, q, k, v, do, scale=scale, captured=captured, dlse=dlse))
+    result = evaluate(spec, q, k, v, do, scale=scale, captured=captured, dlse=dlse)
     step = spec.element.epsilon * (FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS)
     reach = {} if do is None else _reach_of_rounding_o(spec, q, k, v, do, scale, captured)
     limits: dict[str, float] = {}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from flashgen.dtypes import DType
 from flashgen.oracle.attention import HeadRules
 from flashgen.oracle.captured import CapturedSums, sink_column
-from flashgen.oracle.problem import Array, read_problem
+from flashgen.oracle.problem import Array, gradient_of_lse, read_problem
 from flashgen.oracle.rules import Floats, Rules
 from flashgen.spec import AttentionSpec
 
@@ -72,11 +72,12 @@ def evaluate(
     *,
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
 ) -> RoundedResult:
     """One run of the whole computation."""
     element = spec.element
     given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy())
-    rules = Rules(spec, given, captured)
+    rules, of_lse = Rules(spec, given, captured), gradient_of_lse(given, dlse).astype(np.float32)
     q32, k32, v32 = (x.astype(np.float32) for x in (given.q, given.k, given.v))
     do32 = None if given.do is None else given.do.astype(np.float32)
     o = np.zeros((given.batch, given.len_q, given.heads, spec.head_dim_v), np.float32)
@@ -90,7 +91,7 @@ def evaluate(
             head = _Head(element, *operands, given.scale, HeadRules(rules, b, h))
             o[b, :, h], lse[b, h] = head.forward()
             if do32 is not None:
-                row_sum = (do32[b, :, h] * o[b, :, h]).sum(axis=1, dtype=np.float32)
+                row_sum = (do32[b, :, h] * o[b, :, h]).sum(axis=1, dtype=np.float32) - of_lse[b, h]
                 of_scores, p = head.score_gradients(do32[b, :, h], row_sum, lse[b, h])
                 ds = _store(element, of_scores * head.slopes)
                 dq[b, :, h] = dot(ds, _finite(head.k))

@@ -6,7 +6,8 @@ from flashgen.plan.model import Param, ParamTable
 
 _NOTES = {
     "lse": "log-sum-exp, (batch, heads_q, len_q)",
-    "dsum": "D = rowsum(dO * O), (batch, heads_q, len_q)",
+    "dsum": "D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)",
+    "dlse": "gradient of lse, (batch, heads_q, len_q); null where it is zero",
     "dq_accum": "workspace that dQ is summed in",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
@@ -68,8 +69,15 @@ def _sm90(*scales: str) -> ParamTable:
 
 FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
-PREPARE = _table(("o", "dout"), (), row_writes=("dsum", "dq_accum"), sizes=("heads_q", "len_q"), scales=())
-PREPARE_DETERMINISTIC = _table(("o", "dout"), (), row_writes=("dsum",), sizes=("heads_q", "len_q"), scales=())
+
+
+def _prepare(*writes: str) -> ParamTable:
+    """The rows of O and dO, and what becomes of them."""
+    return _table(("o", "dout"), (), row_reads=("dlse",), row_writes=writes, sizes=("heads_q", "len_q"), scales=())
+
+
+PREPARE = _prepare("dsum", "dq_accum")
+PREPARE_DETERMINISTIC = _prepare("dsum")
 MAIN = _table(
     ("q", "k", "v", "dout"),
     ("dk", "dv"),

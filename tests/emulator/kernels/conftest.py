@@ -170,6 +170,7 @@ class Run:
             "scale_log2": scale * math.log2(math.e),
             "q_tiles": -(-case.len_q // kernel.grid_tile),
             "tiles": math.prod(grid_of(kernel, case.problem)),
+            "dlse": 0,
         }
         for name, array in self.arrays.items():
             values[name] = array.ctypes.data
