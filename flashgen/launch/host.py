@@ -89,7 +89,8 @@ class HostTarget:
             buffers = (*buffers, Buffer(COUNTER, pointers[-1], COUNTER_BYTES, writable=True))
         if self._guard is not None:
             guarded = self._guard([(b.name, b.address, b.bytes, b.writable) for b in buffers], side)
-            pointers = [guarded.moved(pointer) for pointer in pointers]
+            # Null stands for what a call lacks, also where some array without elements has that address.
+            pointers = [guarded.moved(pointer) if pointer else 0 for pointer in pointers]
             buffers = [replace(buffer, address=guarded.moved(buffer.address)) for buffer in buffers]
         memory = self._scratch.memory
         for kernel, grid, template in steps:

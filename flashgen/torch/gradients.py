@@ -9,6 +9,7 @@ from typing import Any
 def backward_with_captured(
     kernel: Any,
     arrays: tuple[Any, ...],
+    dlse: Any,
     scale: float | None,
     names: tuple[str, ...],
     captured: Sequence[Any],
@@ -20,8 +21,8 @@ def backward_with_captured(
     """
     given = dict(zip(names, captured, strict=True))
     if not any(wanted):
-        return *kernel.backward(*arrays, scale=scale, captured=given), [None] * len(names)
-    dq, dk, dv, found = kernel.backward(*arrays, scale=scale, captured=given, captured_gradients=True)
+        return *kernel.backward(*arrays, scale=scale, captured=given, dlse=dlse), [None] * len(names)
+    dq, dk, dv, found = kernel.backward(*arrays, scale=scale, captured=given, captured_gradients=True, dlse=dlse)
     gradients = [
         _gradient(found.get(name), tensor) if want else None
         for name, tensor, want in zip(names, captured, wanted, strict=True)
