@@ -235,7 +235,7 @@ class Executor:
             raise LaunchError(
                 f"a CUDA graph is being captured, and the kernel for {access}-byte aligned arguments is not "
                 f"loaded on cuda:{device}; call kernel.warmup({device}, access_bytes={access}"
-                f"{', captured_gradients=True' if captured else ''}) first, or make the same call once before the capture"
+                f"{', captured_gradients=True' if captured else ''}) first, or call it once before"
             )
         with self._lock:
             if access not in self._variants:
