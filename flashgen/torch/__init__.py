@@ -11,5 +11,6 @@ from flashgen.torch import vmap as _vmap  # noqa: F401  (it registers itself)
 from flashgen.torch.entry import attention
 from flashgen.torch.kernels import emulate_cpu
 from flashgen.torch.program_ops import SAC_SAVE
+from flashgen.torch.sdpa import enable_sdpa
 
-__all__ = ["SAC_SAVE", "attention", "emulate_cpu"]
+__all__ = ["SAC_SAVE", "attention", "emulate_cpu", "enable_sdpa"]
