@@ -1,0 +1,1 @@
+"""flashgen inside other libraries, by the doors that these have for it."""
