@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -94,13 +95,12 @@ def attend_program(
     """The same for a mask or a score that is an expression, with the tensors that it captured."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    if torch.compiler.is_compiling():
+        return _by_operator(q, k, v, captured, program.text, scale, deterministic)
     watched = _is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):
-        result: tuple[Any, Any] = torch.ops.flashgen.program_forward(
-            q, k, v, list(captured), program.text, scale, deterministic
-        )
-        return result
+        return _by_operator(q, k, v, captured, program.text, scale, deterministic)
     q, k, v = _ready(q, k, v)
     inputs = (q, k, v, *captured)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
@@ -134,7 +134,13 @@ def _attend_compiled(
             tensors += [score.sink.tensors[name] for name in compiled.sink_names(score_form)]
     captured = [tensors[i] for i in compiled.order(mask_form, score_form, *limits)]
     text = compiled.text(mask_form, score_form, *limits)
-    result: tuple[Any, Any] = torch.ops.flashgen.program_forward(q, k, v, captured, text, scale, deterministic)
+    return _by_operator(q, k, v, captured, text, scale, deterministic)
+
+
+def _by_operator(
+    q: Any, k: Any, v: Any, captured: Iterable[Any], text: str, scale: float | None, deterministic: bool
+) -> tuple[Any, Any]:
+    result: tuple[Any, Any] = torch.ops.flashgen.program_forward(q, k, v, list(captured), text, scale, deterministic)
     return result
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError, PlanError
-from flashgen.torch.function import incoming, rows_contiguous
+from flashgen.torch.function import rows_contiguous
 from flashgen.torch.kernels import NO_LIMITS, Limits, forward_kernel, is_emulating, kernel_for
 from flashgen.torch.switch import Switch
 
@@ -143,15 +143,14 @@ def _differentiate(
     do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, limits: Limits, scale: float | None
 ) -> tuple[Any, Any, Any] | None:
     """``(dq, dk, dv)`` with heads first; None where no kernel can be planned."""
-    rows = [rows_contiguous(x.transpose(1, 2)) for x in (q, k, v, out)]
+    q, k, v, out, do = (rows_contiguous(x.transpose(1, 2)) for x in (q, k, v, out, do))
     try:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        kernel = kernel_for(rows[0], rows[2], limits, gradients=True, deterministic=deterministic)
+        kernel = kernel_for(q, v, limits, gradients=True, deterministic=deterministic)
     except PlanError:
         return None
-    do, _ = incoming(rows[3], do.transpose(1, 2), None)
-    dq, dk, dv = (x.transpose(1, 2) for x in kernel.backward(do, *rows, lse.contiguous(), scale=scale))
-    return dq, dk, dv
+    dq, dk, dv = kernel.backward(do, q, k, v, out, lse.contiguous(), scale=scale)
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
 def _laid_out_like(x: Any, result: Any) -> Any:
