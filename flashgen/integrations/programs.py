@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from flashgen.spec import Mask, Score, softcap, window
 from flashgen.spec import sink as sink_of
+from flashgen.torch.entry import attend_program
 from flashgen.torch.programs import Program, program_of
 
 
@@ -56,7 +58,30 @@ def program_for(form: Form) -> tuple[Program, tuple[int, ...]]:
     return program, tuple(next(i for i, t in enumerate(tensors) if t is tensor) for tensor in ordered)
 
 
-program_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def text_for(*form: Any) -> str:
+    """The program's text, for torch.compile, which takes it as a constant, but no named tuple."""
+    return program_for(Form(*form))[0].text
+
+
+def order_for(*form: Any) -> tuple[int, ...]:
+    """The order of its tensors."""
+    return program_for(Form(*form))[1]
+
+
+_function: Any
+for _function in (text_for, order_for):
+    # What torch.compiler.assume_constant_result sets, without loading the compiler.
+    _function._dynamo_marked_constant = True
+
+
+def attend_by_form(q: Any, k: Any, v: Any, form: Form, tensors: Sequence[Any], scale: float | None) -> Any:
+    """The output; ``tensors`` are the mask, the biases and the sink, as far as there are any."""
+    if torch.compiler.is_compiling():
+        captured = [tensors[i] for i in order_for(*form)]
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return torch.ops.flashgen.program_forward(q, k, v, captured, text_for(*form), scale, deterministic)[0]
+    program, order = program_for(form)
+    return attend_program(q, k, v, program, tuple(tensors[i] for i in order), scale, None)[0]
 
 
 def _mask(tensor: Any, axes: str) -> Mask:

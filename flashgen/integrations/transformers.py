@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.integrations.programs import Form, axes_of, program_for
-from flashgen.torch.entry import attend, attend_program
+from flashgen.integrations.programs import Form, attend_by_form, axes_of
+from flashgen.torch.entry import attend
 
 #: Names with "flash" in them mean kernels of transformers' own hub.
 NAME = "fgen"
@@ -66,8 +66,12 @@ def make_mask(
     if mask_function is masking_utils.bidirectional_mask_function:
         # The layer may believe that it is causal, so None would be misunderstood.
         return _padding(attention_mask, batch_size, kv_length, kv_offset, options.get("device"))[:, None, None]
-    documents, inner = _documents(masking_utils, mask_function)
-    known = inner is masking_utils.causal_mask_function or _is_sliding(masking_utils, inner, options.get("local_size"))
+    documents, known = None, mask_function is masking_utils.causal_mask_function
+    if not known and not torch.compiler.is_compiling():  # which does not look into functions
+        documents, inner = _documents(masking_utils, mask_function)
+        known = inner is masking_utils.causal_mask_function or _is_sliding(
+            masking_utils, inner, options.get("local_size")
+        )
     # A cache of fixed size has more keys than there are tokens, and counts these on the GPU.
     in_step = not isinstance(q_offset, torch.Tensor) and q_offset + q_length == kv_offset + kv_length
     if not (known and in_step) or (documents is not None and attention_mask is not None):
@@ -168,9 +172,8 @@ def attention(
         None if softcap is None else float(softcap),
         None if s_aux is None else s_aux.dtype,
     )
-    program, order = program_for(form)
     given = [x for x in (mask, *biases, s_aux) if x is not None]
-    return attend_program(q, k, v, program, tuple(given[i] for i in order), scaling, None)[0], None
+    return attend_by_form(q, k, v, form, given, scaling), None
 
 
 def _check_options(dropout: float, options: dict[str, Any]) -> None:

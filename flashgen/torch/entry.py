@@ -95,8 +95,6 @@ def attend_program(
     """The same for a mask or a score that is an expression, with the tensors that it captured."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    if torch.compiler.is_compiling():
-        return _by_operator(q, k, v, captured, program.text, scale, deterministic)
     watched = _is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):

@@ -223,3 +223,27 @@ def test_what_is_not_done_is_refused_by_name(options: Any, words: str) -> None:
 def test_a_name_that_transformers_reserves_is_refused() -> None:
     with pytest.raises(fg.ArgumentError, match="holds 'flash'"):
         fgen.register("flashgen")
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_a_model_compiles_in_one_graph(model: Any, device: str) -> None:
+    ids, mask = tokens(device), torch.ones(2, LENGTH, dtype=torch.long, device=device)
+    mask[1, :3] = 0
+    model.set_attn_implementation("fgen")
+    compiled = torch.compile(model.model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for options in ({}, {"attention_mask": mask}):
+            found, expected = (call(ids, use_cache=False, **options)[0] for call in (compiled, model.model))
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("model", ["gpt-oss"], indirect=True)
+def test_a_layer_with_window_and_sinks_compiles_in_one_graph(model: Any, device: str) -> None:
+    model.set_attn_implementation("fgen")
+    layer, hidden = model.model.layers[0].self_attn, torch.randn(2, LENGTH, 32, device=device)
+    places = model.model.rotary_emb(hidden, torch.arange(LENGTH, device=device)[None])
+    padding = torch.arange(LENGTH, device=device) >= torch.tensor([[0], [3]], device=device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        found, expected = (call(hidden, places, padding)[0] for call in (compiled, layer))
+    assert torch.equal(found, expected)
