@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.integrations.programs import Form, attend_by_form, axes_of
 from flashgen.torch.entry import attend
+from flashgen.torch.forms import Form, attend_by_form, axes_of
 
 #: Names with "flash" in them mean kernels of transformers' own hub.
 NAME = "fgen"
@@ -167,13 +167,13 @@ def attention(
     form = Form(
         left,
         right,
-        None if mask is None else (mask.dtype, axes_of(mask, sizes)),
-        tuple((bias.dtype, axes_of(bias, sizes)) for bias in biases),
-        None if softcap is None else float(softcap),
-        None if s_aux is None else s_aux.dtype,
+        mask=None if mask is None else (mask.dtype, axes_of(mask, sizes)),
+        biases=tuple((bias.dtype, axes_of(bias, sizes)) for bias in biases),
+        softcap=None if softcap is None else float(softcap).hex(),
+        sink=None if s_aux is None else s_aux.dtype,
     )
     given = [x for x in (mask, *biases, s_aux) if x is not None]
-    return attend_by_form(q, k, v, form, given, scaling), None
+    return attend_by_form(q, k, v, form, given, scaling)[0], None
 
 
 def _check_options(dropout: float, options: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def attend_program(
     watched = _is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):
-        return _by_operator(q, k, v, captured, program.text, scale, deterministic)
+        return by_operator(q, k, v, captured, program.text, scale, deterministic)
     q, k, v = _ready(q, k, v)
     inputs = (q, k, v, *captured)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
@@ -118,8 +118,6 @@ def _attend_compiled(
             "torch.compile cannot look into a mask or score function; make a flashgen.Mask.of(function) or "
             "flashgen.Score.of(function) outside of the compiled function, and pass that"
         )
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
     mask_form: Any = None if mask is None else mask.form
     score_form: Any = None if score is None else score.form
     limits = NO_LIMITS if mask is None or mask_form is not None else limits_of(mask)
@@ -132,12 +130,15 @@ def _attend_compiled(
             tensors += [score.sink.tensors[name] for name in compiled.sink_names(score_form)]
     captured = [tensors[i] for i in compiled.order(mask_form, score_form, *limits)]
     text = compiled.text(mask_form, score_form, *limits)
-    return _by_operator(q, k, v, captured, text, scale, deterministic)
+    return by_operator(q, k, v, captured, text, scale, deterministic)
 
 
-def _by_operator(
-    q: Any, k: Any, v: Any, captured: Iterable[Any], text: str, scale: float | None, deterministic: bool
+def by_operator(
+    q: Any, k: Any, v: Any, captured: Iterable[Any], text: str, scale: float | None, deterministic: bool | None
 ) -> tuple[Any, Any]:
+    """The same through the dispatcher, whoever watches."""
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     result: tuple[Any, Any] = torch.ops.flashgen.program_forward(q, k, v, list(captured), text, scale, deterministic)
     return result
 

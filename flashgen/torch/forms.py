@@ -1,4 +1,4 @@
-"""Programs of the masks and scores that other libraries ask for: few forms, each made once."""
+"""The masks and scores that other libraries have arguments for: few forms, each with a program made once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.spec import Mask, Score, softcap, window
+from flashgen.spec import Mask, Score, alibi, chunked, softcap, window
 from flashgen.spec import sink as sink_of
-from flashgen.torch.entry import attend_program
+from flashgen.torch.entry import attend_program, by_operator
 from flashgen.torch.programs import Program, program_of
 
 
@@ -19,10 +19,15 @@ class Form(NamedTuple):
 
     left: int | None
     right: int | None
+    #: Queries attend to their own chunk of so many positions.
+    chunk: int | None = None
     #: Element type and axes of the mask. A mask of integers holds documents.
     mask: tuple[torch.dtype, str] | None = None
     biases: tuple[tuple[torch.dtype, str], ...] = ()
-    softcap: float | None = None
+    #: As ``float.hex`` writes it: torch.compile takes texts for constants, and numbers for what may change.
+    softcap: str | None = None
+    #: Element type and number of dimensions of ALiBi's slopes.
+    alibi: tuple[torch.dtype, int] | None = None
     sink: torch.dtype | None = None
 
 
@@ -47,9 +52,14 @@ def program_for(form: Form) -> tuple[Program, tuple[int, ...]]:
         return tensors[-1]
 
     mask = window(form.left, form.right)
+    if form.chunk is not None:
+        mask = mask & chunked(form.chunk)
     if form.mask is not None:
         mask = mask & _mask(like(*form.mask), form.mask[1])
-    score = None if form.softcap is None else softcap(form.softcap)
+    score = None if form.softcap is None else softcap(float.fromhex(form.softcap))
+    if form.alibi is not None:
+        dtype, rank = form.alibi
+        score = _then(score, alibi(like(dtype, "bh"[2 - rank :])))
     for dtype, axes in form.biases:
         score = _then(score, _bias(like(dtype, axes), axes))
     if form.sink is not None:
@@ -74,14 +84,21 @@ for _function in (text_for, order_for):
     _function._dynamo_marked_constant = True
 
 
-def attend_by_form(q: Any, k: Any, v: Any, form: Form, tensors: Sequence[Any], scale: float | None) -> Any:
-    """The output; ``tensors`` are the mask, the biases and the sink, as far as there are any."""
+def attend_by_form(
+    q: Any,
+    k: Any,
+    v: Any,
+    form: Form,
+    tensors: Sequence[Any],
+    scale: float | None,
+    deterministic: bool | None = None,
+) -> tuple[Any, Any]:
+    """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
     if torch.compiler.is_compiling():
         captured = [tensors[i] for i in order_for(*form)]
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return torch.ops.flashgen.program_forward(q, k, v, captured, text_for(*form), scale, deterministic)[0]
+        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic)
     program, order = program_for(form)
-    return attend_program(q, k, v, program, tuple(tensors[i] for i in order), scale, None)[0]
+    return attend_program(q, k, v, program, tuple(tensors[i] for i in order), scale, deterministic)
 
 
 def _mask(tensor: Any, axes: str) -> Mask:
