@@ -77,7 +77,7 @@ class Executor:
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
-        arrays = (*self._captured(captured), q, k, v)
+        arrays = (q, k, v) if self._captures is None and not captured else (*self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
@@ -97,7 +97,8 @@ class Executor:
                 n = len(arrays) - 3
                 pointers = (*pointers[:n], *(framework.pointer(t) for t in tables), *pointers[n:])
             addresses = (*pointers, framework.pointer(o), framework.pointer(lse))
-            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables))
+            on_host = self.target.on_host
+            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables)) if on_host else ()
             self.target.launch(steps, device, handle, addresses, buffers)
         return o, lse
 
@@ -130,14 +131,15 @@ class Executor:
             _remember(self._backward_calls, key, call)
         device, steps, outputs = call
         handle = framework.stream(device, stream)
-        made = tuple(framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs)
+        made = [framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs]
         if steps:
             # The gradient of the output comes first in the call, and after lse among the parameters.
             n, results = len(extra), [framework.pointer(a) for a in made]
             plain = len(results) - self._tables
             inputs, of_lse = pointers[n + 1 : n + 6], 0 if dlse is None else pointers[-1]
             addresses = (*pointers[:n], *results[plain:], *inputs, pointers[n], of_lse, *results[:plain])
-            buffers = self._buffers("backward", framework, arrays, call, made)
+            on_host = self.target.on_host
+            buffers = self._buffers("backward", framework, arrays, call, made) if on_host else ()
             self.target.launch(steps, device, handle, addresses, buffers)
         if not captured_gradients:
             return made[0], made[1], made[2]
@@ -253,8 +255,6 @@ class Executor:
         made: Sequence[Any],
     ) -> tuple[Buffer, ...]:
         """What the emulator may let the kernels touch."""
-        if not self.target.on_host:
-            return ()
         names = self._names(pass_, arrays)
         extra, inputs = self._split([canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)])
         items = self._captures.item_bytes() if self._captures is not None else ()

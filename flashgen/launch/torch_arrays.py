@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.launch.array import HOST, ArrayInfo, dtype_name
+from flashgen.launch.array import HOST, ArrayInfo, contiguous_strides, dtype_name
 
 _PLAIN = (
     (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -18,6 +19,9 @@ _PLAIN = (
     )
 )
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+_strides = lru_cache(maxsize=4096)(contiguous_strides)
 
 
 def _raw_stream(device: int) -> int:
@@ -66,7 +70,8 @@ class TorchArrays:
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
         """From torch's caching allocator, so that streams and graphs are torch's concern."""
-        return like.new_empty(shape, dtype=_DTYPES[dtype])
+        # Quicker than new_empty, which works the strides out.
+        return like.new_empty_strided(shape, _strides(shape), dtype=_DTYPES[dtype])
 
     def pointer(self, array: Any) -> int:
         """The address of a tensor."""

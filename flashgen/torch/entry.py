@@ -145,7 +145,7 @@ def by_operator(
 
 def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     """Tensors as the kernels take them: cast by autocast, rows without gaps."""
-    if torch.is_autocast_enabled(q.device.type):
+    if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = ops.autocast(q, k, v)
     try:
         if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:

@@ -64,7 +64,9 @@ def run(rank: int, rendezvous: str) -> None:
             exact = reference(*whole, is_causal)
             error = max(float((a - b[:, :, rows]).abs().max()) for a, b in zip(found, exact, strict=True))
             way = f"{'causal' if is_causal else 'full'}{' balanced' if is_balanced else ''}"
-            print(f"{rank} {way}: {calls.count('forward')} {calls.count('backward')} {error:.3g}", flush=True)
+            # In one piece, newline included: the processes share what they write to.
+            sys.stdout.write(f"{rank} {way}: {calls.count('forward')} {calls.count('backward')} {error:.3g}\n")
+            sys.stdout.flush()
     dist.destroy_process_group()
 
 
