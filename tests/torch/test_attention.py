@@ -130,6 +130,35 @@ def test_autocast_casts_to_its_dtype(emulated: Any, inputs: Any, door: str) -> N
     assert q.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("scored", ["plain", "cap, slopes and sink"])
+@pytest.mark.filterwarnings("ignore:.*not a double precision floating point")
+def test_gradients_are_the_slopes_of_the_function(emulated: Any, scored: str) -> None:
+    """By differences, in float32: of both results, by all inputs, also those that a score captured."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator).requires_grad_()
+
+    q, k, v = normal(1, 3, 2, 4), normal(1, 4, 1, 4), normal(1, 4, 1, 3)
+    slopes, logits = normal(2), normal(2)
+
+    def attend(q: Any, k: Any, v: Any, slopes: Any, logits: Any) -> Any:
+        score = fg.softcap(3.0) >> fg.alibi(slopes) >> fg.sink(logits) if scored != "plain" else None
+        return fg.attention(q, k, v, mask=fg.window(2, 0), score=score, return_lse=True, deterministic=True)
+
+    inputs = (q, k, v, slopes, logits) if scored != "plain" else (q, k, v, slopes.detach(), logits.detach())
+    assert torch.autograd.gradcheck(attend, inputs, eps=1e-2, atol=1e-3, rtol=1e-2)
+
+
+def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashgen.torch import kernels
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(fg.LaunchError, match="make the same call once before the capture"):
+        kernels._build(64, 64, torch.float16, kernels.NO_LIMITS, gradients=False, deterministic=False, device=0)
+
+
 def test_second_derivatives_are_refused(emulated: Any, inputs: Any) -> None:
     q, k, v = inputs()
     (dq,) = torch.autograd.grad(fg.attention(q, k, v).pow(2).sum(), q, create_graph=True)
