@@ -18,10 +18,12 @@ from typing import Any
 from flashgen.errors import LaunchError
 from flashgen.plan.model import Box, ParamTable, Problem
 
-#: The order in which calls hand over addresses, after those of captured tensors and before those of their
+#: The order in which calls hand over addresses, after numbers and side and captured tensors, and before those of their
 #: gradients; a forward call stops after ``lse``. Last of all comes the counter of a persistent kernel.
 POINTERS = ("q", "k", "v", "o", "lse", "dout", "dq", "dk", "dv", "dsum", "dq_accum")
 COUNTER = "counter"
+#: Kinds of parameters that come with a call.
+_OF_CALLS = ("void*", "uint64")
 #: The driver's limit on a kernel's parameters.
 MAX_PARAMS_BYTES = 4096
 _LOG2_E = math.log2(math.e)
@@ -52,7 +54,7 @@ class Packer:
     def __init__(
         self,
         table: ParamTable,
-        captured: tuple[str, ...] = (),
+        first: tuple[str, ...] = (),
         gradients: tuple[str, ...] = (),
         *,
         boxes: Sequence[Box] = (),
@@ -64,8 +66,8 @@ class Packer:
             raise LaunchError(f"the parameter struct takes {self.size} bytes; CUDA allows {MAX_PARAMS_BYTES}")
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
-        self._names = tuple(None if p.kind == "void*" else p.name for p in table.params)
-        order = (*captured, *POINTERS, *gradients)
+        self._names = tuple(None if p.kind in _OF_CALLS else p.name for p in table.params)
+        order = (*first, *POINTERS, *gradients)
         self._runs = (*_map_runs(table, order, boxes, map_address), *_pointer_runs(table, order))
 
     def template(self, values: Mapping[str | None, Value]) -> bytes:
@@ -87,10 +89,10 @@ def field_offsets(table: ParamTable) -> dict[str, int]:
 
 
 def _pointer_runs(table: ParamTable, order: tuple[str, ...]) -> tuple[PointerRun, ...]:
-    """Stretches of adjacent address fields: offset, layout, and how to pick their addresses."""
+    """Stretches of adjacent fields that calls bring: offset, layout, and how to pick their values."""
     offsets = field_offsets(table)
     runs: list[PointerRun] = []
-    for is_pointer, group in groupby(table.params, key=lambda p: p.kind == "void*"):
+    for is_pointer, group in groupby(table.params, key=lambda p: p.kind in _OF_CALLS):
         if is_pointer:
             names = [p.name for p in group]
             places = [_COUNTER_PLACE if name == COUNTER else order.index(name) for name in names]
