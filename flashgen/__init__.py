@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from flashgen.spec import (
         AttentionSpec,
         BackwardSchedule,
+        Dropout,
         Mask,
         Schedule,
         Score,
@@ -71,6 +72,7 @@ else:
                 "ArgumentError",
                 "CacheError",
                 "CompileError",
+                "Dropout",
                 "EmulationError",
                 "FlashgenError",
                 "LaunchError",
@@ -96,6 +98,7 @@ else:
             "flashgen.spec": (
                 "AttentionSpec",
                 "BackwardSchedule",
+                "Dropout",
                 "Mask",
                 "Schedule",
                 "Score",
@@ -142,6 +145,7 @@ __all__ = [
     "BackwardSchedule",
     "CacheError",
     "CompileError",
+    "Dropout",
     "EmulationError",
     "Explanation",
     "FlashgenError",

@@ -26,9 +26,11 @@ from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.gradients import Gradients
 from flashgen.launch.packing import Value
+from flashgen.launch.side import NOTHING, Side, SideArguments, packed_values
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
+from flashgen.spec import Dropout
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
@@ -63,6 +65,7 @@ class Executor:
         self._captures = None if expressions is None else Captures(self.spec, expressions)
         self._tables = 0 if expressions is None else len(expressions.tables)
         self._gradients = Gradients(expressions)
+        self._side = SideArguments(self.spec)
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -74,18 +77,21 @@ class Executor:
         scale: Any = None,
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
-        arrays = (q, k, v) if self._captures is None and not captured else (*self._captured(captured), q, k, v)
+        side = self._side.of(dropout)
+        plain = self._captures is None and not captured and side is NOTHING
+        arrays = (q, k, v) if plain else (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         signature, pointers = _signature(framework, "forward", arrays, stream)
-        key = (signature, scale)
+        key = (signature, scale, side.key)
         call = self._forward_calls.get(key)
         if call is None:
-            call = self._prepare("forward", framework, arrays, scale, stream)
+            call = self._prepare("forward", framework, arrays, scale, stream, side)
             _remember(self._forward_calls, key, call)
         device, steps, (o_spec, lse_spec, *table_specs) = call
         handle = framework.stream(device, stream)
@@ -96,10 +102,10 @@ class Executor:
             if tables:
                 n = len(arrays) - 3
                 pointers = (*pointers[:n], *(framework.pointer(t) for t in tables), *pointers[n:])
-            addresses = (*pointers, framework.pointer(o), framework.pointer(lse))
+            addresses = (*self._spread(side, pointers), framework.pointer(o), framework.pointer(lse))
             on_host = self.target.on_host
-            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables)) if on_host else ()
-            self.target.launch(steps, device, handle, addresses, buffers)
+            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables), side) if on_host else ()
+            self.target.launch(steps, device, handle, addresses, buffers, side.numbers)
         return o, lse
 
     def backward(
@@ -115,19 +121,21 @@ class Executor:
         captured: Mapping[str, Any] | None = None,
         captured_gradients: bool = False,
         dlse: Any = None,
+        dropout: Dropout | None = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
-        extra = self._captured(captured)
+        side = self._side.of(dropout)
+        extra = (*side.arrays, *self._captured(captured))
         arrays = (*extra, do, q, k, v, out, lse) if dlse is None else (*extra, do, q, k, v, out, lse, dlse)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         signature, pointers = _signature(framework, "backward", arrays, stream)
-        key = (signature, scale, captured_gradients)
+        key = (signature, scale, side.key, captured_gradients)
         call = self._backward_calls.get(key)
         if call is None:
-            call = self._prepare("backward", framework, arrays, scale, stream, captured_gradients)
+            call = self._prepare("backward", framework, arrays, scale, stream, side, captured_gradients)
             _remember(self._backward_calls, key, call)
         device, steps, outputs = call
         handle = framework.stream(device, stream)
@@ -139,8 +147,8 @@ class Executor:
             inputs, of_lse = pointers[n + 1 : n + 6], 0 if dlse is None else pointers[-1]
             addresses = (*pointers[:n], *results[plain:], *inputs, pointers[n], of_lse, *results[:plain])
             on_host = self.target.on_host
-            buffers = self._buffers("backward", framework, arrays, call, made) if on_host else ()
-            self.target.launch(steps, device, handle, addresses, buffers)
+            buffers = self._buffers("backward", framework, arrays, call, made, side) if on_host else ()
+            self.target.launch(steps, device, handle, self._spread(side, addresses), buffers, side.numbers)
         if not captured_gradients:
             return made[0], made[1], made[2]
         names = self._gradients.names
@@ -163,15 +171,23 @@ class Executor:
             raise ArgumentError(f"captured={list(given)} was given, but the spec's mask and score capture no tensors")
         return ()
 
-    def _names(self, pass_: Pass, arrays: Sequence[Any]) -> tuple[str, ...]:
+    def _spread(self, side: Side, pointers: tuple[int, ...]) -> tuple[int, ...]:
+        """The addresses with one for each side array that there may be, given or not."""
+        if not self._side.places:
+            return pointers
+        n = len(side.arrays)
+        return (*self._side.addresses(side, pointers[:n]), *pointers[n:])
+
+    def _names(self, pass_: Pass, side: Side, arrays: Sequence[Any]) -> tuple[str, ...]:
         """What the arrays of a call are called; those that it lacks come last."""
         captured = () if self._captures is None else self._captures.names
-        return (*captured, *_NAMES[pass_])[: len(arrays)]
+        return (*side.names, *captured, *_NAMES[pass_])[: len(arrays)]
 
-    def _split(self, infos: list[ArrayInfo]) -> tuple[list[ArrayInfo], list[ArrayInfo]]:
-        """The captured tensors of a call, and its other arrays."""
-        count = 0 if self._captures is None else len(self._captures.names)
-        return infos[:count], infos[count:]
+    def _split(self, side: Side, infos: list[ArrayInfo]) -> tuple[list[ArrayInfo], list[ArrayInfo], list[ArrayInfo]]:
+        """The side arrays of a call, the captured tensors, and its other arrays."""
+        first = len(side.names)
+        count = first + (0 if self._captures is None else len(self._captures.names))
+        return infos[:first], infos[first:count], infos[count:]
 
     def _prepare(
         self,
@@ -180,13 +196,14 @@ class Executor:
         arrays: tuple[Any, ...],
         scale: float | None,
         stream: Any,
+        side: Side = NOTHING,
         captured_gradients: bool = False,
     ) -> Call:
         """Validates the arguments and settles everything that does not change with their addresses."""
-        names, spec = self._names(pass_, arrays), self.spec
+        names, spec = self._names(pass_, side, arrays), self.spec
         common_framework(names, arrays)
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
-        extra, infos = self._split(infos)
+        beside, extra, infos = self._split(side, infos)
         check = check_forward if pass_ == "forward" else check_backward
         problem = check(spec, *infos, on_host=self.target.on_host)
         device = infos[0].device
@@ -205,7 +222,8 @@ class Executor:
             outputs = backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspace)
         band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band else (0, 0)
         factor = spec.default_scale if scale is None else scale
-        values = {**call_values(problem, band, factor, infos, outputs), **maps}
+        self._side.check(beside, infos[_NAMES[pass_].index("q")])
+        values = {**call_values(problem, band, factor, infos, outputs), **maps, **packed_values(side)}
         if self._captures is not None:
             self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
             values |= self._captures.values(extra)
@@ -253,11 +271,14 @@ class Executor:
         arrays: Sequence[Any],
         call: Call,
         made: Sequence[Any],
+        side: Side,
     ) -> tuple[Buffer, ...]:
         """What the emulator may let the kernels touch."""
-        names = self._names(pass_, arrays)
-        extra, inputs = self._split([canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)])
-        items = self._captures.item_bytes() if self._captures is not None else ()
+        names = self._names(pass_, side, arrays)
+        described = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
+        beside, extra, inputs = self._split(side, described)
+        extra = [*beside, *extra]
+        items = (*self._side.item_bytes(side), *(self._captures.item_bytes() if self._captures is not None else ()))
         outputs = [o.at(framework.pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
         return (
             *(host_buffer(i, item, writable=False) for i, item in zip(extra, items, strict=True)),

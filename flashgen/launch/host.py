@@ -78,6 +78,7 @@ class HostTarget:
         stream: int,
         pointers: Sequence[int],
         buffers: Sequence[Buffer],
+        numbers: Sequence[int] = (),
     ) -> None:
         """Runs the steps to their end, one after another."""
         options = dict(self.options)
@@ -94,7 +95,7 @@ class HostTarget:
             buffers = [replace(buffer, address=guarded.moved(buffer.address)) for buffer in buffers]
         memory = self._scratch.memory
         for kernel, grid, template in steps:
-            kernel.packer.write(memory, template, pointers)
+            kernel.packer.write(memory, template, (*numbers, *pointers))
             params = bytes(memory[: kernel.packer.size])
             kernel.handle.launch(grid, params, buffers, **options)
             if kernel.packer.takes_counter:

@@ -17,10 +17,12 @@ from typing import Any
 from flashgen.errors import LaunchError
 from flashgen.plan.model import Box, ParamTable, Problem
 
-#: The order in which calls hand over addresses, after those of captured tensors and before those of their
+#: The order in which calls hand over addresses, after numbers and side and captured tensors, and before those of their
 #: gradients; a forward call stops after ``lse``. Last of all comes the counter of a persistent kernel.
 POINTERS = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv", "dsum", "dq_accum")
 COUNTER = "counter"
+#: Kinds of parameters that come with a call.
+_OF_CALLS = ("void*", "uint64")
 #: The driver's limit on a kernel's parameters.
 MAX_PARAMS_BYTES = 4096
 _LOG2_E = math.log2(math.e)
@@ -52,7 +54,7 @@ class Packer:
     def __init__(
         self,
         table: ParamTable,
-        captured: tuple[str, ...] = (),
+        first: tuple[str, ...] = (),
         gradients: tuple[str, ...] = (),
         *,
         boxes: Sequence[Box] = (),
@@ -64,8 +66,8 @@ class Packer:
             raise LaunchError(f"the parameter struct takes {self.size} bytes; CUDA allows {MAX_PARAMS_BYTES}")
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
-        self._names = tuple(None if p.kind == "void*" else p.name for p in table.params)
-        places = _addresses(table, (*captured, *POINTERS, *gradients), boxes, map_address)
+        self._names = tuple(None if p.kind in _OF_CALLS else p.name for p in table.params)
+        places = _addresses(table, (*first, *POINTERS, *gradients), boxes, map_address)
         self._stretches = tuple(_between([at for at, _ in places], self.size))
         # One call writes all: stretches of the template and addresses, in turns.
         self._layout = struct.Struct("=" + "".join(f"{end - start}sQ" for start, end in self._stretches)[:-1])
@@ -88,11 +90,11 @@ class Packer:
 def _addresses(
     table: ParamTable, order: tuple[str, ...], boxes: Sequence[Box], map_address: int
 ) -> list[tuple[int, int]]:
-    """Where in the struct addresses lie, from the first to the last, and which of a call's they are."""
+    """Where in the struct lie addresses, and numbers that calls bring, in order, and which of a call's they are."""
     offsets = field_offsets(table)
     found = [(offsets[box.parameter] + map_address, order.index(box.tensor)) for box in boxes]
     for param in table.params:
-        if param.kind == "void*":
+        if param.kind in _OF_CALLS:
             place = _COUNTER_PLACE if param.name == COUNTER else order.index(param.name)
             found.append((offsets[param.name], place))
     return sorted(found)

@@ -77,5 +77,9 @@ class Target(Protocol):
         stream: int,
         pointers: Sequence[int],
         buffers: Sequence[Buffer],
+        numbers: Sequence[int] = (),
     ) -> None:
-        """Launches the steps one after another; ``buffers`` is empty unless ``on_host``."""
+        """Launches the steps one after another; ``buffers`` is empty unless ``on_host``.
+
+        ``numbers`` are handed over before ``pointers``, and point nowhere.
+        """

@@ -22,7 +22,7 @@ from flashgen.oracle.captured import CapturedSums, captured_gradients, sink_colu
 from flashgen.oracle.problem import Array, Problem, gradient_of_lse, read_problem
 from flashgen.oracle.rounded import evaluate
 from flashgen.oracle.rules import Floats, Rules
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, Dropout
 
 
 def captured_bounds(
@@ -36,12 +36,15 @@ def captured_bounds(
     captured: Mapping[str, Any] | None = None,
     exact: Mapping[str, Floats] | None = None,
     dlse: Any = None,
+    dropout: Dropout | None = None,
 ) -> dict[str, float]:
     """The largest allowed error of each captured gradient, by name; ``exact`` is the oracle's where known."""
-    exact = exact or captured_gradients(spec, q, k, v, do, scale=scale, captured=captured, dlse=dlse)
-    one_run = evaluate(spec, q, k, v, do, scale=scale, captured=captured, dlse=dlse).captured
+    options: dict[str, Any] = {"scale": scale, "captured": captured, "dlse": dlse, "dropout": dropout}
+    exact = exact or captured_gradients(spec, q, k, v, do, **options)
+    one_run = evaluate(spec, q, k, v, do, **options).captured
     given = read_problem(spec, q, k, v, do, scale=scale)
-    reach, magnitudes = _reach(spec, given, gradient_of_lse(given, dlse), Rules(spec, given, captured), captured)
+    rules = Rules(spec, given, captured, dropout)
+    reach, magnitudes = _reach(spec, given, gradient_of_lse(given, dlse), rules, captured)
     steps = FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS
     limits = {}
     for name, reference in exact.items():
@@ -67,7 +70,11 @@ def _reach(
             q_h, k_h, v_h, do_h = given.q[b, :, h], given.k[b, :, h_kv], given.v[b, :, h_kv], given.do[b, :, h]
             of_head = HeadRules(rules, b, h)
             head = forward_head(q_h, k_h, v_h, given.scale, of_head)
-            logits, dp, p = given.scale * (q_h @ k_h.T), do_h @ v_h.T, np.where(of_head.allowed, head.p, 0.0)
+            logits, dp, p = (
+                given.scale * (q_h @ k_h.T),
+                of_head.keep(do_h @ v_h.T),
+                np.where(of_head.allowed, head.p, 0.0),
+            )
             row_sum, of_o = (do_h * head.o).sum(axis=1) - of_lse[b, h], np.sqrt(np.square(do_h * head.o).sum(axis=1))
             ds = np.where(p == 0.0, 0.0, p * (dp - row_sum[:, None]))
             sink = sink_column(of_head.sink, head.lse)
