@@ -21,12 +21,13 @@ def attention(
     *,
     alibi_slopes: Any = None,
     attention_chunk: int = 0,
+    dropout_p: float = 0.0,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
     left, right = _limits(causal, window_size)
     reproducible = True if deterministic else None
     if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        return attend(q, k, v, (left, right, None, None), scale, reproducible)
+        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p)
     form = Form(
         left,
         right,
@@ -35,7 +36,7 @@ def attention(
         alibi=None if alibi_slopes is None else _slopes(alibi_slopes, q),
     )
     tensors = () if alibi_slopes is None else (alibi_slopes,)
-    return attend_by_form(q, k, v, form, tensors, scale, reproducible)
+    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p)
 
 
 def unpack(name: str, packed: Any, count: int) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.compat.arguments import attention, unpack
-from flashgen.errors import ArgumentError
 
 
 def flash_attn_func(
@@ -32,11 +31,20 @@ def flash_attn_func(
     ``i + Sk - Sq + right``, -1 meaning no limit. ``softcap`` is the limit of ``tanh``, 0 for none, and
     ``alibi_slopes``, ``(H,)`` or ``(B, H)``, a penalty on ``|i + Sk - Sq - j|``. ``deterministic=False`` still follows
     torch's global switch. With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``; the last is
-    empty, as there without dropout.
+    empty, as there without dropout: probabilities are never in memory.
     """
-    if dropout_p != 0.0:
-        raise ArgumentError(f"dropout_p={dropout_p!r} is not supported; pass 0.0")
-    out, lse = attention(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, alibi_slopes=alibi_slopes)
+    out, lse = attention(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        deterministic,
+        alibi_slopes=alibi_slopes,
+        dropout_p=dropout_p,
+    )
     return (out, lse, out.new_empty(0)) if return_attn_probs else out
 
 

@@ -144,7 +144,7 @@ def attention(
     **options: Any,
 ) -> tuple[Any, None]:
     """``(out, None)``: query is (batch, heads, length, head_dim), out (batch, length, heads, head_dim)."""
-    _check_options(dropout, options)
+    _check_options(options)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     mask = attention_mask
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -162,7 +162,7 @@ def attention(
     if mask is not None and mask.is_floating_point():
         mask = None
     if mask is None and not biases and softcap is None and s_aux is None:
-        return attend(q, k, v, (left, right, None, None), scaling, None)[0], None
+        return attend(q, k, v, (left, right, None, None), scaling, None, dropout)[0], None
     sizes = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     form = Form(
         left,
@@ -173,12 +173,10 @@ def attention(
         sink=None if s_aux is None else s_aux.dtype,
     )
     given = [x for x in (mask, *biases, s_aux) if x is not None]
-    return attend_by_form(q, k, v, form, given, scaling)[0], None
+    return attend_by_form(q, k, v, form, given, scaling, dropout_p=dropout)[0], None
 
 
-def _check_options(dropout: float, options: dict[str, Any]) -> None:
-    if dropout:
-        raise ArgumentError(f"dropout={dropout!r} is not supported; set attention_dropout=0.0 in the config")
+def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in _HARMLESS and value is not None and value is not False:
             raise ArgumentError(

@@ -92,13 +92,14 @@ def attend_by_form(
     tensors: Sequence[Any],
     scale: float | None,
     deterministic: bool | None = None,
+    dropout_p: float = 0.0,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
     if torch.compiler.is_compiling():
         captured = [tensors[i] for i in order_for(*form)]
-        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic)
+        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic, dropout_p)
     program, order = program_for(form)
-    return attend_program(q, k, v, program, tuple(tensors[i] for i in order), scale, deterministic)
+    return attend_program(q, k, v, program, tuple(tensors[i] for i in order), scale, deterministic, dropout_p)
 
 
 def _mask(tensor: Any, axes: str) -> Mask:

@@ -28,12 +28,12 @@ class AttentionFunction(torch.autograd.Function):
     """``(out, lse)``, both differentiable by q, k and v."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any, dropout: Any) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        out, lse = kernel(q, k, v, scale=scale)
+        out, lse = kernel(q, k, v, scale=scale, dropout=dropout)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.scale, ctx.kernel = scale, kernel
+        ctx.scale, ctx.kernel, ctx.dropout = scale, kernel, dropout
         return out, lse
 
     @staticmethod
@@ -42,8 +42,8 @@ class AttentionFunction(torch.autograd.Function):
         """Runs the backward kernels."""
         q, k, v, out, lse = ctx.saved_tensors
         do, dlse = incoming(out, do, dlse)
-        gradients = ctx.kernel.backward(do, q, k, v, out, lse, scale=ctx.scale, dlse=dlse)
-        return *gradients, None, None
+        gradients = ctx.kernel.backward(do, q, k, v, out, lse, scale=ctx.scale, dlse=dlse, dropout=ctx.dropout)
+        return *gradients, None, None, None
 
 
 class ProgramFunction(torch.autograd.Function):
@@ -51,13 +51,21 @@ class ProgramFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any, names: tuple[str, ...], *captured: Any
+        ctx: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: float | None,
+        kernel: Any,
+        dropout: Any,
+        names: tuple[str, ...],
+        *captured: Any,
     ) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)))
+        out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)), dropout=dropout)
         ctx.save_for_backward(q, k, v, out, lse, *captured)
         ctx.set_materialize_grads(False)
-        ctx.scale, ctx.kernel, ctx.names = scale, kernel, names
+        ctx.scale, ctx.kernel, ctx.dropout, ctx.names = scale, kernel, dropout, names
         return out, lse
 
     @staticmethod
@@ -65,9 +73,9 @@ class ProgramFunction(torch.autograd.Function):
     def backward(ctx: Any, do: Any, dlse: Any) -> Any:
         """Runs the backward kernels; captured tensors that want no gradient cost nothing."""
         q, k, v, out, lse, *captured = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[6:]
+        wanted = ctx.needs_input_grad[7:]
         do, dlse = incoming(out, do, dlse)
         dq, dk, dv, more = backward_with_captured(
-            ctx.kernel, (do, q, k, v, out, lse), dlse, ctx.scale, ctx.names, captured, wanted
+            ctx.kernel, (do, q, k, v, out, lse), dlse, ctx.dropout, ctx.scale, ctx.names, captured, wanted
         )
-        return dq, dk, dv, None, None, None, *more
+        return dq, dk, dv, None, None, None, None, *more

@@ -15,15 +15,17 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.torch.function import incoming, rows_contiguous
 from flashgen.torch.kernels import forward_kernel, kernel_for
+from flashgen.torch.randomness import dropout_of
 
-_MASK = (
+_OPTIONS = (
     "float? scale=None, int? left=None, int? right=None, "
-    "int? left_from_start=None, int? right_from_start=None, bool deterministic=False"
+    "int? left_from_start=None, int? right_from_start=None, bool deterministic=False, "
+    "float dropout_p=0.0, Tensor? rng_state=None"
 )
 library = torch.library.Library("flashgen", "DEF")
-library.define(f"forward(Tensor q, Tensor k, Tensor v, {_MASK}) -> (Tensor, Tensor)")
+library.define(f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 library.define(
-    f"backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_MASK}, Tensor? dlse=None) "
+    f"backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}, Tensor? dlse=None) "
     "-> (Tensor, Tensor, Tensor)"
 )
 
@@ -40,10 +42,14 @@ def _forward(
     left_from_start: _Limit = None,
     right_from_start: _Limit = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
 ) -> tuple[Any, Any]:
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     limits = (left, right, left_from_start, right_from_start)
-    return forward_kernel(q, v, limits, deterministic=deterministic)(q, k, v, scale=scale)
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = forward_kernel(q, v, limits, deterministic=deterministic, drops=dropout is not None)
+    return kernel(q, k, v, scale=scale, dropout=dropout)
 
 
 def _backward(
@@ -59,13 +65,16 @@ def _backward(
     left_from_start: _Limit = None,
     right_from_start: _Limit = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
     dlse: Any = None,
 ) -> tuple[Any, Any, Any]:
     q, k, v, out, lse = (*(rows_contiguous(x) for x in (q, k, v, out)), lse.contiguous())
     do, dlse = incoming(out, do, dlse)
     limits = (left, right, left_from_start, right_from_start)
-    kernel = kernel_for(q, v, limits, gradients=True, deterministic=deterministic)
-    return kernel.backward(do, q, k, v, out, lse, scale=scale, dlse=dlse)
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = kernel_for(q, v, limits, gradients=True, deterministic=deterministic, drops=dropout is not None)
+    return kernel.backward(do, q, k, v, out, lse, scale=scale, dlse=dlse, dropout=dropout)
 
 
 # CPU tensors reach the same functions, whose errors say what to do.

@@ -16,8 +16,12 @@ from flashgen.torch.gradients import backward_with_captured
 from flashgen.torch.kernels import forward_kernel, kernel_for
 from flashgen.torch.ops import library, register_autocast
 from flashgen.torch.programs import check_tensors, program_named
+from flashgen.torch.randomness import dropout_of
 
-_OPTIONS = "Tensor[] captured, str program, float? scale=None, bool deterministic=False"
+_OPTIONS = (
+    "Tensor[] captured, str program, float? scale=None, bool deterministic=False, "
+    "float dropout_p=0.0, Tensor? rng_state=None"
+)
 library.define(f"program_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 library.define(
     f"program_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}, "
@@ -36,12 +40,15 @@ def _forward(
     program: str,
     scale: float | None = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
 ) -> tuple[Any, Any]:
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     names = program_named(program).names
     check_tensors(names, tuple(captured), q.device)
-    kernel = forward_kernel(q, v, program, deterministic=deterministic)
-    out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)))
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = forward_kernel(q, v, program, deterministic=deterministic, drops=dropout is not None)
+    out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)), dropout=dropout)
     return out, lse
 
 
@@ -56,15 +63,18 @@ def _backward(
     program: str,
     scale: float | None = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
     wanted: tuple[bool, ...] | list[bool] = (),
     dlse: Any = None,
 ) -> tuple[Any, Any, Any, list[Any]]:
     q, k, v, out = (rows_contiguous(x) for x in (q, k, v, out))
     do, dlse = incoming(out, do, dlse)
-    kernel = kernel_for(q, v, program, gradients=True, deterministic=deterministic)
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = kernel_for(q, v, program, gradients=True, deterministic=deterministic, drops=dropout is not None)
     names, wants = program_named(program).names, list(wanted) or [False] * len(captured)
     arrays = (do, q, k, v, out, lse.contiguous())
-    dq, dk, dv, more = backward_with_captured(kernel, arrays, dlse, scale, names, captured, wants)
+    dq, dk, dv, more = backward_with_captured(kernel, arrays, dlse, dropout, scale, names, captured, wants)
     return dq, dk, dv, [gradient for gradient in more if gradient is not None]
 
 
@@ -93,6 +103,8 @@ def _backward_shapes(
     program: str,
     scale: Any = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
     wanted: Any = (),
     dlse: Any = None,
 ) -> tuple[Any, Any, Any, list[Any]]:

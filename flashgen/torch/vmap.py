@@ -16,11 +16,14 @@ def _fold(x: Any, dim: int | None, size: int) -> Any:
     return x.reshape(size * x.shape[1], *x.shape[2:])
 
 
-def _folded(op: Any) -> Any:
-    """One call for all: every tensor that the operator takes has the batch in front."""
+def _folded(op: Any, state: int) -> Any:
+    """One call for all: every tensor has the batch in front; but where there is a state of dropout, a call each."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
+        if len(arguments) > state and arguments[state] is not None:
+            each: tuple[Any, Any] = _one_by_one(op)(info, in_dims, *arguments)
+            return each
         # Trailing arguments that have their default may be missing, and so are their dimensions.
         dims = (*in_dims, *(None for _ in arguments[len(in_dims) :]))
         folded = [_fold(x, d, size) if torch.is_tensor(x) else x for x, d in zip(arguments, dims, strict=True)]
@@ -54,10 +57,11 @@ def _taken(x: Any, dim: Any, i: int) -> Any:
     return x if dim is None else x.select(dim, i)
 
 
+_ops = torch.ops.flashgen
 for _name, _rule in (
-    ("forward", _folded),
-    ("backward", _folded),
-    ("program_forward", _one_by_one),
-    ("program_backward", _one_by_one),
+    ("forward", _folded(_ops.forward, 10)),
+    ("backward", _folded(_ops.backward, 13)),
+    ("program_forward", _one_by_one(_ops.program_forward)),
+    ("program_backward", _one_by_one(_ops.program_backward)),
 ):
-    torch.library.register_vmap(f"flashgen::{_name}", _rule(getattr(torch.ops.flashgen, _name)), lib=library)
+    torch.library.register_vmap(f"flashgen::{_name}", _rule, lib=library)

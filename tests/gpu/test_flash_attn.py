@@ -163,3 +163,29 @@ def test_transposed_strides(plain_outputs: None) -> None:
     found = run(fg.flash_attn_func, q, k, v, do)
     for a, b in zip((found[0], *found[2:]), (expected[0], *expected[2:]), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.17])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_fraction_dropped(plain_outputs: None, dim: int, p: float) -> None:
+    """With equal logits and a unit matrix for v, the output shows which pairs are kept; and other ones each time."""
+    q = torch.zeros(2, 512, 4, dim, device="cuda", dtype=torch.float16)
+    v = torch.eye(dim, device="cuda", dtype=torch.float16)[None, :, None].expand(2, dim, 4, dim)
+    out, again = (fg.flash_attn_func(q, q[:, :dim], v, p) for _ in range(2))
+    assert abs((out == 0).double().mean().item() - p) < 0.01
+    assert torch.equal(out, again) == (p == 0.0)
+    torch.testing.assert_close(out[out != 0], torch.full_like(out[out != 0], 1 / dim / (1 - p)), rtol=2e-3, atol=0)
+
+
+def test_a_graph_drops_other_pairs_at_each_replay(plain_outputs: None) -> None:
+    q, k, v = (x.detach() for x in inputs(64, torch.float16, (128, 128), (4, 4)))
+    fg.flash_attn_func(q, k, v, 0.5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fg.flash_attn_func(q, k, v, 0.5)
+    results = []
+    for _ in range(3):
+        graph.replay()
+        results.append(out.clone())
+    assert not torch.equal(results[0], results[1])
+    assert not torch.equal(results[1], results[2])

@@ -205,7 +205,7 @@ def test_a_mask_of_numbers_and_a_position_bias_are_added() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dropout": 0.1}, "dropout=0.1 is not supported; set attention_dropout=0.0"),
+        ({"dropout": 1.5}, "dropout_p=1.5 is no probability"),
         ({"output_attentions": True}, "output_attentions=True is not supported"),
         ({"cache": object()}, "cache=<object"),
         ({"attention_mask": torch.ones(1, 4, dtype=torch.bool)}, "attention_mask has 4 keys and key has 5"),

@@ -156,7 +156,9 @@ def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(fg.LaunchError, match="make the same call once before the capture"):
-        kernels._build(64, 64, torch.float16, kernels.NO_LIMITS, gradients=False, deterministic=False, device=0)
+        kernels._build(
+            64, 64, torch.float16, kernels.NO_LIMITS, gradients=False, deterministic=False, drops=False, device=0
+        )
 
 
 def test_second_derivatives_are_refused(emulated: Any, inputs: Any) -> None:

@@ -105,7 +105,7 @@ def test_packed_inputs_have_packed_gradients(emulated: Any, inputs: Any, packed:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"dropout_p": 0.1}, "dropout_p=0.1 is not supported"),
+        ({"dropout_p": 1.0}, "dropout_p=1.0 is no probability to drop a pair with"),
         ({"softcap": -1.0}, "softcap=-1.0 is not a limit for logits"),
         ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes has shape \(3,\); it must be \(4,\) or \(2, 4\)"),
         ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\)"),
