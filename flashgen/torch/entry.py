@@ -172,7 +172,7 @@ def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = ops.autocast(q, k, v)
     try:
-        if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        if q.stride()[-1] != 1 or k.stride()[-1] != 1 or v.stride()[-1] != 1:
             q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     except IndexError:
         shapes = ", ".join(f"{name} has shape {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
