@@ -786,13 +786,14 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
     }
 #pragma unroll
     for (i32 distance = kLanes / 2; distance > 0; distance /= 2) total += shuffle_xor(total, distance);
+    const i64 number = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row;
     if (lane == 0 && exists) {
-      const i64 at = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row;
-      p.dsum[at] = p.dlse == nullptr ? total : total - p.dlse[at];
+      if (p.dlse != nullptr) total -= p.dlse[number];
+      p.dsum[number] = total;
     }
   }
 
-#line 72
+#line 82
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};
