@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashgen.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flashgen import cache, compile, emulator, errors, oracle, plan, render, spec
+    from flashgen import cache, compat, compile, emulator, errors, integrations, oracle, plan, render, spec, torch
     from flashgen.api import Kernel, build
     from flashgen.compat.flash_attn import (
         flash_attn_func,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from flashgen.spec import (
         AttentionSpec,
         BackwardSchedule,
+        Dropout,
         Mask,
         Schedule,
         Score,
@@ -71,6 +72,7 @@ else:
                 "ArgumentError",
                 "CacheError",
                 "CompileError",
+                "Dropout",
                 "EmulationError",
                 "FlashgenError",
                 "LaunchError",
@@ -96,6 +98,7 @@ else:
             "flashgen.spec": (
                 "AttentionSpec",
                 "BackwardSchedule",
+                "Dropout",
                 "Mask",
                 "Schedule",
                 "Score",
@@ -119,7 +122,19 @@ else:
             ),
             "flashgen.torch": ("attention",),
         },
-        modules=("cache", "compile", "emulator", "errors", "oracle", "plan", "render", "spec"),
+        modules=(
+            "cache",
+            "compat",
+            "compile",
+            "emulator",
+            "errors",
+            "integrations",
+            "oracle",
+            "plan",
+            "render",
+            "spec",
+            "torch",
+        ),
     )
 
 __version__ = "0.1.0"
@@ -130,6 +145,7 @@ __all__ = [
     "BackwardSchedule",
     "CacheError",
     "CompileError",
+    "Dropout",
     "EmulationError",
     "Explanation",
     "FlashgenError",
@@ -153,6 +169,7 @@ __all__ = [
     "cache",
     "causal",
     "chunked",
+    "compat",
     "compile",
     "dilated",
     "document",
@@ -165,6 +182,7 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "full",
     "global_tokens",
+    "integrations",
     "k_len",
     "key_padding",
     "log",
@@ -182,6 +200,7 @@ __all__ = [
     "softcap",
     "spec",
     "tanh",
+    "torch",
     "where",
     "window",
 ]

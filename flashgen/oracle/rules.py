@@ -1,4 +1,4 @@
-"""A spec's mask, score and sink for one head of one sequence: evaluated in NumPy, pair by pair."""
+"""A spec's mask, score, sink and dropout for one head of one sequence: evaluated in NumPy, pair by pair."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.errors import ArgumentError
+from flashgen.oracle.dropout import kept_pairs
 from flashgen.oracle.problem import Problem
-from flashgen.spec import AttentionSpec, Mask
+from flashgen.spec import AttentionSpec, Dropout, Mask
 
 if TYPE_CHECKING:
     from flashgen.expr import Node
@@ -22,8 +23,14 @@ Pairs = NDArray[np.bool_]
 class Rules:
     """What a spec says of the pairs of a call; ``captured`` replaces tensors that the spec was made with."""
 
-    def __init__(self, spec: AttentionSpec, problem: Problem, captured: Mapping[str, Any] | None = None) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        problem: Problem,
+        captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+    ) -> None:
+        self._spec, self._dropout = spec, dropout
         self._shape = (problem.len_q, problem.len_kv)
         self._env: dict[str, Any] = {**spec.scalars, **spec.tensors, **(captured or {})}
         self._env |= {"q_len": problem.len_q, "k_len": problem.len_kv}
@@ -62,6 +69,13 @@ class Rules:
 
         return float(evaluate(self._spec.score.sink.root, {**self._env, "b": b, "h": h}))
 
+    def kept(self, b: int, h: int) -> Floats | None:
+        """How often each pair counts: 1 / (1 - p) times, or not at all; None without dropout."""
+        check_dropout(self._spec, self._dropout)
+        if self._dropout is None:
+            return None
+        return np.where(kept_pairs(self._dropout, b, h, *self._shape), self._dropout.factor, 0.0)
+
     def evaluated(self, roots: list[Node], logits: Floats, b: int, h: int) -> list[NDArray[Any]]:
         """The values of trees over scaled logits."""
         from flashgen.expr import evaluate_all
@@ -74,6 +88,14 @@ class Rules:
         if 0 in self._shape:
             return np.zeros(self._shape)
         return np.broadcast_to(evaluate(root, {**self._env, "b": b, "h": h, **more}), self._shape)
+
+
+def check_dropout(spec: AttentionSpec, dropout: Dropout | None) -> None:
+    """Dropout comes with calls of specs that have it, and with no others."""
+    if spec.dropout and not isinstance(dropout, Dropout):
+        raise ArgumentError(f"dropout={dropout!r}: a spec with dropout=True needs flashgen.Dropout(p, seed)")
+    if dropout is not None and not spec.dropout:
+        raise ArgumentError("dropout was given, but the spec has none; make one with dropout=True")
 
 
 def allowed_pairs(mask: Mask, len_q: int, len_kv: int) -> Pairs:

@@ -50,6 +50,8 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in _TABLE)
     if access_bytes != 16:
         return "the copy engine needs tensors aligned to 16 bytes"
+    if spec.dropout:
+        return "it has no dropout"
     if spec.deterministic:
         return "its sums of dQ have no fixed order, and deterministic=True"
     if schedule.backward != BackwardSchedule():

@@ -150,8 +150,7 @@ def with_captures(table: ParamTable, expressions: Expressions, *, writes_tables:
     sizes = [Param(f"{captured(t.name)}_size{i}", "int32", "i32") for t in tensors for i in range(t.rank)]
     scalars = [Param(captured(name), *_SCALARS[kind]) for name, kind in expressions.scalars]
     every = [*table.params, *pointers, *strides, *sizes, *scalars]
-    order = ("map", "void*", "int64", "int32", "float")
-    return ParamTable(tuple(sorted(every, key=lambda p: order.index(p.kind))))
+    return ParamTable.widest_first(every)
 
 
 def captured_parameters(expressions: Expressions | None) -> tuple[str, ...]:

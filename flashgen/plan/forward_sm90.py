@@ -88,6 +88,8 @@ def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: i
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
         dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
         return f"it is made for head_dim {dims}"
+    if spec.dropout:
+        return "it has no dropout"
     if access_bytes != 16:
         return "the copy engine needs tensors aligned to 16 bytes"
     if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.lazy import lazy_names
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.dropout import Dropout
 from flashgen.spec.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
 
@@ -45,6 +46,7 @@ else:
 __all__ = [
     "AttentionSpec",
     "BackwardSchedule",
+    "Dropout",
     "Mask",
     "Schedule",
     "Score",

@@ -18,6 +18,7 @@ MOST_PAIRS = 80_000
 #: Half of the cases are laid out plainly.
 _LAYOUTS: tuple[Layout, ...] = ("contiguous", *LAYOUTS)
 _FILLS: tuple[Fill, ...] = ("normal", "normal", "normal", "spread", "huge", "large_logits", "flat", "sparse")
+_PROBABILITIES = (0.25, 0.25, 0.1, 0.9, 0.0)
 _SPOILS: tuple[Spoil, ...] = (*("nothing",) * 6, "keys", "keys", "queries")
 
 
@@ -68,6 +69,7 @@ def draw(spec: AttentionSpec, tiles: Tiles, seed: int, index: int) -> Case:
         # With nothing masked, a key that is not finite reaches everything, and nothing is left to compare.
         spoil="nothing" if spec.mask.is_full else random.choice(_SPOILS),
         seed=random.randrange(2**16),
+        p=random.choice(_PROBABILITIES) if spec.dropout else 0.25,
     )
 
 

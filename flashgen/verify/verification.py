@@ -12,7 +12,7 @@ from flashgen.verify.cases import Case, cases_for
 from flashgen.verify.expectation import CaseResult, Expectation, expect
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
-#: Where the spec captures tensors, ``captured=`` gives them by name.
+#: Where the spec captures tensors, ``captured=`` gives them by name; where it drops pairs, ``dropout=`` says which.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
@@ -60,5 +60,6 @@ def verify(
 def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseResult]:
     """Run one case once, and judge each of its results."""
     x = expected.inputs
-    more = {"captured": expected.captured} if expected.captured else {}
+    more: dict[str, Any] = {"captured": expected.captured} if expected.captured else {}
+    more |= {"dropout": expected.dropout} if expected.dropout else {}
     return expected.judge(run(x.q, x.k, x.v, x.do if spec.needs_backward else None, expected.scale, **more))

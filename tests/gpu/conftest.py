@@ -102,6 +102,10 @@ def make() -> Maker:
     return Maker()
 
 
+#: Of calls of specs with dropout.
+DROPOUT = fg.Dropout(0.2, 2**62 + 3, 2**36 + 8)
+
+
 def plain(x: Any) -> Any:
     """For the oracle: the same numbers in NumPy."""
     return x.detach().float().cpu().numpy()
@@ -112,9 +116,10 @@ def verify(
 ) -> tuple[Any, ...]:
     """Runs a kernel and holds every result against the oracle; returns the results."""
     kernel = fg.build(spec)
-    results = kernel(q, k, v, scale=scale)
+    dropout = DROPOUT if spec.dropout else None
+    results = kernel(q, k, v, scale=scale, dropout=dropout)
     if do is not None:
-        results += kernel.backward(do, q, k, v, *results, scale=scale)
+        results += kernel.backward(do, q, k, v, *results, scale=scale, dropout=dropout)
     judge(spec, q, k, v, do, scale, results)
     check_margins()
     return results
@@ -126,13 +131,14 @@ def judge(
     """Fails unless every result is within its bound."""
     arrays = [plain(x) for x in (q, k, v)]
     gradient = None if do is None else plain(do)
-    exact = fg.oracle.forward(spec, *arrays, scale=scale)
+    dropout = DROPOUT if spec.dropout else None
+    exact = fg.oracle.forward(spec, *arrays, scale=scale, dropout=dropout)
     if do is not None:
-        exact += fg.oracle.backward(spec, *arrays, gradient, scale=scale)
-    limits = fg.oracle.bounds(spec, *arrays, gradient, scale, exact=exact)
+        exact += fg.oracle.backward(spec, *arrays, gradient, scale=scale, dropout=dropout)
+    limits = fg.oracle.bounds(spec, *arrays, gradient, scale, exact=exact, dropout=dropout)
     # On drawn values the one run that the bounds compare with can be right by accident.
     known = Inputs(*arrays, np.zeros((*arrays[0].shape[:3], spec.head_dim_v)) if gradient is None else gradient)
-    reach = rounding_errors(spec, known, spec.default_scale if scale is None else scale, exact)
+    reach = rounding_errors(spec, known, spec.default_scale if scale is None else scale, exact, dropout)
     for name, result, reference in zip(("o", "lse", "dq", "dk", "dv"), results, exact, strict=False):
         bound = np.maximum(getattr(limits, name), reach[name])
         found = fg.oracle.check(plain(result), reference, bound, exact_infinity=name == "lse")

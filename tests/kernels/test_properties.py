@@ -109,6 +109,7 @@ def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
         dtype=dtype,
         mask=drawn_mask(random),
         deterministic=random.random() < 0.5,
+        dropout=random.random() < 0.2,
     )
 
 

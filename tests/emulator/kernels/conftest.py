@@ -19,7 +19,7 @@ from flashgen.launch.tensor_map import TensorMap
 from flashgen.plan import plan, workspaces
 from flashgen.plan.model import Box, KernelPlan, Problem, Role
 from flashgen.render import KernelSource, render
-from flashgen.spec import AttentionSpec, Schedule
+from flashgen.spec import AttentionSpec, Dropout, Schedule
 
 Array = np.ndarray[Any, Any]
 STRIDED = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
@@ -58,6 +58,10 @@ class Case:
     bad_value: bool = False
 
     @property
+    def dropout(self) -> Dropout | None:
+        return Dropout(0.4, 2**40 + 1, 2**33 + 4) if self.spec.dropout else None
+
+    @property
     def problem(self) -> Problem:
         return Problem(self.batch, self.heads, self.heads_kv, self.len_q, self.len_kv)
 
@@ -91,10 +95,12 @@ def expected(case: Case, seed: int) -> Expected:
         inputs["v"][:, -1, :, 0] = np.inf
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
-    o, lse = oracle.forward(spec, q, k, v, scale=scale)
-    gradients = oracle.backward(spec, q, k, v, dout, scale=scale)
+    o, lse = oracle.forward(spec, q, k, v, scale=scale, dropout=case.dropout)
+    gradients = oracle.backward(spec, q, k, v, dout, scale=scale, dropout=case.dropout)
     exact = dict(zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), strict=True))
-    return Expected(inputs, exact, oracle.bounds(spec, q, k, v, dout, scale, exact=(o, lse, *gradients)), scale)
+    everything = (o, lse, *gradients)
+    bounds = oracle.bounds(spec, q, k, v, dout, scale, exact=everything, dropout=case.dropout)
+    return Expected(inputs, exact, bounds, scale)
 
 
 def far_apart(array: Array) -> Array:
@@ -172,7 +178,11 @@ class Run:
             "scale_log2": scale * math.log2(math.e),
             "q_tiles": -(-case.len_q // kernel.grid_tile),
             "tiles": math.prod(grid_of(kernel, case.problem)),
+            "dlse": 0,
         }
+        if case.dropout is not None:
+            values |= {"dropout_state": 0, "dropout_seed": case.dropout.seed, "dropout_offset": case.dropout.offset}
+            values |= {"dropout_below": case.dropout.dropped_below, "dropout_factor": case.dropout.factor}
         for name, array in self.arrays.items():
             values[name] = array.ctypes.data
             if name in STRIDED:

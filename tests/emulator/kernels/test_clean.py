@@ -41,6 +41,9 @@ CASES: list[tuple[Spec, tuple[int, int], dict[str, Any]]] = [
             )
         },
     ),
+    (Spec(96, head_dim_v=40, mask=window(20, 10), dropout=True), (70, 90), {"heads": 4}),
+    (Spec(40, dtype="fp32", dropout=True, deterministic=True), (33, 70), {"arch": "sm_75"}),
+    (Spec(64, dtype="fp16", mask=causal(), dropout=True), (20, 150), {"schedule": split_k(2), "arch": "sm_75"}),
     # No keys, or none that a tile of queries may attend to: loops that never run.
     (Spec(64), (10, 0), {}),
     (Spec(64, mask=causal()), (200, 10), {}),

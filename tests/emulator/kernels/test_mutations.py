@@ -55,6 +55,8 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "empty rows": (AttentionSpec(64, mask=causal()), (100, 60), {"schedule": RING}),
     "deterministic": (AttentionSpec(64, deterministic=True), (100, 147), {"schedule": RING}),
     "masked, deterministic": (AttentionSpec(64, mask=causal(), deterministic=True), (100, 147), {"schedule": RING}),
+    "dropout": (AttentionSpec(64, mask=causal(), dropout=True), (70, 90), {"heads": 4, "batch": 2}),
+    "dropout, deterministic": (AttentionSpec(64, deterministic=True, dropout=True), (40, 75), {}),
     "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": True}),
     "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": True}),
     # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
