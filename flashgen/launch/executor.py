@@ -25,12 +25,13 @@ from flashgen.launch.call import (
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.gradients import Gradients
+from flashgen.launch.packed import as_batch, longest, packed_values, without_batch
 from flashgen.launch.packing import Value
-from flashgen.launch.side import NOTHING, Side, SideArguments, packed_values
+from flashgen.launch.side import NOTHING, Side, SideArguments, check_on_host
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
-from flashgen.spec import Dropout
+from flashgen.spec import Dropout, Sequences
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
@@ -78,16 +79,19 @@ class Executor:
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
         dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
-        side = self._side.of(dropout)
+        side = self._side.of(dropout, sequences)
         arrays = (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         signature, pointers = _signature(framework, "forward", arrays, stream)
         key = (signature, scale, side.key)
+        if self.target.on_host and side.longest != (0, 0):
+            check_on_host(side)
         call = self._forward_calls.get(key)
         if call is None:
             call = self._prepare("forward", framework, arrays, scale, stream, side)
@@ -119,10 +123,11 @@ class Executor:
         captured: Mapping[str, Any] | None = None,
         captured_gradients: bool = False,
         dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
-        side = self._side.of(dropout)
+        side = self._side.of(dropout, sequences)
         extra = (*side.arrays, *self._captured(captured))
         arrays = (*extra, do, q, k, v, out, lse)
         if scale is not None:
@@ -192,13 +197,18 @@ class Executor:
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
         beside, infos = infos[: len(side.names)], infos[len(side.names) :]
         extra, infos = infos[: -len(_NAMES[pass_])], infos[-len(_NAMES[pass_]) :]
+        if spec.varlen:
+            infos = as_batch(infos)
         check = check_forward if pass_ == "forward" else check_backward
-        problem = check(spec, *infos, on_host=self.target.on_host)
+        rows = problem = check(spec, *infos, on_host=self.target.on_host)
+        count = self._side.check(beside, infos[_NAMES[pass_].index("q")])
+        if spec.varlen:
+            problem = longest(rows, count, side.longest)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
         maps: Mapping[str | None, Value] = {}
         if pass_ == "forward":
-            outputs = forward_outputs(problem, spec.head_dim_v, spec.dtype)
+            outputs = forward_outputs(rows, spec.head_dim_v, spec.dtype)
             access, maps = self._mapped(access, problem, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
         roles = _ROLES[pass_]
@@ -207,11 +217,13 @@ class Executor:
             kernels, roles = {**kernels, **more}, (*roles, *more)
         if pass_ == "backward":
             workspace = self._workspace_floats(self._variants[access].plan, problem)
-            outputs = backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspace)
-        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band else (0, 0)
+            outputs = backward_outputs(rows, spec.head_dim, spec.head_dim_v, spec.dtype, workspace)
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band and not spec.varlen else (0, 0)
         factor = spec.default_scale if scale is None else scale
-        self._side.check(beside, infos[_NAMES[pass_].index("q")])
-        values = {**call_values(problem, band, factor, infos, outputs), **maps, **packed_values(side)}
+        values = {**call_values(problem, band, factor, infos, outputs), **maps, **side.parameters}
+        if spec.varlen:
+            values |= packed_values(spec.mask, rows)
+            outputs = without_batch(outputs)
         if self._captures is not None:
             self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
             values |= self._captures.values(extra)
@@ -267,7 +279,7 @@ class Executor:
         names = (*side.names, *self._names(pass_))
         inputs = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
         extra, inputs = inputs[: -len(_NAMES[pass_])], inputs[-len(_NAMES[pass_]) :]
-        items = (*self._side.item_bytes(side), *(self._captures.item_bytes() if self._captures is not None else ()))
+        items = (*side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
         outputs = [o.at(framework.pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
         return (
             *(host_buffer(i, item, writable=False) for i, item in zip(extra, items, strict=True)),

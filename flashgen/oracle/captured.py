@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flashgen.oracle.attention import HeadRules, forward_head
 from flashgen.oracle.problem import read_problem
-from flashgen.oracle.rules import Floats, Rules
+from flashgen.oracle.rules import Floats, Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ def captured_gradients(
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
     dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> dict[str, Floats]:
     """Gradients of ``sum(do * o)`` with respect to the captured float tensors, in float64, by name."""
     given = read_problem(spec, q, k, v, do, scale=scale)
     assert given.do is not None, "do was given"
-    rules = Rules(spec, given, captured, dropout)
+    rules = Rules(spec, given, captured, dropout, lengths)
     gradients = CapturedSums(spec, rules, captured)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):

@@ -21,7 +21,7 @@ from flashgen.oracle.bounds import FACTOR, FP32_ROUNDING_STEPS, ROUNDING_STEPS
 from flashgen.oracle.captured import CapturedSums, captured_gradients, sink_column
 from flashgen.oracle.problem import Problem, read_problem
 from flashgen.oracle.rounded import evaluate
-from flashgen.oracle.rules import Floats, Rules
+from flashgen.oracle.rules import Floats, Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
 
 
@@ -36,12 +36,14 @@ def captured_bounds(
     captured: Mapping[str, Any] | None = None,
     exact: Mapping[str, Floats] | None = None,
     dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> dict[str, float]:
     """The largest allowed error of each captured gradient, by name; ``exact`` is the oracle's where known."""
-    exact = exact or captured_gradients(spec, q, k, v, do, scale=scale, captured=captured, dropout=dropout)
-    one_run = evaluate(spec, q, k, v, do, scale=scale, captured=captured, dropout=dropout).captured
+    if not exact:
+        exact = captured_gradients(spec, q, k, v, do, scale=scale, captured=captured, dropout=dropout, lengths=lengths)
+    one_run = evaluate(spec, q, k, v, do, scale=scale, captured=captured, dropout=dropout, lengths=lengths).captured
     given = read_problem(spec, q, k, v, do, scale=scale)
-    reach, magnitudes = _reach(spec, given, Rules(spec, given, captured, dropout), captured)
+    reach, magnitudes = _reach(spec, given, Rules(spec, given, captured, dropout, lengths), captured)
     steps = FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS
     limits = {}
     for name, reference in exact.items():

@@ -21,6 +21,7 @@ else:
 from flashgen.errors import EmulationError
 from flashgen.plan.model import Role
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, WarpPartition, causal
+from flashgen.verify.packed import Packing
 
 RING = Schedule(
     tile_q=64,
@@ -38,6 +39,7 @@ ONE_STAGE = Schedule(
 )
 SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 
+PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
 #: name -> (spec, (len_q, len_kv), further fields of a Case)
 CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # Keys minus queries are 30: some tiles of keys end one past the diagonal of the tile of queries.
@@ -57,6 +59,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "masked, deterministic": (AttentionSpec(64, mask=causal(), deterministic=True), (100, 147), {"schedule": RING}),
     "dropout": (AttentionSpec(64, mask=causal(), dropout=True), (70, 90), {"heads": 4, "batch": 2}),
     "dropout, deterministic": (AttentionSpec(64, deterministic=True, dropout=True), (40, 75), {}),
+    # Some sequences use all of their rows, others do not; one has no queries, one no keys.
+    "packed": (
+        AttentionSpec(64, mask=causal(), varlen=True),
+        (70, 120),
+        {"packing": PACKING, "batch": 4, "schedule": RING},
+    ),
     "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": True}),
     "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": True}),
     # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
