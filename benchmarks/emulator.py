@@ -28,7 +28,7 @@ from flashgen.emulator.toolchain import find_toolchain
 from flashgen.launch.executor import Executor
 from flashgen.launch.host import HostTarget
 from flashgen.launch.variant import Variant
-from flashgen.plan import workspace_floats
+from flashgen.plan import workspaces
 from flashgen.render import KernelSource
 from flashgen.spec import AttentionSpec, causal
 
@@ -73,7 +73,7 @@ def run(variant: Variant, options: argparse.Namespace) -> dict[str, float]:
     spec, random, stopwatch = variant.plan.spec, np.random.default_rng(0), Stopwatch()
     target = HostTarget(stopwatch.load)
     target.options = {"race": options.race, "schedule": options.schedule, "seed": 1}
-    executor = Executor(variant, _no_other_variant, target, workspace_floats)
+    executor = Executor(variant, _no_other_variant, target, workspaces)
 
     def draw(head_dim: int) -> Any:
         shape = (options.batch, options.length, options.heads, head_dim)

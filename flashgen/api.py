@@ -285,12 +285,12 @@ class Kernel:
             self._executor_made = self._base._executor()
         if self._executor_made is None:
             from flashgen.launch.executor import Executor
-            from flashgen.plan import workspace_floats
+            from flashgen.plan import workspaces
 
             with self._making:
                 if self._executor_made is None:
                     target = _make_target(self._target_name)
-                    self._executor_made = Executor(self._variant, self._realigned, target, workspace_floats)
+                    self._executor_made = Executor(self._variant, self._realigned, target, workspaces)
         return self._executor_made
 
     def _realigned(self, access_bytes: int) -> Variant:

@@ -1353,74 +1353,10 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
-#line 5 "flashgen/backward.cuh"
-// What the backward kernels are made of.
+#line 3 "flashgen/query_walk.cuh"
+// Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
 namespace flashgen {
-
-struct BackwardConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 stages;
-  i32 warps;
-  // How many warps stand above one another on each product; the others stand side by side.
-  i32 score_warps;
-  i32 dk_warps;
-  i32 dv_warps;
-  i32 dq_warps;
-  bool has_lower;
-  bool has_upper;
-  bool vector_reduction;
-  i32 access_bytes;
-  bool async_copy;
-  bool turing;
-};
-
-// A warp's place on a product of rows x columns shared by `warps` warps, `above` of them above one another.
-template <i32 rows, i32 columns, i32 warps, i32 above>
-struct WarpShare {
-  static constexpr i32 beside = warps / above;
-  static constexpr i32 warp_rows = rows / above;
-  static constexpr i32 warp_columns = columns / beside;
-  static_assert(warp_rows % 16 == 0 && warp_rows > 0,
-                "each warp must own a multiple of 16 rows of a product");
-  static_assert(warp_columns % 8 == 0 && warp_columns > 0,
-                "each warp must own a multiple of 8 columns of a product");
-  static constexpr i32 row_blocks = warp_rows / 16;
-  static constexpr i32 column_blocks = warp_columns / 8;
-  // No column step of a warp shares a bit with where its columns begin.
-  static constexpr bool aligned =
-      beside == 1 || (column_blocks & (column_blocks - 1)) == 0 || column_blocks % 8 == 0;
-  using Product = Accumulator<row_blocks, column_blocks>;
-
-  FLASHGEN_DEVICE static i32 row(i32 warp) { return warp / beside * warp_rows; }
-  FLASHGEN_DEVICE static i32 column(i32 warp) { return warp % beside * warp_columns; }
-};
-
-template <BackwardConfig cfg, class T>
-struct BackwardShape {
-  static constexpr i32 threads = cfg.warps * kWarpSize;
-  static constexpr i32 dim = round_up(cfg.head_dim, 16);
-  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
-  static constexpr i32 depth = kStepDepth<T>;
-
-  using QTile = SharedTile<T, cfg.tile_q, dim>;
-  using DOTile = SharedTile<T, cfg.tile_q, dim_v>;
-  using KTile = SharedTile<T, cfg.tile_kv, dim>;
-  using VTile = SharedTile<T, cfg.tile_kv, dim_v>;
-  using ScoreTile = SharedTile<T, cfg.tile_q, cfg.tile_kv>;
-  using QStream = TileStream<QTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
-  using DOStream = TileStream<DOTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
-  using KStream = TileStream<KTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
-  using VStream = TileStream<VTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
-
-  using ScoreShare = WarpShare<cfg.tile_q, cfg.tile_kv, cfg.warps, cfg.score_warps>;
-  using DKShare = WarpShare<cfg.tile_kv, dim, cfg.warps, cfg.dk_warps>;
-  using DVShare = WarpShare<cfg.tile_kv, dim_v, cfg.warps, cfg.dv_warps>;
-  using DQShare = WarpShare<cfg.tile_q, dim, cfg.warps, cfg.dq_warps>;
-};
 
 // A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
 struct Step {
@@ -1495,6 +1431,77 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
       ++member;
     }
   }
+};
+
+}  // namespace flashgen
+
+#line 6 "flashgen/backward.cuh"
+// What the backward kernels are made of.
+
+namespace flashgen {
+
+struct BackwardConfig {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 stages;
+  i32 warps;
+  // How many warps stand above one another on each product; the others stand side by side.
+  i32 score_warps;
+  i32 dk_warps;
+  i32 dv_warps;
+  i32 dq_warps;
+  bool has_lower;
+  bool has_upper;
+  bool vector_reduction;
+  i32 access_bytes;
+  bool async_copy;
+  bool turing;
+};
+
+// A warp's place on a product of rows x columns shared by `warps` warps, `above` of them above one another.
+template <i32 rows, i32 columns, i32 warps, i32 above>
+struct WarpShare {
+  static constexpr i32 beside = warps / above;
+  static constexpr i32 warp_rows = rows / above;
+  static constexpr i32 warp_columns = columns / beside;
+  static_assert(warp_rows % 16 == 0 && warp_rows > 0,
+                "each warp must own a multiple of 16 rows of a product");
+  static_assert(warp_columns % 8 == 0 && warp_columns > 0,
+                "each warp must own a multiple of 8 columns of a product");
+  static constexpr i32 row_blocks = warp_rows / 16;
+  static constexpr i32 column_blocks = warp_columns / 8;
+  // No column step of a warp shares a bit with where its columns begin.
+  static constexpr bool aligned =
+      beside == 1 || (column_blocks & (column_blocks - 1)) == 0 || column_blocks % 8 == 0;
+  using Product = Accumulator<row_blocks, column_blocks>;
+
+  FLASHGEN_DEVICE static i32 row(i32 warp) { return warp / beside * warp_rows; }
+  FLASHGEN_DEVICE static i32 column(i32 warp) { return warp % beside * warp_columns; }
+};
+
+template <BackwardConfig cfg, class T>
+struct BackwardShape {
+  static constexpr i32 threads = cfg.warps * kWarpSize;
+  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
+  static constexpr i32 depth = kStepDepth<T>;
+
+  using QTile = SharedTile<T, cfg.tile_q, dim>;
+  using DOTile = SharedTile<T, cfg.tile_q, dim_v>;
+  using KTile = SharedTile<T, cfg.tile_kv, dim>;
+  using VTile = SharedTile<T, cfg.tile_kv, dim_v>;
+  using ScoreTile = SharedTile<T, cfg.tile_q, cfg.tile_kv>;
+  using QStream = TileStream<QTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
+  using DOStream = TileStream<DOTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
+  using KStream = TileStream<KTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
+  using VStream = TileStream<VTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
+
+  using ScoreShare = WarpShare<cfg.tile_q, cfg.tile_kv, cfg.warps, cfg.score_warps>;
+  using DKShare = WarpShare<cfg.tile_kv, dim, cfg.warps, cfg.dk_warps>;
+  using DVShare = WarpShare<cfg.tile_kv, dim_v, cfg.warps, cfg.dv_warps>;
+  using DQShare = WarpShare<cfg.tile_q, dim, cfg.warps, cfg.dq_warps>;
 };
 
 // Streams one float per row: L and D of a tile of queries. Rows that do not exist arrive as 0.

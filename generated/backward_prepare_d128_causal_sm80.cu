@@ -786,12 +786,11 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
     }
 #pragma unroll
     for (i32 distance = kLanes / 2; distance > 0; distance /= 2) total += shuffle_xor(total, distance);
-    if (lane == 0 && exists) {
-      p.dsum[(static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row] = total;
-    }
+    const i64 number = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row;
+    if (lane == 0 && exists) p.dsum[number] = total;
   }
 
-#line 78
+#line 86
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};

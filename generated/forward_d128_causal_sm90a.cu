@@ -5,7 +5,7 @@
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 128, tile_kv 128, stages 2, q_slots 2, 384 threads
 // roles    of 1 warpgroup one warp brings tiles, and three look through V (40 registers a thread); 2 compute,
-//          64 rows of queries each (232)
+//          64 queries each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry
 // smem     230176 bytes
@@ -1615,6 +1615,8 @@ FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], Matrix
 
 namespace flashgen {
 
+constexpr i32 kWarpgroupSize = 128;
+constexpr i32 kWarpgroupRows = 64;
 constexpr i32 kPanelBytes = 128;
 // Eight swizzled rows: what repeats, and what tiles are aligned to.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -1640,6 +1642,11 @@ struct PanelTile {
   // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
   FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
     return {address + static_cast<u32>(row * kPanelBytes)};
+  }
+
+  // A panel by itself, as an operand whose rows are summed over.
+  FLASHGEN_DEVICE PanelTile panel(i32 index) const {
+    return {address + static_cast<u32>(index * panel_stride)};
   }
 
   // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
@@ -1672,6 +1679,31 @@ struct PanelTile {
   FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
+  }
+};
+
+// The same tile for ordinary accesses, where shared memory begins at `base`.
+template <class Tile>
+struct SharedPanels {
+  using T = typename Tile::Element;
+  u8* base;
+  Tile tile;
+
+  FLASHGEN_DEVICE Vec16 chunk(i32 row, i32 chunk) const {
+    return *reinterpret_cast<const Vec16*>(at(row, chunk));
+  }
+  FLASHGEN_DEVICE T& at_element(i32 row, i32 column) const {
+    constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
+    return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
+  }
+  FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
+  FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
+    at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
+  }
+
+ private:
+  FLASHGEN_DEVICE u8* at(i32 row, i32 chunk) const {
+    return base + (tile.chunk_at(row, chunk) - shared_address(base));
   }
 };
 
@@ -1708,6 +1740,36 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   for (i32 step = 1; step < QTile::steps; ++step) {
     wgmma_ss<T, KTile::rows>(scores, left.advanced(QTile::along_columns(step)),
                              right.advanced(KTile::along_columns(step)), true);
+  }
+  wgmma_commit();
+}
+
+// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
+template <class A, class B>
+FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
+  using T = typename A::Element;
+  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < A::steps; ++step) {
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
+  }
+  wgmma_commit();
+}
+
+// Issues sums = A^T B, of 64 columns of A and n columns of B, a panel of each: a sum over rows of both.
+template <i32 n, class A, class B>
+FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
+  using T = typename A::Element;
+  static_assert(A::rows == B::rows, "rows of one meet rows of the other");
+  const MatrixDescriptor left = a.by_rows(), right = b.by_rows();
+  wgmma_fence();
+  wgmma_ss_first<T, n, Major::mn, Major::mn>(sums, left, right);
+#pragma unroll
+  for (i32 step = 1; step < A::rows / 16; ++step) {
+    wgmma_ss<T, n, Major::mn, Major::mn>(sums, left.advanced(A::along_rows(step)),
+                                         right.advanced(B::along_rows(step)), true);
   }
   wgmma_commit();
 }
@@ -2592,6 +2654,23 @@ struct RingPlace {
   // Of the times round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance() { ++count; }
+  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+};
+
+// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  FLASHGEN_DEVICE void advance() {
+    const bool wraps = at == slots - 1;
+    at = wraps ? 0 : at + 1;
+    round ^= wraps ? 1u : 0u;
+  }
 };
 
 template <i32 slots>
@@ -2625,7 +2704,8 @@ struct Ring {
 }  // namespace flashgen
 
 #line 4 "flashgen/row_tile.cuh"
-// Which tiles of queries a block works on, one after another, when blocks stay and take the next tile.
+// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
+// tile.
 
 namespace flashgen {
 
@@ -2637,21 +2717,51 @@ struct alignas(16) RowTile {
   i32 exists;
 };
 
-// Tile `number` in the order in which tiles are given out. Sections of `section_heads` heads, whose keys and
-// values stay in the cache, come one after another; within a section the tile of queries changes slowest, and
-// if `longest_first` from the last to the first, as a causal mask makes the last ones the longest.
+// A tile of keys of one head of keys and values of one sequence.
+struct alignas(16) KeyTile {
+  i32 first_key;
+  i32 head;
+  i32 sequence;
+  // Neither for the one after the last; both but for tiles that no query attends to.
+  bool exists;
+  bool is_attended;
+};
+
+// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
+// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
+// another; within a section the tile changes slowest.
+struct SectionPlace {
+  i32 turn;
+  i32 head;
+};
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
+  const i32 section_tiles = section_heads * tiles_of_head;
+  const i32 section = number / section_tiles, rest = number - section * section_tiles;
+  const i32 heads_left = tiles / tiles_of_head - section * section_heads;
+  const i32 heads = smaller(section_heads, heads_left);
+  const i32 turn = rest / heads;
+  return {turn, section * section_heads + rest - turn * heads};
+}
+
+// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
+// the longest.
 template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
 FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
   if (number >= p.tiles) return {};
-  const i32 section_tiles = section_heads * p.q_tiles;
-  const i32 section = number / section_tiles, rest = number - section * section_tiles;
-  const i32 heads_left = p.tiles / p.q_tiles - section * section_heads;
-  const i32 heads = smaller(section_heads, heads_left);
-  const i32 turn = rest / heads;
-  const i32 head = section * section_heads + rest - turn * heads;
-  const i32 tile = longest_first ? p.q_tiles - 1 - turn : turn;
-  const i32 sequence = head / p.heads_q;
-  return {tile * tile_q, head - sequence * p.heads_q, sequence, 1};
+  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
+  const i32 sequence = place.head / p.heads_q;
+  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
+}
+
+// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
+  const i32 sequence = place.head / p.heads_kv;
+  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
 // The number of a further tile. The first ones are the blocks' own numbers.
@@ -2672,13 +2782,73 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
 
 }  // namespace flashgen
 
-#line 7 "flashgen/forward_sm90.cuh"
-// What the forward kernel for Hopper is made of.
+#line 4 "flashgen/strip.cuh"
+// Results of a warpgroup on their way to memory.
 
 namespace flashgen {
 
-constexpr i32 kWarpgroupSize = 128;
-constexpr i32 kWarpgroupRows = 64;
+// Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
+// row() + 8 of the lanes have a factor each.
+template <class Tile>
+FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& strip, const float (&scale)[2],
+                                 Thread thread) {
+  using T = typename Tile::Element;
+  const float low = scale[0], high = scale[1];
+#pragma unroll
+  for (i32 n = 0; n < Tile::cols / 16; ++n) {
+    const float* const o = strip + 8 * n;
+    const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
+                          pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
+    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), words);
+  }
+}
+
+// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
+// four words of what was everyone's words[q].
+FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
+#pragma unroll
+  for (i32 bit = 1; bit < 4; bit *= 2) {
+    const bool upper = thread.lane & bit;
+#pragma unroll
+    for (i32 pair = 0; pair < 2; ++pair) {
+      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
+      const u32 sent = upper ? words[i] : words[j];
+      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
+      words[i] = upper ? received : words[i];
+      words[j] = upper ? words[j] : received;
+    }
+  }
+}
+
+// Writes a warp's 16 rows, from `row` on, to global memory.
+template <class T, i32 columns>
+FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
+                                 const float (&scale)[2], Thread thread) {
+  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 mine = row + 8 * h + thread.row();
+#pragma unroll
+    for (i32 g = 0; g < columns / 32; ++g) {
+      Vec16 chunk;
+#pragma unroll
+      for (i32 k = 0; k < 4; ++k) {
+        const float* const o = strip + 4 * (4 * g + k) + 2 * h;
+        chunk.words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+      }
+      transpose_quad(chunk.words, thread);
+      if (mine < rows_of.row_count)
+        *reinterpret_cast<Vec16*>(rows_of.at(mine, 32 * g + 8 * (thread.lane % 4))) = chunk;
+    }
+  }
+}
+
+}  // namespace flashgen
+
+#line 8 "flashgen/forward_sm90.cuh"
+// What the forward kernel for Hopper is made of.
+
+namespace flashgen {
 
 struct ForwardSm90Config {
   i32 head_dim;
@@ -2755,62 +2925,6 @@ template <i32 count>
 FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
-}
-
-// Puts a warp's 16 rows, from `row` on, into the tile.
-template <class OTile>
-FLASHGEN_DEVICE void store_strip(OTile tile, i32 row, const Strip<OTile::cols>& out,
-                                 const RowStatistics& rows, Thread thread) {
-  using T = typename OTile::Element;
-  const float low = rows.normalizer(0), high = rows.normalizer(1);
-#pragma unroll
-  for (i32 n = 0; n < OTile::cols / 16; ++n) {
-    const float* const o = out + 8 * n;
-    const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
-                          pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
-    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), words);
-  }
-}
-
-// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
-// four words of what was everyone's words[q].
-FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
-#pragma unroll
-  for (i32 bit = 1; bit < 4; bit *= 2) {
-    const bool upper = thread.lane & bit;
-#pragma unroll
-    for (i32 pair = 0; pair < 2; ++pair) {
-      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
-      const u32 sent = upper ? words[i] : words[j];
-      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
-      words[i] = upper ? received : words[i];
-      words[j] = upper ? words[j] : received;
-    }
-  }
-}
-
-// Writes a warp's 16 rows, from `row` on, to global memory.
-template <class T, i32 columns>
-FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& out,
-                                 const RowStatistics& rows, Thread thread) {
-  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 mine = row + 8 * h + thread.row();
-    const float scale = rows.normalizer(h);
-#pragma unroll
-    for (i32 g = 0; g < columns / 32; ++g) {
-      Vec16 chunk;
-#pragma unroll
-      for (i32 k = 0; k < 4; ++k) {
-        const float* const o = out + 4 * (4 * g + k) + 2 * h;
-        chunk.words[k] = pack(T{}, o[0] * scale, o[1] * scale);
-      }
-      transpose_quad(chunk.words, thread);
-      if (mine < rows_of.row_count)
-        *reinterpret_cast<Vec16*>(rows_of.at(mine, 32 * g + 8 * (thread.lane % 4))) = chunk;
-    }
-  }
 }
 
 // ---- Bad values, see contain.cuh; here warps that have nothing else to do look through V while others
@@ -2911,7 +3025,7 @@ struct Params {
   i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   i32 band_upper;
   i32 q_tiles;       // tiles of queries of one head
-  i32 tiles;         // tiles of queries of all heads of all sequences
+  i32 tiles;         // tiles of all heads of all sequences
   float scale_log2;  // scale * log2(e)
 };
 static_assert(sizeof(Params) == 640, "the launcher packs Params into 640 bytes");
@@ -3258,39 +3372,40 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
+    const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 132
+#line 133
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
     warp_sync();
-    store_strip(o_tile, warp_row, out, rows, thread);
+    store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
     warp_sync();
     if (thread.lane == 0 && row < p.len_q) {
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 147
+#line 148
     if (has_bad_values) {
-#line 149
+#line 150
       if (thread.lane == 0) bulk_wait<0>();
-#line 151
+#line 152
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 160
+#line 161
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 163
+#line 164
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
-#line 168
+#line 169
     clear(out);
   };
 
@@ -3299,9 +3414,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (consumer == kConfig.consumers - 1) pass_turn();
   const auto next_after = [&](const Step& step) {
     const Step next = at.after(step, p, shared, thread);
-#line 177
+#line 178
     if (step.is_last() && next.exists()) look_at(next.rows);
-#line 179
+#line 180
     return next;
   };
   const auto release_values = [&]() {
@@ -3309,9 +3424,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     at.v_at.advance();
   };
   Step step = at.next_tile(p, shared, thread);
-#line 187
+#line 188
   look_at(step.rows);
-#line 189
+#line 190
   begin_rows(step);
 
   // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
@@ -3319,7 +3434,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
     Step next = next_after(step);
-#line 208
+#line 209
     const bool goes_on = next.exists(), ends = step.is_last();
     if (goes_on) {
       if (ends) shared.q_ring.wait_full(q_at);
@@ -3354,7 +3469,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       release_values();
       write_rows(step, softmax.rows);
     }
-#line 248
+#line 249
     step = next;
     return goes_on;
   };
@@ -3373,13 +3488,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     Shape::Probabilities even;
     take_scores(step, even);
     Shape::Softmax::round(even, scores);
-#line 267
+#line 268
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 277
+#line 278
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from flashgen.errors import LaunchError
 from flashgen.launch.array import ArrayInfo
+from flashgen.launch.call import PARAMETER_NAMES
 from flashgen.launch.packing import Value
 from flashgen.launch.target import Target
 from flashgen.launch.tensor_map import TensorMap, tensor_problem
@@ -40,7 +41,7 @@ def encoded_maps(
     grid = plan.grid(problem)
     if not plan.boxes or not all(grid):
         return {}
-    by_name = {array.name: array for array in arrays}
+    by_name = {PARAMETER_NAMES.get(array.name, array.name): array for array in arrays}
     if max(grid) > _MOST_TILES:
         return None
     item_bytes = plan.spec.element.bytes

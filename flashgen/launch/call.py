@@ -18,11 +18,11 @@ from flashgen.plan.model import KernelPlan, Problem, Role
 #: Launch order of a backward pass; roles that a plan lacks are left out.
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
 #: How many arrays ``backward_outputs`` makes; gradients of captured tensors come after them.
-BACKWARD_OUTPUTS = 5
+BACKWARD_OUTPUTS = 6
 #: The most blocks a grid has along x, y and z.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
-_PARAMETER_NAMES = {"do": "dout", "out": "o"}
+PARAMETER_NAMES = {"do": "dout", "out": "o"}
 
 
 class Output(NamedTuple):
@@ -67,8 +67,9 @@ def make_steps(
     roles: Sequence[Role],
     problem: Problem,
     values: Mapping[str | None, Value],
+    maps: Mapping[Role, Mapping[str | None, Value]],
 ) -> tuple[Step, ...]:
-    """The launches for those of ``roles`` that exist and have anything to do."""
+    """The launches for those of ``roles`` that exist and have anything to do; each has tensor maps of its own."""
     steps = []
     for role in roles:
         kernel = kernels.get(role)
@@ -82,7 +83,8 @@ def make_steps(
                 f"CUDA launches at most {MAX_GRID}: split the batch or the heads"
             )
         if all(grid):
-            template = kernel.packer.template({**values, **tile_counts(kernel.plan, problem)})
+            own = {**tile_counts(kernel.plan, problem), **maps.get(role, {})}
+            template = kernel.packer.template({**values, **own})
             steps.append(Step(kernel, _started(kernel, grid), template))
     return tuple(steps)
 
@@ -96,7 +98,10 @@ def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
     """What a kernel whose blocks take tiles from a counter is told of these."""
     if not plan.is_persistent:
         return {}
-    return {"q_tiles": -(-problem.len_q // plan.grid_tile), "tiles": plan.grid(problem)[0]}
+    counts: dict[str | None, Value] = {"tiles": plan.grid(problem)[0]}
+    for side, length in (("q", problem.len_q), ("kv", problem.len_kv)):
+        counts[f"{side}_tiles"] = -(-length // int(plan.constant(f"tile_{side}")))
+    return counts
 
 
 def forward_outputs(problem: Problem, head_dim_v: int, dtype: str) -> tuple[Output, ...]:
@@ -108,16 +113,17 @@ def forward_outputs(problem: Problem, head_dim_v: int, dtype: str) -> tuple[Outp
 
 
 def backward_outputs(
-    problem: Problem, head_dim: int, head_dim_v: int, dtype: str, workspace: int
+    problem: Problem, head_dim: int, head_dim_v: int, dtype: str, workspaces: Mapping[str, int]
 ) -> tuple[Output, ...]:
-    """``dq``, ``dk``, ``dv``, and the workspaces ``dsum`` and ``dq_accum``."""
+    """``dq``, ``dk``, ``dv``, and the workspaces ``dsum``, ``dq_accum`` and ``row_stats``."""
     batch, heads_kv, len_kv = problem.batch, problem.heads_kv, problem.len_kv
     return (
         Output("dq", (batch, problem.len_q, problem.heads_q, head_dim), dtype),
         Output("dk", (batch, len_kv, heads_kv, head_dim), dtype),
         Output("dv", (batch, len_kv, heads_kv, head_dim_v), dtype),
         Output("dsum", (batch, problem.heads_q, problem.len_q), "fp32"),
-        Output("dq_accum", (workspace,), "fp32"),
+        Output("dq_accum", (workspaces.get("dq_accum", 0),), "fp32"),
+        Output("row_stats", (workspaces.get("row_stats", 0),), "fp32"),
     )
 
 
@@ -129,7 +135,7 @@ def call_values(
     outputs: Sequence[Output],
 ) -> dict[str | None, Value]:
     """All parameter values but addresses; arrays without strides of their own (lse, dsum ...) bring none."""
-    strides = [(_PARAMETER_NAMES.get(a.name, a.name), a.strides) for a in inputs if len(a.shape) == 4]
+    strides = [(PARAMETER_NAMES.get(a.name, a.name), a.strides) for a in inputs if len(a.shape) == 4]
     strides += [(o.name, contiguous_strides(o.shape)) for o in outputs if len(o.shape) == 4]
     return parameter_values(problem, band, scale, strides)
 

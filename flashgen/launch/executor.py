@@ -15,6 +15,7 @@ from flashgen.launch.call import (
     BACKWARD_OUTPUTS,
     BACKWARD_ROLES,
     Call,
+    Output,
     backward_outputs,
     call_values,
     forward_outputs,
@@ -40,26 +41,27 @@ _NAMES: dict[Pass, tuple[str, ...]] = {
 _ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("survey", "forward"), "backward": BACKWARD_ROLES}
 #: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse``, which comes last.
 _STRIDED = 5
+#: Kernels that divide by the scale are for larger ones: what is divided, a log-sum-exp, must not overflow.
+SMALLEST_DIVISOR = 1e-30
 #: How many combinations of shapes and strides are remembered per kernel and pass.
 _CALLS_KEPT = 1024
 
 MakeVariant = Callable[[int], Variant]
-WorkspaceFloats = Callable[[AttentionPlan, Problem], int]
+Workspaces = Callable[[AttentionPlan, Problem], Mapping[str, int]]
+Maps = Mapping[Role, Mapping[str | None, Value]]
 
 
 class Executor:
     """Calls of one built kernel; safe to use from many threads."""
 
-    def __init__(
-        self, variant: Variant, make_variant: MakeVariant, target: Target, workspace_floats: WorkspaceFloats
-    ) -> None:
+    def __init__(self, variant: Variant, make_variant: MakeVariant, target: Target, workspaces: Workspaces) -> None:
         self.spec = variant.plan.spec
         self.target = target
         self._make_variant = make_variant
-        self._workspace_floats = workspace_floats
+        self._workspaces = workspaces
         self._default = max(k.access_bytes for k in variant.plan.kernels)
         self._variants = {self._default: variant}
-        self._forward_plan = variant.plan.kernel("forward")
+        self._mapped_kernels = [plan for plan in variant.plan.kernels if plan.boxes]
         self._loaded: dict[tuple[int, int, bool], Mapping[Role, Ready]] = {}
         self._lock = threading.Lock()
         expressions = variant.plan.kernels[0].expressions
@@ -158,7 +160,7 @@ class Executor:
         """Compiles and loads a variant now (the default one unless ``access_bytes`` names another)."""
         access = self._default if access_bytes is None else min(access_bytes, self._default)
         self._kernels(access, device, None)
-        if access == MAX_ACCESS_BYTES and self._forward_plan.boxes and not self.target.takes_maps(device):
+        if access == MAX_ACCESS_BYTES and self._mapped_kernels and not self.target.takes_maps(device):
             self._kernels(access // 2, device, None)
         if captured_gradients:
             self._kernels(access, device, None, captured=True)
@@ -206,21 +208,18 @@ class Executor:
             problem = longest(rows, count, side.longest)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
-        maps: Mapping[str | None, Value] = {}
-        if pass_ == "forward":
-            outputs = forward_outputs(rows, spec.head_dim_v, spec.dtype)
-            access, maps = self._mapped(access, problem, [*infos, *(o.at(0) for o in outputs)], device)
+        factor = spec.default_scale if scale is None else scale
+        outputs = self._outputs(pass_, rows, {})
+        access, maps = self._mapped(pass_, access, problem, factor, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
         roles = _ROLES[pass_]
         if captured_gradients:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
         if pass_ == "backward":
-            workspace = self._workspace_floats(self._variants[access].plan, problem)
-            outputs = backward_outputs(rows, spec.head_dim, spec.head_dim_v, spec.dtype, workspace)
+            outputs = self._outputs(pass_, rows, self._workspaces(self._variants[access].plan, problem))
         band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band and not spec.varlen else (0, 0)
-        factor = spec.default_scale if scale is None else scale
-        values = {**call_values(problem, band, factor, infos, outputs), **maps, **side.parameters}
+        values = {**call_values(problem, band, factor, infos, outputs), **side.parameters}
         if spec.varlen:
             values |= packed_values(spec.mask, rows)
             outputs = without_batch(outputs)
@@ -233,16 +232,28 @@ class Executor:
             expressions = self._variants[access].plan.kernels[0].expressions
             assert expressions is not None, "all variants evaluate the same"
             outputs += self._captures.tables(extra, expressions.stretch)
-        return Call(device, make_steps(kernels, roles, problem, values), outputs)
+        return Call(device, make_steps(kernels, roles, problem, values, maps), outputs)
+
+    def _outputs(self, pass_: Pass, problem: Problem, workspaces: Mapping[str, int]) -> tuple[Output, ...]:
+        spec = self.spec
+        if pass_ == "forward":
+            return forward_outputs(problem, spec.head_dim_v, spec.dtype)
+        return backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspaces)
 
     def _mapped(
-        self, access: int, problem: Problem, arrays: Sequence[ArrayInfo], device: int
-    ) -> tuple[int, Mapping[str | None, Value]]:
-        """The alignment to plan a forward call for, and its tensor maps: kernels for less than the widest take none."""
+        self, pass_: Pass, access: int, problem: Problem, scale: float, arrays: Sequence[ArrayInfo], device: int
+    ) -> tuple[int, Maps]:
+        """The alignment to plan a call for, and its tensor maps: kernels for less than the widest take none."""
+        maps: dict[Role, Mapping[str | None, Value]] = {}
         if access < MAX_ACCESS_BYTES:
-            return access, {}
-        maps = encoded_maps(self._forward_plan, problem, arrays, self.target, device)
-        return (access // 2, {}) if maps is None else (access, maps)
+            return access, maps
+        for plan in self._mapped_kernels:
+            if plan.pass_ == pass_:
+                encoded = encoded_maps(plan, problem, arrays, self.target, device)
+                if encoded is None or (plan.divides_by_scale and abs(scale) < SMALLEST_DIVISOR):
+                    return access // 2, {}
+                maps[plan.role] = encoded
+        return access, maps
 
     def _kernels(self, access: int, device: int, stream: int | None, *, captured: bool = False) -> Mapping[Role, Ready]:
         """The loaded kernels for an alignment, those of captured gradients or the others, in the order in which

@@ -6,18 +6,19 @@ from dataclasses import replace
 
 from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
-from flashgen.plan.backward import chosen_backward, plan_backward
+from flashgen.plan.backward import chosen_backward, plan_backward, workspace_tiles
+from flashgen.plan.backward_sm90 import plan_backward_sm90, why_not_backward
 from flashgen.plan.captured import plan_captured
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
-from flashgen.plan.forward import chosen_schedule, padded, plan_forward
+from flashgen.plan.forward import chosen_schedule, plan_forward
 from flashgen.plan.forward_sm90 import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.survey import plan_survey, with_tables
 from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule
 
-__all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspace_floats"]
+__all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspaces"]
 
 
 def plan(
@@ -53,8 +54,11 @@ def plan(
         chosen = chosen_schedule(forward)
     kernels: tuple[KernelPlan, ...] = (forward,)
     if spec.needs_backward:
-        backward = plan_backward(spec, asked, row, access)
-        chosen = replace(chosen, backward=chosen_backward(next(k for k in backward if k.role == "main")))
+        if why_not_backward(spec, asked, row, access) is None:
+            backward = plan_backward_sm90(spec, asked, row)
+        else:
+            backward = plan_backward(spec, asked, row, access)
+            chosen = replace(chosen, backward=chosen_backward(next(k for k in backward if k.role == "main")))
         kernels += backward
         kernels += plan_captured(spec, asked, row, access, expressions)
     if expressions is not NO_EXPRESSIONS:
@@ -91,11 +95,10 @@ def default_access_bytes(spec: AttentionSpec) -> int:
     return access
 
 
-def workspace_floats(attention: AttentionPlan, problem: Problem) -> int:
-    """How many floats the dQ workspace of a backward call has; 0 when it needs none."""
-    if not attention.has("finish"):
-        return 0
-    finish = attention.kernel("finish")
-    tile = int(finish.constant("tile_q")) * padded(attention.spec.head_dim)
-    tiles, heads, batch = finish.grid(problem)
-    return tiles * heads * batch * tile
+def workspaces(attention: AttentionPlan, problem: Problem) -> dict[str, int]:
+    """How many floats the workspaces of a backward call have; those that it does not need are left out."""
+    if not attention.has("prepare"):
+        return {}
+    prepare = attention.kernel("prepare")
+    tiles, heads, batch = prepare.grid(problem)
+    return {name: tiles * heads * batch * floats for name, floats in workspace_tiles(prepare).items() if floats}

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flashgen.arch import ARCHS, Arch
+from flashgen.plan.backward_sm90 import why_not_backward
 from flashgen.plan.forward_sm90 import why_not
 from flashgen.plan.model import AttentionPlan, KernelPlan
 from flashgen.spec import BackwardSchedule, Schedule
 
 
 def why_not_fa3(kernel: KernelPlan) -> str | None:
-    """Why a forward kernel for a Hopper GPU is not FlashAttention-3's, in a clause; None of any other kernel."""
-    if kernel.role != "forward" or not _is_hopper(kernel.arch):
+    """Why a forward or main kernel for a Hopper GPU is not FlashAttention-3's, in a clause; None of any other."""
+    if kernel.role not in ("forward", "main") or not _is_hopper(kernel.arch):
         return None
-    return why_not(kernel.spec, kernel.schedule or Schedule(), kernel.arch, kernel.access_bytes)
+    reason = why_not if kernel.role == "forward" else why_not_backward
+    return reason(kernel.spec, kernel.schedule or Schedule(), kernel.arch, kernel.access_bytes)
 
 
 def describe_algorithm(kernel: KernelPlan) -> str:

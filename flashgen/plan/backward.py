@@ -66,6 +66,12 @@ def plan_query(
     return common.query(tiling, lines)
 
 
+def workspace_tiles(prepare: KernelPlan) -> dict[str, int]:
+    """Floats of each workspace for a tile of queries."""
+    stats = 2 * prepare.grid_tile if "row_stats" in prepare.switches else 0
+    return {"dq_accum": int(prepare.constant("workspace_floats")), "row_stats": stats}
+
+
 def chosen_backward(main: KernelPlan) -> BackwardSchedule:
     """The main kernel's plan as the schedule it amounts to."""
     names = ("tile_q", "tile_kv", "stages", "warps")

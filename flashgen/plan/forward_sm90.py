@@ -14,11 +14,11 @@ from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
 ROWS = 64
-_WARPGROUP = 128
+WARPGROUP = 128
 _TILE_SLOTS = 2
-_PANEL = 64
+PANEL = 64
 #: Rows that one warp hands to the copy engine.
-_STORED_ROWS = 16
+STORED_ROWS = 16
 #: What the register file has for one block, and what a thread needs beside accumulators.
 _REGISTERS = 65536
 _OTHER_REGISTERS = 30
@@ -124,7 +124,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         template="forward_sm90.cu.j2",
         spec=spec,
         arch=arch,
-        threads=_WARPGROUP * (row.consumers + 1),
+        threads=WARPGROUP * (row.consumers + 1),
         config_type="ForwardSm90Config",
         config=(
             Constant("head_dim", spec.head_dim),
@@ -153,10 +153,10 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         access_bytes=16,
         is_persistent=True,
         boxes=(
-            Box("q", row.tile_q, _PANEL),
-            Box("k", row.tile_kv, _PANEL),
-            Box("v", row.tile_kv, _PANEL),
-            Box("o", _STORED_ROWS, _PANEL),
+            Box("q", row.tile_q, PANEL),
+            Box("k", row.tile_kv, PANEL),
+            Box("v", row.tile_kv, PANEL),
+            Box("o", STORED_ROWS, PANEL),
         ),
         reasons=(row.reason,),
         schedule=schedule if schedule != Schedule() else None,
@@ -247,12 +247,12 @@ def _fault(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
     needed = _smem(spec, row).bytes
     if row.stages < 2:
         return f"{described} leaves no tile to copy into while another is used; use stages=2 or more."
-    if _WARPGROUP * (producer + row.consumers * consumer) > _REGISTERS:
+    if WARPGROUP * (producer + row.consumers * consumer) > _REGISTERS:
         return (
             f"registers={(producer, consumer)} for 1 producer and {row.consumers} consumers are more than the "
             f"{_REGISTERS} there are; use {replace(row, registers=None).split()}."
         )
-    at_launch = _REGISTERS // (_WARPGROUP * (row.consumers + 1)) // 8 * 8
+    at_launch = _REGISTERS // (WARPGROUP * (row.consumers + 1)) // 8 * 8
     if not producer <= at_launch <= consumer:
         return (
             f"registers={(producer, consumer)} cannot be made of the {at_launch} that all warps begin with; "
@@ -273,7 +273,7 @@ def _fault(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
 
 def _smem(spec: AttentionSpec, row: _Row) -> SmemMap:
     def panels(dim: int) -> int:
-        return -(-dim // _PANEL) * _PANEL * spec.element.bytes
+        return -(-dim // PANEL) * PANEL * spec.element.bytes
 
     layout = SmemLayout()
     slots = f"{row.stages} slots"

@@ -165,6 +165,8 @@ class KernelPlan:
     is_persistent: bool = False
     #: What the copy engine moves: one tensor map each among the parameters.
     boxes: tuple[Box, ...] = ()
+    #: Whether it cannot do with a scale of almost nothing.
+    divides_by_scale: bool = False
     #: Why the schedule is what it is, one sentence each.
     reasons: tuple[str, ...] = ()
     #: The schedule that was asked for, as far as one was.

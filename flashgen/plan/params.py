@@ -13,7 +13,9 @@ _NOTES = {
     "scale_log2": "scale * log2(e)",
     "counter": "tiles given out, then blocks that are done; 0 between launches",
     "q_tiles": "tiles of queries of one head",
-    "tiles": "tiles of queries of all heads of all sequences",
+    "tiles": "tiles of all heads of all sequences",
+    "kv_tiles": "tiles of keys of one head",
+    "row_stats": "of each tile of queries what its rows subtract from their logits, then their D, negated",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
 
@@ -68,6 +70,26 @@ def _sm90(*scales: str) -> ParamTable:
 
 FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
+#: Backward by the copy engine; products with keys bring gradients of both out by it.
+MAIN_SM90 = _table(
+    (),
+    (),
+    row_reads=("row_stats",),
+    row_writes=("dq_accum",),
+    sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles"),
+    scales=("scale", "scale_log2"),
+    maps=("q", "k", "v", "dout", "dk", "dv"),
+    counts=("counter",),
+)
+#: Rows' statistics besides; how the workspace is cleared differs in nothing.
+PREPARE_SM90 = _table(
+    ("o", "dout"),
+    (),
+    row_reads=("lse",),
+    row_writes=("dsum", "row_stats", "dq_accum"),
+    sizes=("heads_q", "len_q"),
+    scales=("scale",),
+)
 PREPARE = _table(("o", "dout"), (), row_writes=("dsum", "dq_accum"), sizes=("heads_q", "len_q"), scales=())
 PREPARE_DETERMINISTIC = _table(("o", "dout"), (), row_writes=("dsum",), sizes=("heads_q", "len_q"), scales=())
 MAIN = _table(

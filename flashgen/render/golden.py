@@ -53,7 +53,9 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(128, mask=window(1024, 0), direction="forward"), "sm_90", ("forward",)),
     # FlashAttention-3 on Hopper: specialised warpgroups, wgmma, TMA, and what the mask needs of them.
     Golden(AttentionSpec(128, mask=causal(), direction="forward"), "sm_90a", ("forward",)),
-    # The same for smaller heads, without a mask.
+    # Its backward pass.
+    Golden(AttentionSpec(128, mask=causal()), "sm_90a", ("main", "finish")),
+    # The forward pass for smaller heads, without a mask.
     Golden(AttentionSpec(64, mask=full(), direction="forward"), "sm_90a", ("forward",)),
     # The same with packed documents, between whose tiles there are holes, and a score.
     Golden(

@@ -24,7 +24,7 @@ _ROLES: dict[Role, str] = {
     "survey": "before either pass: the extremes of captured tensors",
 }
 #: Config members that the line about tiles names first.
-_TILES = ("tile_q", "tile_kv", "stages", "q_slots", "warps")
+_TILES = ("tile_q", "tile_kv", "stages", "q_slots", "do_slots", "warps")
 _LABEL = 9
 
 
@@ -68,14 +68,15 @@ def _tiles(plan: KernelPlan) -> str:
 def _roles(plan: KernelPlan) -> Iterator[str]:
     """What warpgroups do where they do not all do the same."""
     values = {c.name: c.value for c in plan.config}
-    if "consumers" not in values:
+    if "producer_registers" not in values:
         return
+    owned = "queries" if plan.role == "forward" else "keys"
     inspects = ", and three look through V" if "inspector" in plan.switches else ""
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
     yield (
         f"of 1 warpgroup one warp brings tiles{inspects} ({values['producer_registers']} registers a thread); "
-        f"{consumers} {verb}, 64 rows of queries each ({values['consumer_registers']})"
+        f"{consumers} {verb}, 64 {owned} each ({values['consumer_registers']})"
     )
 
 

@@ -117,7 +117,8 @@ def test_on_hopper_the_plan_says_why_it_is_not_flash_attention_3() -> None:
     from flashgen.plan import plan
     from flashgen.plan.algorithm import describe_algorithm
 
-    forward = plan(fg.AttentionSpec(128, dropout=True), None, "sm_90a").kernel("forward")
-    assert describe_algorithm(forward) == "FlashAttention-2, not FlashAttention-3: it has no dropout"
+    made = plan(fg.AttentionSpec(128, dropout=True), None, "sm_90a")
+    for role in ("forward", "main"):
+        assert describe_algorithm(made.kernel(role)) == "FlashAttention-2, not FlashAttention-3: it has no dropout"
     with pytest.raises(fg.PlanError, match="it has no dropout"):
         plan(fg.AttentionSpec(128, dropout=True), fg.Schedule(algorithm="fa3"), "sm_90a")

@@ -125,5 +125,9 @@ def test_on_hopper_the_plan_says_why_it_is_not_flash_attention_3() -> None:
     from flashgen.plan import plan
     from flashgen.plan.algorithm import describe_algorithm
 
-    forward = plan(fg.AttentionSpec(128, varlen=True), None, "sm_90a").kernel("forward")
-    assert describe_algorithm(forward) == "FlashAttention-2, not FlashAttention-3: it takes no packed sequences"
+    made = plan(fg.AttentionSpec(128, varlen=True), None, "sm_90a")
+    for role in ("forward", "main"):
+        assert (
+            describe_algorithm(made.kernel(role))
+            == "FlashAttention-2, not FlashAttention-3: it takes no packed sequences"
+        )

@@ -22,7 +22,7 @@ from flashgen.launch import driver as driver_module
 from flashgen.launch.executor import Executor
 from flashgen.launch.gpu import GpuTarget
 from flashgen.launch.variant import Loadable, Variant
-from flashgen.plan import plan, workspace_floats
+from flashgen.plan import plan, workspaces
 from flashgen.spec import AttentionSpec
 
 _addresses = itertools.count(1)
@@ -225,7 +225,7 @@ def bench(driver: FakeDriver) -> Callable[..., Bench]:
             return make_variant(spec, driver, access_bytes, arch)
 
         target = GpuTarget(driver)  # type: ignore[arg-type]
-        return Bench(Executor(make_variant(spec, driver, arch=arch), realigned, target, workspace_floats), driver, made)
+        return Bench(Executor(make_variant(spec, driver, arch=arch), realigned, target, workspaces), driver, made)
 
     return make
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flashgen.launch.call import BACKWARD_ROLES
-from flashgen.plan import workspace_floats
+from flashgen.plan import workspaces
 
 
 def arguments(array: Any, len_q: int = 70, len_kv: int = 90, batch: int = 2) -> tuple[Any, ...]:
@@ -45,9 +45,9 @@ def test_kernels_run_in_order_with_one_set_of_addresses(bench: Any, array: Any, 
 def test_workspaces_are_shared_by_the_kernels_and_freed_after_the_call(bench: Any, array: Any) -> None:
     b = bench(64)
     kept = b.executor.backward(*arguments(array))
-    workspaces = {(n, x.values[n]) for x in b.driver.launches for n in ("dsum", "dq_accum") if n in x.values}
-    assert {name for name, _ in workspaces} == {"dsum", "dq_accum"}
-    assert {pointer for _, pointer in workspaces} == {pointer for pointer, _ in b.driver.freed}
+    found = {(n, x.values[n]) for x in b.driver.launches for n in ("dsum", "dq_accum") if n in x.values}
+    assert {name for name, _ in found} == {"dsum", "dq_accum"}
+    assert {pointer for _, pointer in found} == {pointer for pointer, _ in b.driver.freed}
     assert not {a.info.pointer for a in kept} & {pointer for pointer, _ in b.driver.freed}
 
 
@@ -60,7 +60,7 @@ def test_the_workspace_has_the_size_the_plan_asks_for(bench: Any, array: Any, mo
     plan = b.executor._variants[16].plan
     from flashgen.plan.model import Problem
 
-    assert 4 * workspace_floats(plan, Problem(2, 4, 2, 70, 90)) in sizes
+    assert 4 * workspaces(plan, Problem(2, 4, 2, 70, 90))["dq_accum"] in sizes
 
 
 def test_gradients_have_the_shapes_of_their_inputs(bench: Any, array: Any) -> None:

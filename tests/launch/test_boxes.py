@@ -121,7 +121,7 @@ def test_where_nothing_is_launched_no_other_kernel_is_made(hopper: Any, array: A
 
 
 def test_more_tiles_than_a_kernel_can_count_are_not_for_it(hopper: Any, array: Any) -> None:
-    plan = hopper.executor._forward_plan
+    plan = hopper.executor._mapped_kernels[0]
     arrays = [replace(a, pointer=0) for a in _infos(array)]
     target = GpuTarget(hopper.driver)
     at_most = 2**31 // plan.grid_tile * plan.grid_tile
@@ -136,11 +136,29 @@ def _infos(array: Any) -> Any:
     return [framework_of(x).describe(name, x) for name in "qkvo"]
 
 
-def test_backward_passes_do_without_the_copy_engine_and_keep_their_alignment(hopper: Any, array: Any) -> None:
-    x = array(2, 8, 4, 64, strides=(-8 * 256, 256, 64, 1))
-    lse = array(2, 4, 8, dtype="<f4")
-    hopper.executor.backward(array(2, 8, 4, 64), x, x, x, array(2, 8, 4, 64), lse)
-    assert set(accesses(hopper)) == {"16"}
+def backward(b: Any, array: Any, x: Any, **options: Any) -> list[str]:
+    batch, rows, heads, dim = x.__cuda_array_interface__["shape"]
+    y, lse = array(batch, rows, heads, dim), array(batch, heads, rows, dtype="<f4")
+    b.executor.backward(y, x, x, x, y, lse, **options)
+    return accesses(b)
+
+
+def test_each_kernel_of_a_backward_pass_has_maps_of_its_own(hopper: Any, array: Any) -> None:
+    assert set(backward(hopper, array, array(2, 300, 4, 64))) == {"16"}
+    (main,) = (x for x in hopper.driver.launches if "backward_main" in x.name)
+    boxes = {box.tensor: box for box in hopper.driver.plans[main.name].boxes}
+    assert set(boxes) == {"q", "k", "v", "dout", "dk", "dv"}
+    for name, box in boxes.items():
+        assert words(main, f"{name}_map")[-4:] == (box.columns, box.rows, 1, 1)
+        assert words(main, f"{name}_map")[:4] == (64, 300, 4, 2)
+
+
+def test_backward_passes_do_without_the_copy_engine_where_strides_repeat_backwards(hopper: Any, array: Any) -> None:
+    assert set(backward(hopper, array, array(2, 8, 4, 64, strides=(-8 * 256, 256, 64, 1)))) == {"8"}
+
+
+def test_kernels_that_divide_by_the_scale_are_not_for_a_scale_of_nothing(hopper: Any, array: Any) -> None:
+    assert set(backward(hopper, array, array(2, 8, 4, 64), scale=1e-36)) == {"8"}
 
 
 MISPLACED = {

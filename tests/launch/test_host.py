@@ -15,7 +15,7 @@ from flashgen.errors import EmulationError
 from flashgen.launch.executor import Executor
 from flashgen.launch.host import HostTarget
 from flashgen.launch.variant import Loadable, Variant
-from flashgen.plan import plan, workspace_floats
+from flashgen.plan import plan, workspaces
 from flashgen.spec import AttentionSpec
 
 Body = Callable[[dict[str, Any]], None]
@@ -44,7 +44,7 @@ def emulated(body: Body, guard: Any = None) -> tuple[Executor, Emulated]:
     (kernel_plan,) = attention.kernels
     kernel = Emulated(kernel_plan, body)
     variant = Variant(attention, {"forward": Loadable(kernel_plan, kernel)})
-    return Executor(variant, lambda access: variant, HostTarget(lambda source: source, guard), workspace_floats), kernel
+    return Executor(variant, lambda access: variant, HostTarget(lambda source: source, guard), workspaces), kernel
 
 
 def words(address: int) -> Any:

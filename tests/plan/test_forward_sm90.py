@@ -99,15 +99,6 @@ def test_what_is_left_out_of_a_schedule_says_what_was_chosen() -> None:
     assert chosen.registers is not None
 
 
-def test_the_backward_kernels_are_those_of_all_gpus() -> None:
-    both = plan(fg.AttentionSpec(128, mask=fg.causal()), fg.Schedule(algorithm="fa3"), ARCH)
-    assert both.kernel("forward").algorithm == "FlashAttention-3"
-    other = plan(fg.AttentionSpec(128, mask=fg.causal()), None, "sm_90")
-    for role in ("prepare", "main", "finish"):
-        assert both.kernel(role).template == other.kernel(role).template
-        assert both.kernel(role).config == other.kernel(role).config
-
-
 # ---- what depends on the spec
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import flashgen as fg
 from flashgen.arch import ARCHS
-from flashgen.plan import default_access_bytes, plan, workspace_floats
+from flashgen.plan import default_access_bytes, plan, workspaces
 from flashgen.plan.model import Problem
 from flashgen.plan.smem import SmemLayout
 
@@ -55,7 +55,7 @@ def test_the_workspace_is_what_the_prepare_kernel_clears(
     prepare, finish = made.kernel("prepare"), made.kernel("finish")
     tiles, heads, sequences = prepare.grid(problem)
     cleared = tiles * heads * sequences * int(prepare.constant("workspace_floats"))
-    assert workspace_floats(made, problem) == cleared
+    assert workspaces(made, problem)["dq_accum"] == cleared
     assert finish.grid(problem) == prepare.grid(problem)
     # Every query has its row, and no tile is wholly past the end.
     rows = tiles * int(prepare.constant("tile_q"))
@@ -66,7 +66,7 @@ def test_the_workspace_is_what_the_prepare_kernel_clears(
 def test_what_needs_no_workspace_gets_none() -> None:
     problem = Problem(2, 4, 4, 100, 100)
     for spec in (fg.AttentionSpec(64, deterministic=True), fg.AttentionSpec(64, direction="forward")):
-        assert workspace_floats(plan(spec, None, "sm_80"), problem) == 0
+        assert "dq_accum" not in workspaces(plan(spec, None, "sm_80"), problem)
 
 
 def test_a_block_per_tile_of_each_head_of_each_sequence() -> None:

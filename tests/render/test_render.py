@@ -96,11 +96,11 @@ def test_the_header_tells_what_warpgroups_do_and_which_tiles_blocks_take() -> No
     two = header(AttentionSpec(128, mask=causal(), direction="forward"), Schedule(registers=(40, 232)))
     assert (
         "roles of 1 warpgroup one warp brings tiles, and three look through V (40 registers a thread); "
-        "2 compute, 64 rows of queries each (232)" in two
+        "2 compute, 64 queries each (232)" in two
     )
     assert "grid no more blocks than run at once, 1 on each multiprocessor; they take one tile after another" in two
     three = header(AttentionSpec(64, mask=full(), direction="forward"), Schedule(registers=(32, 160)))
-    assert "of 1 warpgroup one warp brings tiles (32 registers a thread); 3 compute, 64 rows" in three
+    assert "of 1 warpgroup one warp brings tiles (32 registers a thread); 3 compute, 64 queries each" in three
 
 
 def test_the_header_says_why_hopper_runs_the_older_algorithm() -> None:

@@ -2,6 +2,7 @@
 #pragma once
 #include "flashgen/contain.cuh"
 #include "flashgen/product.cuh"
+#include "flashgen/query_walk.cuh"
 #include "flashgen/stream.cuh"
 
 namespace flashgen {
@@ -68,81 +69,6 @@ struct BackwardShape {
   using DKShare = WarpShare<cfg.tile_kv, dim, cfg.warps, cfg.dk_warps>;
   using DVShare = WarpShare<cfg.tile_kv, dim_v, cfg.warps, cfg.dv_warps>;
   using DQShare = WarpShare<cfg.tile_q, dim, cfg.warps, cfg.dq_warps>;
-};
-
-// A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
-struct Step {
-  i32 member;
-  i32 tile;
-};
-
-// Goes over the steps: for each member of the group, those tiles of queries of which some query may attend to
-// a key of [k_begin, k_end). `mask_of(member)` is the mask of a head of the group.
-template <class Mask, i32 tile_q>
-struct QueryWalk {
-  i32 k_begin, k_end;
-  i32 members;
-  i32 member;
-  Walk<Mask::has_holes> tiles;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), members(members_), member(-1), tiles(Range{0, -1}) {}
-
-  FLASHGEN_DEVICE bool over() const { return member >= members; }
-  FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
-    advance(thread, mask_of);
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    if (member >= 0) go_on(thread, mask_of);
-    while (tiles.over() && ++member < members) {
-      tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
-      go_on(thread, mask_of);
-    }
-  }
-
- private:
-  template <class MaskOf>
-  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
-    const Mask mask = mask_of(member);
-    tiles.advance(thread, [&](i32 tile) {
-      return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
-    });
-  }
-};
-
-// A band is the same for every head, and its tiles follow one another: this walk is two counters.
-template <bool has_lower, bool has_upper, i32 tile_q>
-struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
-  i32 k_begin, k_end;
-  i32 left;
-  i32 member;
-  Range tiles;
-  i32 tile;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), left(members_), member(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return left == 0; }
-  FLASHGEN_DEVICE Step step() const { return {member, tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
-    tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
-    left *= tiles.size();
-    tile = tiles.begin;
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
-    --left;
-    if (++tile == tiles.end) {
-      tile = tiles.begin;
-      ++member;
-    }
-  }
 };
 
 // Streams one float per row: L and D of a tile of queries. Rows that do not exist arrive as 0.

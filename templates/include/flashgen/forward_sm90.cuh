@@ -5,11 +5,9 @@
 #include "flashgen/panel.cuh"
 #include "flashgen/ring.cuh"
 #include "flashgen/row_tile.cuh"
+#include "flashgen/strip.cuh"
 
 namespace flashgen {
-
-constexpr i32 kWarpgroupSize = 128;
-constexpr i32 kWarpgroupRows = 64;
 
 struct ForwardSm90Config {
   i32 head_dim;
@@ -86,62 +84,6 @@ template <i32 count>
 FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
-}
-
-// Puts a warp's 16 rows, from `row` on, into the tile.
-template <class OTile>
-FLASHGEN_DEVICE void store_strip(OTile tile, i32 row, const Strip<OTile::cols>& out,
-                                 const RowStatistics& rows, Thread thread) {
-  using T = typename OTile::Element;
-  const float low = rows.normalizer(0), high = rows.normalizer(1);
-#pragma unroll
-  for (i32 n = 0; n < OTile::cols / 16; ++n) {
-    const float* const o = out + 8 * n;
-    const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
-                          pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
-    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), words);
-  }
-}
-
-// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
-// four words of what was everyone's words[q].
-FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
-#pragma unroll
-  for (i32 bit = 1; bit < 4; bit *= 2) {
-    const bool upper = thread.lane & bit;
-#pragma unroll
-    for (i32 pair = 0; pair < 2; ++pair) {
-      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
-      const u32 sent = upper ? words[i] : words[j];
-      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
-      words[i] = upper ? received : words[i];
-      words[j] = upper ? words[j] : received;
-    }
-  }
-}
-
-// Writes a warp's 16 rows, from `row` on, to global memory.
-template <class T, i32 columns>
-FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& out,
-                                 const RowStatistics& rows, Thread thread) {
-  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 mine = row + 8 * h + thread.row();
-    const float scale = rows.normalizer(h);
-#pragma unroll
-    for (i32 g = 0; g < columns / 32; ++g) {
-      Vec16 chunk;
-#pragma unroll
-      for (i32 k = 0; k < 4; ++k) {
-        const float* const o = out + 4 * (4 * g + k) + 2 * h;
-        chunk.words[k] = pack(T{}, o[0] * scale, o[1] * scale);
-      }
-      transpose_quad(chunk.words, thread);
-      if (mine < rows_of.row_count)
-        *reinterpret_cast<Vec16*>(rows_of.at(mine, 32 * g + 8 * (thread.lane % 4))) = chunk;
-    }
-  }
 }
 
 // ---- Bad values, see contain.cuh; here warps that have nothing else to do look through V while others

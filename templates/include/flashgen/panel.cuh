@@ -6,6 +6,8 @@
 
 namespace flashgen {
 
+constexpr i32 kWarpgroupSize = 128;
+constexpr i32 kWarpgroupRows = 64;
 constexpr i32 kPanelBytes = 128;
 // Eight swizzled rows: what repeats, and what tiles are aligned to.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -31,6 +33,11 @@ struct PanelTile {
   // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
   FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
     return {address + static_cast<u32>(row * kPanelBytes)};
+  }
+
+  // A panel by itself, as an operand whose rows are summed over.
+  FLASHGEN_DEVICE PanelTile panel(i32 index) const {
+    return {address + static_cast<u32>(index * panel_stride)};
   }
 
   // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
@@ -63,6 +70,31 @@ struct PanelTile {
   FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
+  }
+};
+
+// The same tile for ordinary accesses, where shared memory begins at `base`.
+template <class Tile>
+struct SharedPanels {
+  using T = typename Tile::Element;
+  u8* base;
+  Tile tile;
+
+  FLASHGEN_DEVICE Vec16 chunk(i32 row, i32 chunk) const {
+    return *reinterpret_cast<const Vec16*>(at(row, chunk));
+  }
+  FLASHGEN_DEVICE T& at_element(i32 row, i32 column) const {
+    constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
+    return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
+  }
+  FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
+  FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
+    at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
+  }
+
+ private:
+  FLASHGEN_DEVICE u8* at(i32 row, i32 chunk) const {
+    return base + (tile.chunk_at(row, chunk) - shared_address(base));
   }
 };
 
@@ -99,6 +131,36 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   for (i32 step = 1; step < QTile::steps; ++step) {
     wgmma_ss<T, KTile::rows>(scores, left.advanced(QTile::along_columns(step)),
                              right.advanced(KTile::along_columns(step)), true);
+  }
+  wgmma_commit();
+}
+
+// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
+template <class A, class B>
+FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
+  using T = typename A::Element;
+  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < A::steps; ++step) {
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
+  }
+  wgmma_commit();
+}
+
+// Issues sums = A^T B, of 64 columns of A and n columns of B, a panel of each: a sum over rows of both.
+template <i32 n, class A, class B>
+FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
+  using T = typename A::Element;
+  static_assert(A::rows == B::rows, "rows of one meet rows of the other");
+  const MatrixDescriptor left = a.by_rows(), right = b.by_rows();
+  wgmma_fence();
+  wgmma_ss_first<T, n, Major::mn, Major::mn>(sums, left, right);
+#pragma unroll
+  for (i32 step = 1; step < A::rows / 16; ++step) {
+    wgmma_ss<T, n, Major::mn, Major::mn>(sums, left.advanced(A::along_rows(step)),
+                                         right.advanced(B::along_rows(step)), true);
   }
   wgmma_commit();
 }

@@ -15,6 +15,23 @@ struct RingPlace {
   // Of the times round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance() { ++count; }
+  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+};
+
+// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  FLASHGEN_DEVICE void advance() {
+    const bool wraps = at == slots - 1;
+    at = wraps ? 0 : at + 1;
+    round ^= wraps ? 1u : 0u;
+  }
 };
 
 template <i32 slots>

@@ -1,4 +1,5 @@
-// Which tiles of queries a block works on, one after another, when blocks stay and take the next tile.
+// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
+// tile.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -13,21 +14,51 @@ struct alignas(16) RowTile {
   i32 exists;
 };
 
-// Tile `number` in the order in which tiles are given out. Sections of `section_heads` heads, whose keys and
-// values stay in the cache, come one after another; within a section the tile of queries changes slowest, and
-// if `longest_first` from the last to the first, as a causal mask makes the last ones the longest.
+// A tile of keys of one head of keys and values of one sequence.
+struct alignas(16) KeyTile {
+  i32 first_key;
+  i32 head;
+  i32 sequence;
+  // Neither for the one after the last; both but for tiles that no query attends to.
+  bool exists;
+  bool is_attended;
+};
+
+// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
+// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
+// another; within a section the tile changes slowest.
+struct SectionPlace {
+  i32 turn;
+  i32 head;
+};
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
+  const i32 section_tiles = section_heads * tiles_of_head;
+  const i32 section = number / section_tiles, rest = number - section * section_tiles;
+  const i32 heads_left = tiles / tiles_of_head - section * section_heads;
+  const i32 heads = smaller(section_heads, heads_left);
+  const i32 turn = rest / heads;
+  return {turn, section * section_heads + rest - turn * heads};
+}
+
+// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
+// the longest.
 template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
 FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
   if (number >= p.tiles) return {};
-  const i32 section_tiles = section_heads * p.q_tiles;
-  const i32 section = number / section_tiles, rest = number - section * section_tiles;
-  const i32 heads_left = p.tiles / p.q_tiles - section * section_heads;
-  const i32 heads = smaller(section_heads, heads_left);
-  const i32 turn = rest / heads;
-  const i32 head = section * section_heads + rest - turn * heads;
-  const i32 tile = longest_first ? p.q_tiles - 1 - turn : turn;
-  const i32 sequence = head / p.heads_q;
-  return {tile * tile_q, head - sequence * p.heads_q, sequence, 1};
+  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
+  const i32 sequence = place.head / p.heads_q;
+  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
+}
+
+// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
+  const i32 sequence = place.head / p.heads_kv;
+  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
 // The number of a further tile. The first ones are the blocks' own numbers.

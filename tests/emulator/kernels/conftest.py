@@ -17,7 +17,7 @@ from flashgen import oracle
 from flashgen.emulator import Buffer, guarded_copy, load
 from flashgen.launch.packed import packed_values
 from flashgen.launch.tensor_map import TensorMap
-from flashgen.plan import plan, workspace_floats
+from flashgen.plan import plan, workspaces
 from flashgen.plan.model import Box, KernelPlan, Problem, Role
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
@@ -159,7 +159,7 @@ class Run:
         outputs = {name: np.full(want.exact[name].shape, nan, dtype) for name in ("dq", "dk", "dv")}
         workspace = {
             "dsum": np.full(want.exact["lse"].shape, nan, np.float32),
-            "dq_accum": np.full(workspace_floats(self.plan, case.problem), nan, np.float32),
+            **{name: np.full(floats, nan, np.float32) for name, floats in workspaces(self.plan, case.problem).items()},
         }
         everything = {**want.inputs, **made, **outputs, **workspace, "counter": np.zeros(2, np.uint32)}
         if case.packing is not None:
@@ -180,7 +180,7 @@ class Run:
             source = KernelSource(kernel, edit(source.text))
         for name in RESULTS[role]:
             self.arrays[name][...] = np.nan
-        writable = {*RESULTS[role], "dsum", "dq_accum", "counter"}
+        writable = {*RESULTS[role], "dsum", "dq_accum", "row_stats", "counter"}
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable) for n, a in self.arrays.items()]
         if self.case.far:
             buffers = []  # far larger than what race mode can keep book of

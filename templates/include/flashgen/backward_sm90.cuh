@@ -1,0 +1,305 @@
+// What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
+// them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
+// are, in registers.
+#pragma once
+#include "flashgen/contain.cuh"
+#include "flashgen/query_walk.cuh"
+#include "flashgen/ring.cuh"
+#include "flashgen/row_tile.cuh"
+#include "flashgen/score.cuh"
+#include "flashgen/strip.cuh"
+
+namespace flashgen {
+
+constexpr i32 kPanelColumns = 64;
+constexpr i32 kWarpRows = 16;
+
+struct BackwardSm90Config {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 q_slots;
+  i32 do_slots;
+  i32 ds_slots;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  i32 section_heads;
+  bool has_lower;
+  bool has_upper;
+};
+
+// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 of the rows, or 64 of the columns
+// (of the last ones as many as there are). Of a consumer's rows each warp has 16. The sum lies in global
+// memory in the order in which warps hold it: warp after warp, and of each 16 rows x 8 columns four floats
+// for each lane, so that all accesses are contiguous.
+template <i32 tile_q, i32 head_dim, i32 consumers>
+struct QueryGradientShare {
+  static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
+  static_assert(by_rows ? head_dim == kPanelColumns
+                        : tile_q == kWarpgroupRows && ceil_div(head_dim, kPanelColumns) == consumers,
+                "each consumer owns 64 rows, or 64 columns, of a tile of dQ");
+  static constexpr i32 tile_floats = tile_q * head_dim;
+
+  FLASHGEN_DEVICE static i32 row(i32 consumer) { return by_rows ? consumer * kWarpgroupRows : 0; }
+  FLASHGEN_DEVICE static i32 column(i32 consumer) { return by_rows ? 0 : consumer * kPanelColumns; }
+  FLASHGEN_DEVICE static i32 columns(i32 consumer) {
+    return smaller(kPanelColumns, head_dim - column(consumer));
+  }
+  // Where a warp's part of a tile begins, and how much it is; warps of all consumers are counted.
+  FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
+    const i32 consumer = warp / 4;
+    return consumer * kWarpgroupRows * kPanelColumns + warp % 4 * warp_floats(consumer);
+  }
+  FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
+  // Where an element of the tile lies.
+  FLASHGEN_DEVICE static i32 place(i32 row, i32 column) {
+    const i32 consumer = by_rows ? row / kWarpgroupRows : column / kPanelColumns;
+    const i32 warp = row % kWarpgroupRows / kWarpRows, block = column % kPanelColumns / 8;
+    const i32 lane = row % 8 * 4 + column % 8 / 2, element = row % 16 / 8 * 2 + column % 2;
+    return warp_begin(4 * consumer + warp) + (block * kWarpSize + lane) * 4 + element;
+  }
+};
+
+template <BackwardSm90Config cfg, class T>
+struct BackwardSm90Shape {
+  static_assert(cfg.tile_kv == cfg.consumers * kWarpgroupRows, "each consumer owns 64 keys");
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  // Keys x queries.
+  using DSTile = PanelTile<T, cfg.tile_kv, cfg.tile_q>;
+  // A warp's rows of dK and dV.
+  using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
+  using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
+  using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
+
+  using Scores = Strip<cfg.tile_q>;
+  using RoundedScores = Rounded<cfg.tile_q>;
+  using DK = Strip<cfg.head_dim>;
+  using DV = Strip<cfg.head_dim_v>;
+  // 64 queries x 64 columns, whatever the share.
+  using DQ = Strip<kPanelColumns>;
+
+  static constexpr i32 row_bytes = cfg.tile_q * 4;
+  // What a warp writes out at a time: its share of dQ, or its rows of dK and dV.
+  static constexpr i32 out_bytes = kWarpRows * kPanelColumns * 4;
+  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes, "rows of dK go out as dQ does");
+  static constexpr bool both_at_once = DKRows::bytes + DVRows::bytes <= out_bytes;
+  static constexpr u32 consumer_warps = 4 * cfg.consumers;
+};
+
+// A tile of queries as the producer tells of it, where the mask is more than a band.
+struct alignas(16) ListedQueries {
+  // Of the group's heads.
+  i32 member;
+  i32 tile;
+  // Whether it is the tile of keys' last one.
+  i32 is_last;
+  // Bit i, for consumer i: some pair is not allowed.
+  u32 cut;
+};
+
+// Every row of a strip becomes `columns`, which are one float for each column.
+template <i32 count>
+FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const float first = columns[8 * n + thread.column()], second = columns[8 * n + thread.column() + 1];
+    strip[4 * n] = first;
+    strip[4 * n + 1] = second;
+    strip[4 * n + 2] = first;
+    strip[4 * n + 3] = second;
+  }
+}
+
+// Rounds pairs of neighbours along a row.
+template <class T, i32 count>
+FLASHGEN_DEVICE void round_strip(u32 (&rounded)[count / 8][4], const float (&strip)[count]) {
+#pragma unroll
+  for (i32 i = 0; i < count / 2; ++i) rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
+}
+
+// P = exp(S - L) of products that L has been taken off from.
+template <i32 count>
+FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
+}
+
+// The same for products that become scores before; `probabilities` are P rounded, and what takes the place of
+// the products is P times the slope of the score, by which the gradient of a product is the greater.
+template <class T, class Score, i32 count>
+FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
+                                        const Score& score, float scale, const float* negated_lse_log2,
+                                        i32 first_q, i32 first_key, Thread thread) {
+  const i32 q = thread.column(), key = first_key + thread.row();
+#pragma unroll
+  for (i32 i = 0; i < count; i += 2) {
+    float p[2];
+#pragma unroll
+    for (i32 c = 0; c < 2; ++c) {
+      const i32 column = q + 2 * (i - i % 4) + c;
+      const ScoreAndSlope of =
+          score.value_and_slope(products[i + c] * scale, first_q + column, key + 8 * (i % 4 / 2));
+      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[column]));
+      products[i + c] = p[c] * of.slope;
+    }
+    probabilities[i / 8][i % 8 / 2] = pack(T{}, p[0], p[1]);
+  }
+}
+
+// dS = P (dP - D), for dP that D has been taken off from. Where P is 0 the mask may have made it so, and then
+// nothing of dP is to be seen, not even that it is not a number.
+template <i32 count>
+FLASHGEN_DEVICE void multiply_where_not_zero(float (&dp)[count], const float (&p)[count]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) dp[i] = p[i] == 0.0f ? 0.0f : p[i] * dp[i];
+}
+template <i32 count>
+FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) dp[i] *= p[i];
+}
+
+// Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
+// not allow, of queries that exist or whose scores nobody looks at. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper, class Forbid>
+FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
+                                   Thread thread, const Forbid& forbid) {
+  const i32 q = first_q + thread.column();
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 key = first_key + thread.row() + 8 * h;
+    // Allowed are queries from q + first to q + last.
+    i32 first = key < mask.len_kv ? -1 : 2 * count, last = 2 * count;
+    if constexpr (has_upper) first = larger(first, key - mask.upper - q);
+    if constexpr (has_lower) last = key - mask.lower - q;
+#pragma unroll
+    for (i32 n = 0; n < count / 4; ++n) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        if (8 * n + c < first || (has_lower && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
+      }
+    }
+  }
+}
+
+// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise.
+template <i32 count, class Mask, class Forbid>
+FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
+                                   const Forbid& forbid) {
+  const i32 q = first_q + thread.column(), key = first_key + thread.row();
+#pragma unroll
+  for (i32 first = 0; first < count; first += 32) {
+    u32 allowed = 0;
+#pragma unroll 1
+    for (i32 i = 0; i < 32; i += 4) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if (mask.allows(q + 2 * (first + i) + e % 2, key + 8 * (e / 2))) allowed |= 1u << (i + e);
+      }
+    }
+#pragma unroll
+    for (i32 i = 0; i < 32; ++i) {
+      if ((allowed >> i & 1u) == 0) forbid(first + i);
+    }
+  }
+}
+
+// Puts dS of a warp's 16 keys, from `row` on, into the tile.
+template <class DSTile>
+FLASHGEN_DEVICE void store_rounded(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < DSTile::cols / 16; ++n)
+    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), ds[n]);
+}
+
+// ---- The sum of dQ: four floats for each lane, block of 16 x 8 after block.
+
+template <i32 count>
+FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const float* const four = dq + 4 * n;
+    reinterpret_cast<Vec16*>(part)[n * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&dq)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) dq[4 * n + e] = float_of(four.words[e]);
+  }
+}
+
+// A warp's part of dQ, as the tensor type: `columns` of rows from `row` on.
+template <i32 columns, class T>
+FLASHGEN_DEVICE void finish_part(const float* part, GlobalRows<T> results, i32 row, float scale,
+                                 Thread thread) {
+  Strip<columns> dq;
+  read_fragments(dq, part, thread);
+  const float scales[2] = {scale, scale};
+  write_strip<T, columns>(results, row, dq, scales, thread);
+}
+
+// ---- Bad values, see contain.cuh
+
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+template <class Tile>
+FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+  u32 bad = 0;
+  constexpr i32 chunks = Tile::panels * 8;
+#pragma unroll 4
+  for (i32 i = thread.lane; i < kWarpRows * chunks; i += kWarpSize) {
+    const Vec16 chunk = tile.chunk(row + i / chunks, i % chunks);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+  }
+  return warp_any(bad != 0);
+}
+
+// The scalar product of a row of each.
+template <class A, class B>
+FLASHGEN_DEVICE float dot_rows(SharedPanels<A> a, i32 row_a, SharedPanels<B> b, i32 row_b) {
+  static_assert(A::cols == B::cols, "both sum over the same columns");
+  using T = typename A::Element;
+  float total = 0.0f;
+#pragma unroll 1
+  for (i32 c = 0; c < A::cols / 8; ++c) {
+    const Vec16 x = a.chunk(row_a, c), y = b.chunk(row_b, c);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) {
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) {
+        const T left{static_cast<u16>(x.words[w] >> (16 * half))},
+            right{static_cast<u16>(y.words[w] >> (16 * half))};
+        total = fused_multiply_add(to_float(left), to_float(right), total);
+      }
+    }
+  }
+  return total;
+}
+
+// strip += A B for a warp's 16 rows of A from `row` on.
+template <class A, class B, i32 count>
+FLASHGEN_DEVICE void add_product(float (&strip)[count], SharedPanels<A> a, i32 row, SharedPanels<B> b,
+                                 Thread self) {
+#pragma unroll 1
+  for (i32 k = 0; k < A::cols; ++k) {
+    const Thread thread = self.again();
+    const float low = a.element(row + thread.row(), k), high = a.element(row + thread.row() + 8, k);
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) {
+      const float x = b.element(k, i / 4 * 8 + thread.column() + i % 2);
+      strip[i] = fused_multiply_add(i % 4 < 2 ? low : high, x, strip[i]);
+    }
+  }
+}
+
+}  // namespace flashgen
