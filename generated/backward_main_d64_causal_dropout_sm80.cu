@@ -1801,7 +1801,7 @@ FLASHGEN_DEVICE void store_kept(Tile tile, i32 first_row, i32 first_column,
 
 }  // namespace flashgen
 
-#line 13 "kernels/backward_main.cu.j2"
+#line 18 "kernels/backward_main.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1882,7 +1882,7 @@ constexpr u32 kDsum = 49408;  // D_i
 constexpr u32 kBytes = 49664;
 }  // namespace smem
 
-#line 23
+#line 28
 using Shape = BackwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1893,6 +1893,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
   // This block computes dK_j and dV_j: one tile of keys of one head of one sequence. The first tiles, which a
   // causal mask makes the longest, go first.
   const Place place = Place::current();
+#line 41
   const i32 first_key = place.tile * kConfig.tile_kv;
 
   // With grouped queries the loop below runs over every head of the group, so dK and dV sum over it by themselves.
@@ -1959,12 +1960,12 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
   clear(dk);
   clear(dv);
 
-#line 100
+#line 108
   // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
   const bool has_bad_keys = holds_bad_value<Shape::threads>(k_tile, thread);
-#line 105
+#line 113
   i32 slot = 0;
   for (; !ahead.over(); slot = (slot + 1) % kConfig.stages) {
     const Thread here = thread.again();
@@ -1973,7 +1974,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
     // Line 9: Q_i, dO_i, L_i, D_i have arrived, and no warp needs P and dS of the iteration before.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-#line 118
+#line 126
     const Shape::QTile q_tile = q_ring.slot(slot);
     const Shape::DOTile do_tile = do_ring.slot(slot);
     const i32 row = Scores::row(here.warp), column = Scores::column(here.warp);
@@ -1981,34 +1982,34 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
     const bool whole = mask.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key + column,
                                     first_key + column + Scores::warp_columns);
 
-#line 126
+#line 134
     // Which pairs are kept is drawn now, while registers are free.
     const KeptPairs<Scores::row_blocks, Scores::column_blocks> kept(
         Dropout::of(p, place.sequence, first_head + step.member), first_q + row, first_key + column, here);
-#line 130
+#line 138
     // Lines 10 and 11: S_ij = Q_i K_j^T, P_ij = exp(S_ij - L_i).
     Scores::Product scores;
     clear(scores);
     multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
                                                                    RightTransposed(k_tile, column, here));
-#line 136
+#line 144
     probabilities(scores, lse_ring + slot * kConfig.tile_q + row, p.scale_log2, here);
     if (!whole) mask_pairs(scores, 0.0f, mask, first_q + row, first_key + column, here);
-#line 139
+#line 147
     store_kept(p_tile, row, column, scores, kept, here);
 
-#line 145
+#line 153
     // Lines 13 and 14: dP_ij = dO_i V_j^T, dS_ij = P_ij * (dP_ij - D_i).
     Scores::Product ds;
     clear(ds);
     multiply<element_t, kConfig.turing, Shape::dim_v / Shape::depth>(ds, LeftRows(do_tile, row, here),
                                                                      RightTransposed(v_tile, column, here));
-#line 151
+#line 159
     // Dropout: dP_ij is 0 for pairs that are dropped, and otherwise counts 1 / (1 - p) times.
     kept.keep(ds, p.dropout_factor);
-#line 165
+#line 173
     score_gradients(ds, scores, dsum_ring + slot * kConfig.tile_q + row, here);
-#line 167
+#line 175
     if (!whole) mask_pairs(ds, 0.0f, mask, first_q + row, first_key + column, here);
     store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
     block_sync();
@@ -2024,7 +2025,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
         dk, LeftColumns(ds_tile, Shape::DKShare::row(there.warp), there),
         RightRows<Shape::QTile, Shape::DKShare::aligned>(q_tile, Shape::DKShare::column(there.warp), there));
 
-#line 183
+#line 191
     // Line 15: dQ_i += dS_ij K_j, in global memory.
     using DQ = Shape::DQShare;
     DQ::Product dq;
@@ -2035,7 +2036,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
     const Place queried{first_q / kConfig.tile_q, first_head + step.member, place.sequence};
     float* const workspace =
         p.dq_accum + queried.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * (kConfig.tile_q * Shape::dim);
-#line 194
+#line 202
     // Where the mask cuts through, a bad value of K must not reach queries that do not attend to its key.
     if (has_bad_keys && !mask.is_full(first_q, first_q + kConfig.tile_q, first_key, first_key + kConfig.tile_kv)) {
       add_allowed_pairs<kConfig.vector_reduction, Shape::threads, DQ>(workspace, ds_tile, k_tile, mask, first_q,
@@ -2044,7 +2045,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
       add_to_workspace<kConfig.vector_reduction, DQ>(workspace, there, dq);
     }
 
-#line 207
+#line 215
     // No warp needs this slot any more: the next Q_i, dO_i, L_i, D_i take it.
     block_sync();
     ahead.advance(there, mask_of);
@@ -2055,7 +2056,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_dropout_sm80(FLASHGEN_GRID_CONS
     commit_copies<kConfig.async_copy>();
   }
 
-#line 218
+#line 226
   // Line 18: write dK_j, dV_j to global memory.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();

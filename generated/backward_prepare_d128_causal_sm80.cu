@@ -706,7 +706,7 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 
 }  // namespace flashgen
 
-#line 6 "kernels/backward_prepare.cu.j2"
+#line 10 "kernels/backward_prepare.cu.j2"
 using namespace flashgen;
 
 struct PrepareConfig {
@@ -742,7 +742,7 @@ struct Params {
 };
 static_assert(sizeof(Params) == 96, "the launcher packs Params into 96 bytes");
 
-#line 22
+#line 26
 constexpr i32 kThreads = 256;
 constexpr i32 kChunkElements = kChunkBytes / static_cast<i32>(sizeof(element_t));
 constexpr i32 kChunks = ceil_div(kConfig.head_dim_v, kChunkElements);
@@ -766,6 +766,7 @@ FLASHGEN_DEVICE float element_of(const Vec16& chunk, i32 i) {
 
 FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Place place = Place::current();
+#line 52
   const i32 first_q = place.tile * kConfig.tile_q;
 
   // D = rowsum(dO * O), minus the gradient of L where there is one: dS = P (dP - D + dL).
@@ -793,7 +794,7 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
     }
   }
 
-#line 82
+#line 89
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};

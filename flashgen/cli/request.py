@@ -102,6 +102,7 @@ def _spec_from_options(
     forward_only: bool,
     deterministic: bool,
     dropout: bool,
+    varlen: bool,
 ) -> AttentionSpec | None:
     if head_dim is None:
         violations.found.append("head_dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
@@ -119,6 +120,7 @@ def _spec_from_options(
             direction="forward" if forward_only else "both",
             deterministic=deterministic,
             dropout=dropout,
+            varlen=varlen,
         )
     )
 

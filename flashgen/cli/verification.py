@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.errors import CompileError, EmulationError, LaunchError
 from flashgen.plan.model import AttentionPlan
-from flashgen.spec import Dropout
+from flashgen.plan.varlen import COUNTS, STARTS
 
 if TYPE_CHECKING:
     from flashgen.api import TargetName
@@ -146,12 +146,12 @@ def _run_on_host(
     do: Any,
     scale: float,
     captured: Captured = None,
-    dropout: Dropout | None = None,
+    **more: Any,
 ) -> Sequence[Any]:
-    out, lse = kernel(q, k, v, scale=scale, captured=captured, dropout=dropout)
+    out, lse = kernel(q, k, v, scale=scale, captured=captured, **more)
     if do is None:
         return out, lse
-    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured, dropout=dropout)
+    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured, **more)
 
 
 def _run_on_gpu(
@@ -163,11 +163,16 @@ def _run_on_gpu(
     do: Any,
     scale: float,
     captured: Captured = None,
-    dropout: Dropout | None = None,
+    **more: Any,
 ) -> Sequence[Any]:
     from flashgen.cli.captured_copy import CapturedCopy
     from flashgen.cli.gpus import to_device, to_host
 
     q, k, v, do = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do))
     captured = {name: CapturedCopy(x, ordinal) for name, x in (captured or {}).items()}
-    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, dropout)]
+    if "sequences" in more:
+        given = more["sequences"]
+        arrays = {name: getattr(given, name) for name in (*STARTS, *COUNTS)}
+        copies = {name: CapturedCopy(x, ordinal) for name, x in arrays.items() if x is not None}
+        more["sequences"] = replace(given, **copies)
+    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, **more)]

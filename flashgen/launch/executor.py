@@ -26,12 +26,13 @@ from flashgen.launch.call import (
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.gradients import Gradients
+from flashgen.launch.packed import as_batch, longest, packed_values, without_batch
 from flashgen.launch.packing import Value
-from flashgen.launch.side import NOTHING, Side, SideArguments, packed_values
+from flashgen.launch.side import NOTHING, Side, SideArguments, check_on_host
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
-from flashgen.spec import Dropout
+from flashgen.spec import Dropout, Sequences
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
@@ -80,10 +81,11 @@ class Executor:
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
         dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
-        side = self._side.of(dropout)
+        side = self._side.of(dropout, sequences)
         plain = self._captures is None and not captured and side is NOTHING
         arrays = (q, k, v) if plain else (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
@@ -91,6 +93,8 @@ class Executor:
         framework = framework_of(q)
         signature, pointers = _signature(framework, "forward", arrays, stream)
         key = (signature, scale, side.key)
+        if self.target.on_host and side.longest != (0, 0):
+            check_on_host(side)
         call = self._forward_calls.get(key)
         if call is None:
             call = self._prepare("forward", framework, arrays, scale, stream, side)
@@ -124,10 +128,11 @@ class Executor:
         captured_gradients: bool = False,
         dlse: Any = None,
         dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
-        side = self._side.of(dropout)
+        side = self._side.of(dropout, sequences)
         extra = (*side.arrays, *self._captured(captured))
         arrays = (*extra, do, q, k, v, out, lse) if dlse is None else (*extra, do, q, k, v, out, lse, dlse)
         if scale is not None:
@@ -206,12 +211,17 @@ class Executor:
         common_framework(names, arrays)
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
         beside, extra, infos = self._split(side, infos)
+        if spec.varlen:
+            infos = as_batch(infos)
         check = check_forward if pass_ == "forward" else check_backward
-        problem = check(spec, *infos, on_host=self.target.on_host)
+        rows = problem = check(spec, *infos, on_host=self.target.on_host)
+        count = self._side.check(beside, infos[_NAMES[pass_].index("q")])
+        if spec.varlen:
+            problem = longest(rows, count, side.longest)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
         factor = spec.default_scale if scale is None else scale
-        outputs = self._outputs(pass_, problem, {})
+        outputs = self._outputs(pass_, rows, {})
         access, maps = self._mapped(pass_, access, problem, factor, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
         roles = _ROLES[pass_]
@@ -219,10 +229,12 @@ class Executor:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
         if pass_ == "backward":
-            outputs = self._outputs(pass_, problem, self._workspaces(self._variants[access].plan, problem))
-        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band else (0, 0)
-        self._side.check(beside, infos[_NAMES[pass_].index("q")])
-        values = {**call_values(problem, band, factor, infos, outputs), **packed_values(side)}
+            outputs = self._outputs(pass_, rows, self._workspaces(self._variants[access].plan, problem))
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band and not spec.varlen else (0, 0)
+        values = {**call_values(problem, band, factor, infos, outputs), **side.parameters}
+        if spec.varlen:
+            values |= packed_values(spec.mask, rows)
+            outputs = without_batch(outputs)
         if self._captures is not None:
             self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
             values |= self._captures.values(extra)
@@ -289,7 +301,7 @@ class Executor:
         described = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
         beside, extra, inputs = self._split(side, described)
         extra = [*beside, *extra]
-        items = (*self._side.item_bytes(side), *(self._captures.item_bytes() if self._captures is not None else ()))
+        items = (*side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
         outputs = [o.at(framework.pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
         return (
             *(host_buffer(i, item, writable=False) for i, item in zip(extra, items, strict=True)),

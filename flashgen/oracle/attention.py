@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flashgen.oracle.problem import Problem, gradient_of_lse, read_problem
-from flashgen.oracle.rules import Floats, Pairs, Rules, allowed_pairs
+from flashgen.oracle.rules import Floats, Lengths, Pairs, Rules, allowed_pairs
 from flashgen.spec import AttentionSpec, Dropout
 
 __all__ = ["HeadRules", "allowed_pairs", "backward", "backward_head", "contract", "forward", "forward_head"]
@@ -27,6 +27,7 @@ def forward(
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
     dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Floats, Floats]:
     """``O = softmax(score(scale * Q K^T)) V`` and the row-wise log-sum-exp, as float64 ``(o, lse)``.
 
@@ -34,12 +35,14 @@ def forward(
     replaces tensors that the spec's mask or score was made with.
     """
     problem = read_problem(spec, q, k, v, scale=scale)
-    rules = Rules(spec, problem, captured, dropout)
+    rules = Rules(spec, problem, captured, dropout, lengths)
     o = np.zeros((problem.batch, problem.len_q, problem.heads, spec.head_dim_v))
     lse = np.zeros((problem.batch, problem.heads, problem.len_q))
     for b, h in np.ndindex(problem.batch, problem.heads):
         head = forward_head(*_head_inputs(problem, b, h), problem.scale, HeadRules(rules, b, h))
         o[b, :, h], lse[b, h] = head.o, head.lse
+        if lengths is not None:  # a row that is not there has no sink either
+            lse[b, h, lengths[b][0] :] = -np.inf
     return o, lse
 
 
@@ -54,6 +57,7 @@ def backward(
     captured: Mapping[str, Any] | None = None,
     dlse: Any = None,
     dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Gradients ``(dq, dk, dv)`` of ``sum(do * o) + sum(dlse * lse)`` in float64, ``dlse`` being zero if left out.
 
@@ -61,7 +65,7 @@ def backward(
     """
     problem = read_problem(spec, q, k, v, do, scale=scale)
     assert problem.do is not None, "do was given"
-    rules, of_lse = Rules(spec, problem, captured, dropout), gradient_of_lse(problem, dlse)
+    rules, of_lse = Rules(spec, problem, captured, dropout, lengths), gradient_of_lse(problem, dlse)
     dq, dk, dv = (np.zeros_like(x) for x in (problem.q, problem.k, problem.v))
     for b, h in np.ndindex(problem.batch, problem.heads):
         inputs = _head_inputs(problem, b, h)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flashgen.oracle.attention import HeadRules, forward_head
 from flashgen.oracle.problem import gradient_of_lse, read_problem
-from flashgen.oracle.rules import Floats, Rules
+from flashgen.oracle.rules import Floats, Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ def captured_gradients(
     captured: Mapping[str, Any] | None = None,
     dlse: Any = None,
     dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> dict[str, Floats]:
     """Gradients of ``sum(do * o) + sum(dlse * lse)`` by the captured float tensors, in float64, by name."""
     given = read_problem(spec, q, k, v, do, scale=scale)
     assert given.do is not None, "do was given"
-    rules, of_lse = Rules(spec, given, captured, dropout), gradient_of_lse(given, dlse)
+    rules, of_lse = Rules(spec, given, captured, dropout, lengths), gradient_of_lse(given, dlse)
     gradients = CapturedSums(spec, rules, captured)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):

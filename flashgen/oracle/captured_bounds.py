@@ -21,7 +21,7 @@ from flashgen.oracle.bounds import FACTOR, FP32_ROUNDING_STEPS, ROUNDING_STEPS
 from flashgen.oracle.captured import CapturedSums, captured_gradients, sink_column
 from flashgen.oracle.problem import Array, Problem, gradient_of_lse, read_problem
 from flashgen.oracle.rounded import evaluate
-from flashgen.oracle.rules import Floats, Rules
+from flashgen.oracle.rules import Floats, Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
 
 
@@ -37,13 +37,20 @@ def captured_bounds(
     exact: Mapping[str, Floats] | None = None,
     dlse: Any = None,
     dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> dict[str, float]:
     """The largest allowed error of each captured gradient, by name; ``exact`` is the oracle's where known."""
-    options: dict[str, Any] = {"scale": scale, "captured": captured, "dlse": dlse, "dropout": dropout}
+    options: dict[str, Any] = {
+        "scale": scale,
+        "captured": captured,
+        "dlse": dlse,
+        "dropout": dropout,
+        "lengths": lengths,
+    }
     exact = exact or captured_gradients(spec, q, k, v, do, **options)
     one_run = evaluate(spec, q, k, v, do, **options).captured
     given = read_problem(spec, q, k, v, do, scale=scale)
-    rules = Rules(spec, given, captured, dropout)
+    rules = Rules(spec, given, captured, dropout, lengths)
     reach, magnitudes = _reach(spec, given, gradient_of_lse(given, dlse), rules, captured)
     steps = FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS
     limits = {}

@@ -21,7 +21,7 @@ from flashgen.dtypes import DType
 from flashgen.oracle.attention import HeadRules
 from flashgen.oracle.captured import CapturedSums, sink_column
 from flashgen.oracle.problem import Array, gradient_of_lse, read_problem
-from flashgen.oracle.rules import Floats, Rules
+from flashgen.oracle.rules import Floats, Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
 
 Floats32 = NDArray[np.float32]
@@ -42,19 +42,34 @@ class RoundedResult:
 
 
 def rounded_forward(
-    spec: AttentionSpec, q: Any, k: Any, v: Any, *, scale: float | None = None, dropout: Dropout | None = None
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Array, Floats32]:
     """``(o, lse)``: o in the spec's dtype, lse in float32."""
-    result = evaluate(spec, q, k, v, scale=scale, dropout=dropout)
+    result = evaluate(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths)
     with np.errstate(all="ignore"):
         return result.o.astype(spec.element.numpy()), result.lse
 
 
 def rounded_backward(
-    spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any, *, scale: float | None = None, dropout: Dropout | None = None
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    *,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Array, Array, Array]:
     """``(dq, dk, dv)`` in the spec's dtype; the sum over a group of heads is taken in float32."""
-    result = evaluate(spec, q, k, v, do, scale=scale, dropout=dropout)
+    result = evaluate(spec, q, k, v, do, scale=scale, dropout=dropout, lengths=lengths)
     assert result.dq is not None
     assert result.dk is not None
     assert result.dv is not None
@@ -74,11 +89,13 @@ def evaluate(
     captured: Mapping[str, Any] | None = None,
     dlse: Any = None,
     dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> RoundedResult:
     """One run of the whole computation."""
     element = spec.element
     given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy())
-    rules, of_lse = Rules(spec, given, captured, dropout), gradient_of_lse(given, dlse).astype(np.float32)
+    rules = Rules(spec, given, captured, dropout, lengths)
+    of_lse = gradient_of_lse(given, dlse).astype(np.float32)
     q32, k32, v32 = (x.astype(np.float32) for x in (given.q, given.k, given.v))
     do32 = None if given.do is None else given.do.astype(np.float32)
     o = np.zeros((given.batch, given.len_q, given.heads, spec.head_dim_v), np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Pairs = NDArray[np.bool_]
+#: Of each sequence how many queries and keys there are; the rest of a batch's rows is padding.
+Lengths = Sequence[tuple[int, int]]
 
 
 class Rules:
@@ -29,8 +31,9 @@ class Rules:
         problem: Problem,
         captured: Mapping[str, Any] | None = None,
         dropout: Dropout | None = None,
+        lengths: Lengths | None = None,
     ) -> None:
-        self._spec, self._dropout = spec, dropout
+        self._spec, self._dropout, self._lengths = spec, dropout, lengths
         self._shape = (problem.len_q, problem.len_kv)
         self._env: dict[str, Any] = {**spec.scalars, **spec.tensors, **(captured or {})}
         self._env |= {"q_len": problem.len_q, "k_len": problem.len_kv}
@@ -43,9 +46,14 @@ class Rules:
 
     def allowed(self, b: int, h: int) -> Pairs:
         """``[q, k]`` is true where query q may attend to key k."""
+        len_q, len_kv = self._shape if self._lengths is None else self._lengths[b]
+        allowed = np.zeros(self._shape, np.bool_)
         if self._spec.mask.is_band:
-            return allowed_pairs(self._spec.mask, *self._shape)
-        return self._evaluate(self._spec.mask.traced.root, b, h).astype(bool)
+            allowed[:len_q, :len_kv] = allowed_pairs(self._spec.mask, len_q, len_kv)
+        else:
+            every = self._evaluate(self._spec.mask.traced.root, b, h).astype(bool)
+            allowed[:len_q, :len_kv] = every[:len_q, :len_kv]
+        return allowed
 
     def scores(self, logits: Floats, b: int, h: int) -> Floats:
         """The scores of scaled logits."""
@@ -67,7 +75,7 @@ class Rules:
             return -np.inf
         from flashgen.expr import evaluate
 
-        return float(evaluate(self._spec.score.sink.root, {**self._env, "b": b, "h": h}))
+        return float(evaluate(self._spec.score.sink.root, {**self._env, **self._of(b), "b": b, "h": h}))
 
     def kept(self, b: int, h: int) -> Floats | None:
         """How often each pair counts: 1 / (1 - p) times, or not at all; None without dropout."""
@@ -80,14 +88,18 @@ class Rules:
         """The values of trees over scaled logits."""
         from flashgen.expr import evaluate_all
 
-        return evaluate_all(roots, {**self._env, "b": b, "h": h, "s": logits})
+        return evaluate_all(roots, {**self._env, **self._of(b), "b": b, "h": h, "s": logits})
 
     def _evaluate(self, root: Any, b: int, h: int, **more: Any) -> NDArray[Any]:
         from flashgen.expr import evaluate
 
         if 0 in self._shape:
             return np.zeros(self._shape)
-        return np.broadcast_to(evaluate(root, {**self._env, "b": b, "h": h, **more}), self._shape)
+        return np.broadcast_to(evaluate(root, {**self._env, **self._of(b), "b": b, "h": h, **more}), self._shape)
+
+    def _of(self, b: int) -> dict[str, int]:
+        """The lengths of a sequence, as expressions see them."""
+        return {} if self._lengths is None else dict(zip(("q_len", "k_len"), self._lengths[b], strict=True))
 
 
 def check_dropout(spec: AttentionSpec, dropout: Dropout | None) -> None:

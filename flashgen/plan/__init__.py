@@ -15,6 +15,7 @@ from flashgen.plan.forward import chosen_schedule, plan_forward
 from flashgen.plan.forward_sm90 import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.survey import plan_survey, with_tables
+from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule
 
 __all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspaces"]
@@ -65,7 +66,7 @@ def plan(
         kernels = tuple(_with_expressions(kernel, expressions) for kernel in kernels)
         if expressions.tables:
             kernels += (plan_survey(kernels[0], expressions),)
-    return AttentionPlan(spec, chosen, row, tuple(map(with_dropout, kernels)))
+    return AttentionPlan(spec, chosen, row, tuple(with_varlen(with_dropout(kernel)) for kernel in kernels))
 
 
 def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPlan:

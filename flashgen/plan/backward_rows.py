@@ -34,6 +34,8 @@ def main_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
                     yield Tiling(128, 64, 8, 1, "32 x 32 scores per warp; with four warps the assembler spills")
                 # With a second stage, and no dQ to end the iteration, the assembler spills.
                 yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
+            if spec.varlen and spec.mask.is_full:
+                yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             yield Tiling(64, 64, 4, 2, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             yield Tiling(64, 128, 8, 2, "32 x 32 scores per warp, and queries one step ahead")
         yield Tiling(64, 64, 8, 1, fits)

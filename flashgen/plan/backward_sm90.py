@@ -48,6 +48,10 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         return f"its tensor-core instructions take fp16 and bf16, and dtype is {spec.dtype!r}"
     if (spec.head_dim, spec.head_dim_v) not in _TABLE:
         return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in _TABLE)
+    if spec.dropout:
+        return "it has no dropout"
+    if spec.varlen:
+        return "it takes no packed sequences"
     if access_bytes != 16:
         return "the copy engine needs tensors aligned to 16 bytes"
     if spec.dropout:

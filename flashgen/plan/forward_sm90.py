@@ -90,6 +90,8 @@ def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: i
         return f"it is made for head_dim {dims}"
     if spec.dropout:
         return "it has no dropout"
+    if spec.varlen:
+        return "it takes no packed sequences"
     if access_bytes != 16:
         return "the copy engine needs tensors aligned to 16 bytes"
     if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":

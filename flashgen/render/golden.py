@@ -72,6 +72,8 @@ GOLDEN: tuple[Golden, ...] = (
     ),
     # Dropout, in both passes.
     Golden(AttentionSpec(64, mask=causal(), dropout=True), "sm_80", ("forward", "main")),
+    # Packed sequences.
+    Golden(AttentionSpec(64, mask=causal(), varlen=True), "sm_80", ("forward", "main")),
     # dQ without atomics.
     Golden(AttentionSpec(64, mask=causal(), deterministic=True), "sm_80", ("main", "query")),
 )

@@ -12,6 +12,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.dropout import Dropout
 from flashgen.spec.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
+from flashgen.spec.sequences import Sequences
 
 if TYPE_CHECKING:
     from flashgen.spec.masks import (
@@ -50,6 +51,7 @@ __all__ = [
     "Mask",
     "Schedule",
     "Score",
+    "Sequences",
     "WarpPartition",
     "alibi",
     "bias",

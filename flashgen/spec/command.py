@@ -36,6 +36,8 @@ def _spec_options(spec: AttentionSpec) -> Iterator[str]:
         yield "--deterministic"
     if spec.dropout:
         yield "--dropout"
+    if spec.varlen:
+        yield "--varlen"
 
 
 def _mask_options(mask: Mask) -> Iterator[str]:

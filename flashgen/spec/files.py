@@ -34,7 +34,7 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
         **_score_to_plain(spec),
         "direction": spec.direction,
         "deterministic": spec.deterministic,
-        **({"dropout": True} if spec.dropout else {}),
+        **{name: True for name in ("dropout", "varlen") if getattr(spec, name)},
     }
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.layouts import Layout, laid_out
+from flashgen.verify.packed import Packing
 from flashgen.verify.values import Fill, Spoil, fill_values, spoil_values
 
 #: The results that are compared, in the order in which a run gives them.
@@ -52,6 +53,10 @@ class Case:
     def dropout_for(self, spec: AttentionSpec) -> Dropout | None:
         """Which pairs are dropped; None for a spec without dropout."""
         return Dropout(self.p, _SEED ^ self.seed, _OFFSET + 4 * self.seed) if spec.dropout else None
+
+    def packing_for(self, spec: AttentionSpec) -> Packing | None:
+        """Where the sequences are cut; None for a spec without packed sequences."""
+        return Packing.drawn(self.seed, self.batch, self.len_q, self.len_kv) if spec.varlen else None
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flashgen.oracle import Rules
 from flashgen.oracle.problem import read_problem
+from flashgen.oracle.rules import Lengths
 from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cases import TENSORS, Inputs
 
@@ -27,7 +28,12 @@ STEPS = 4.0
 
 
 def rounding_errors(
-    spec: AttentionSpec, inputs: Inputs, scale: float, exact: Sequence[Floats], dropout: Dropout | None = None
+    spec: AttentionSpec,
+    inputs: Inputs,
+    scale: float,
+    exact: Sequence[Floats],
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> dict[str, Floats]:
     """Per tensor of ``exact`` and element, how far rounding may take it.
 
@@ -39,7 +45,7 @@ def rounding_errors(
         q, k, v, do = (_finite(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
         shapes = (do.shape, (q.shape[0], q.shape[2], q.shape[1]), q.shape, k.shape, v.shape)
         found = {name: np.zeros(shape) for name, shape in zip(TENSORS, shapes, strict=True)}
-        rules = Rules(spec, read_problem(spec, q, k, v, scale=scale), dropout=dropout)
+        rules = Rules(spec, read_problem(spec, q, k, v, scale=scale), dropout=dropout, lengths=lengths)
         for b, h in np.ndindex(q.shape[0], q.shape[2]):
             h_kv = h * k.shape[2] // q.shape[2]
             kept = rules.kept(b, h)

@@ -30,6 +30,8 @@ SPECS = [
     fg.AttentionSpec(128, dtype="bf16", mask=fg.causal(), dropout=True),
     fg.AttentionSpec(64, dtype="fp16", dropout=True, deterministic=True),
     fg.AttentionSpec(40, dtype="fp32", mask=fg.causal(), dropout=True),
+    fg.AttentionSpec(128, dtype="bf16", mask=fg.causal(), varlen=True),
+    fg.AttentionSpec(64, dtype="fp16", mask=fg.window(30, 5), varlen=True, dropout=True, deterministic=True),
     fg.AttentionSpec(160, dtype="fp32", mask=fg.window(0, 5)),
 ]
 

@@ -109,7 +109,7 @@ def test_a_call_says_which_pairs_are_dropped_if_and_only_if_the_spec_drops_some(
     with pytest.raises(fg.ArgumentError, match="build one with dropout=True"):
         without(q, q, q, dropout=DROPOUT)
     for state in (np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(4, np.int64)[::2]):
-        with pytest.raises(fg.ArgumentError, match="two 64-bit integers, side by side"):
+        with pytest.raises(fg.ArgumentError, match="2 integers of 64 bits, side by side"):
             with_dropout(q, q, q, dropout=fg.Dropout(0.5, state=state))
 
 
@@ -117,7 +117,8 @@ def test_on_hopper_the_plan_says_why_it_is_not_flash_attention_3() -> None:
     from flashgen.plan import plan
     from flashgen.plan.algorithm import describe_algorithm
 
-    forward = plan(fg.AttentionSpec(128, dropout=True), None, "sm_90a").kernel("forward")
-    assert describe_algorithm(forward) == "FlashAttention-2, not FlashAttention-3: it has no dropout"
+    made = plan(fg.AttentionSpec(128, dropout=True), None, "sm_90a")
+    for role in ("forward", "main"):
+        assert describe_algorithm(made.kernel(role)) == "FlashAttention-2, not FlashAttention-3: it has no dropout"
     with pytest.raises(fg.PlanError, match="it has no dropout"):
         plan(fg.AttentionSpec(128, dropout=True), fg.Schedule(algorithm="fa3"), "sm_90a")

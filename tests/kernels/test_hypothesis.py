@@ -124,6 +124,7 @@ def specs(draw: st.DrawFn, arch: str) -> fg.AttentionSpec:
         direction="both" if draw(st.sampled_from([False, True, True])) else "forward",
         deterministic=draw(st.booleans()),
         dropout=draw(st.sampled_from([False, False, False, True])),
+        varlen=draw(st.sampled_from([False, False, False, True])),
     )
 
 
@@ -285,6 +286,7 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     "race mode, dims apart": lambda build, trial: trial.mode.race and build.spec.head_dim != build.spec.head_dim_v,
     "the kernel for Hopper": lambda build, trial: build.plan.kernel("forward").algorithm == "FlashAttention-3",
     "dropout backward": lambda build, trial: build.spec.dropout and build.spec.needs_backward,
+    "packed sequences, masked": lambda build, trial: build.spec.varlen and not build.spec.mask.is_band,
     "no heads": lambda build, trial: trial.case.heads == 0 and trial.case.len_q > 0,
     "one query, no keys": lambda build, trial: (trial.case.len_q, trial.case.len_kv) == (1, 0),
     "four layouts": lambda build, trial: len(set(trial.case.layouts)) == 4,

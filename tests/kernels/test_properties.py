@@ -110,6 +110,7 @@ def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
         mask=drawn_mask(random),
         deterministic=random.random() < 0.5,
         dropout=random.random() < 0.2,
+        varlen=random.random() < 0.2,
     )
 
 

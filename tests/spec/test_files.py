@@ -32,6 +32,7 @@ specs = st.builds(
     direction=st.sampled_from(["forward", "both"]),
     deterministic=st.booleans(),
     dropout=st.booleans(),
+    varlen=st.booleans(),
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)
