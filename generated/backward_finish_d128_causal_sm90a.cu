@@ -2778,8 +2778,9 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, of queries that exist or whose scores nobody looks at. The warp's rows begin at first_key.
-template <i32 count, bool has_lower, bool has_upper, class Forbid>
+// not allow; of queries beyond the last only if they end, as their scores must be 0 already otherwise. The
+// warp's rows begin at first_key.
+template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
   const i32 q = first_q + thread.column();
@@ -2790,18 +2791,20 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
     i32 first = key < mask.len_kv ? -1 : 2 * count, last = 2 * count;
     if constexpr (has_upper) first = larger(first, key - mask.upper - q);
     if constexpr (has_lower) last = key - mask.lower - q;
+    if constexpr (queries_end) last = smaller(last, mask.len_q - 1 - q);
 #pragma unroll
     for (i32 n = 0; n < count / 4; ++n) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || (has_lower && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
+        if (8 * n + c < first || ((has_lower || queries_end) && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
       }
     }
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise.
-template <i32 count, class Mask, class Forbid>
+// The same for any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code
+// would stand there otherwise.
+template <i32 count, bool queries_end, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
   const i32 q = first_q + thread.column(), key = first_key + thread.row();
