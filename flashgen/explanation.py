@@ -58,6 +58,9 @@ class Explanation:
     algorithm: str
     #: Why that is not FlashAttention-3, in a clause; None where it is, or where the GPU is none that has it.
     why_not_fa3: str | None
+    #: The same of the backward kernels; empty where there are none.
+    backward_algorithm: str
+    backward_why_not_fa3: str | None
     width: int = field(default=80, repr=False)
 
     @property
@@ -107,8 +110,9 @@ class Explanation:
         """The numbers and texts as plain values; the map is left out."""
         sizes = ("len_q", "len_kv", "tile_q", "tile_kv", "batch", "head")
         counts = ("tiles", "empty", "partial", "full", "flops", "dense_flops", "closed")
-        texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end", "algorithm", "why_not_fa3")
-        return {name: getattr(self, name) for name in (*sizes, *counts, *texts)}
+        texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end")
+        kernels = ("algorithm", "why_not_fa3", "backward_algorithm", "backward_why_not_fa3")
+        return {name: getattr(self, name) for name in (*sizes, *counts, *texts, *kernels)}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -135,6 +139,10 @@ class Explanation:
             yield _labelled("kernel", self.algorithm)
         if self.why_not_fa3 is not None:
             yield _labelled("", f"not FlashAttention-3: {self.why_not_fa3}")
+        if self.backward_algorithm:
+            yield _labelled("", f"backward: {self.backward_algorithm}")
+        if self.backward_why_not_fa3 is not None:
+            yield _labelled("", f"not FlashAttention-3: {self.backward_why_not_fa3}")
         if self.tiles:
             yield ""
             yield from _map(self)
@@ -160,6 +168,7 @@ def explain(
     ``arch`` and ``schedule``. ``captured`` gives tensors by name in place of those that the mask was made with.
     """
     kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
+    main = _main(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
     if not isinstance(spec, AttentionSpec):
         spec = AttentionSpec(64, mask=Mask.of(spec))
     tile_q, tile_kv = _tile(kernel or _forward(spec, schedule, arch)) if tile is None else tile
@@ -201,6 +210,8 @@ def explain(
         closed=rule.hull_exact,
         algorithm=kernel.algorithm if kernel else "",
         why_not_fa3=why_not_fa3(kernel) if kernel else None,
+        backward_algorithm=main.algorithm if main else "",
+        backward_why_not_fa3=why_not_fa3(main) if main else None,
         width=width,
     )
 
@@ -246,6 +257,17 @@ def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -
     from flashgen.plan import plan
 
     return plan(replace(spec, direction="forward"), schedule, arch).kernel("forward")
+
+
+def _main(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> KernelPlan | None:
+    """The backward kernel of keys that would be built; None where the spec has none, or none can be planned."""
+    from flashgen.errors import PlanError
+    from flashgen.plan import plan
+
+    try:
+        return plan(spec, schedule, arch).kernel("main") if spec.needs_backward else None
+    except PlanError:
+        return None
 
 
 def _tile(kernel: KernelPlan) -> tuple[int, int]:

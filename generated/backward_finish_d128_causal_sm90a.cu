@@ -2766,12 +2766,17 @@ FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabil
   }
 }
 
-// dS = P (dP - D), for dP that D has been taken off from. Where P is 0 the mask may have made it so, and then
-// nothing of dP is to be seen, not even that it is not a number.
-template <i32 count>
-FLASHGEN_DEVICE void multiply_where_not_zero(float (&dp)[count], const float (&p)[count]) {
+// What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
+// As P itself it has to be a zero.
+constexpr u32 kForbidden = 0x80000000u;
+constexpr u32 kForbiddenSlope = 0x7fc0dea1u;
+
+// dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
+// seen, not even that it is not a number.
+template <u32 forbidden, i32 count>
+FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] = p[i] == 0.0f ? 0.0f : p[i] * dp[i];
+  for (i32 i = 0; i < count; ++i) dp[i] = bits_of(p[i]) == forbidden ? 0.0f : p[i] * dp[i];
 }
 template <i32 count>
 FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]) {
@@ -2780,8 +2785,9 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, of queries that exist or whose scores nobody looks at. The warp's rows begin at first_key.
-template <i32 count, bool has_lower, bool has_upper, class Forbid>
+// not allow; of queries beyond the last only if they end, as their scores must be 0 already otherwise. The
+// warp's rows begin at first_key.
+template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
   const i32 q = first_q + thread.column();
@@ -2792,18 +2798,20 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
     i32 first = key < mask.len_kv ? -1 : 2 * count, last = 2 * count;
     if constexpr (has_upper) first = larger(first, key - mask.upper - q);
     if constexpr (has_lower) last = key - mask.lower - q;
+    if constexpr (queries_end) last = smaller(last, mask.len_q - 1 - q);
 #pragma unroll
     for (i32 n = 0; n < count / 4; ++n) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || (has_lower && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
+        if (8 * n + c < first || ((has_lower || queries_end) && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
       }
     }
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise.
-template <i32 count, class Mask, class Forbid>
+// The same for any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code
+// would stand there otherwise.
+template <i32 count, bool queries_end, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
   const i32 q = first_q + thread.column(), key = first_key + thread.row();

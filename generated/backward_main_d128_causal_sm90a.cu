@@ -2787,12 +2787,17 @@ FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabil
   }
 }
 
-// dS = P (dP - D), for dP that D has been taken off from. Where P is 0 the mask may have made it so, and then
-// nothing of dP is to be seen, not even that it is not a number.
-template <i32 count>
-FLASHGEN_DEVICE void multiply_where_not_zero(float (&dp)[count], const float (&p)[count]) {
+// What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
+// As P itself it has to be a zero.
+constexpr u32 kForbidden = 0x80000000u;
+constexpr u32 kForbiddenSlope = 0x7fc0dea1u;
+
+// dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
+// seen, not even that it is not a number.
+template <u32 forbidden, i32 count>
+FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] = p[i] == 0.0f ? 0.0f : p[i] * dp[i];
+  for (i32 i = 0; i < count; ++i) dp[i] = bits_of(p[i]) == forbidden ? 0.0f : p[i] * dp[i];
 }
 template <i32 count>
 FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]) {
@@ -2801,8 +2806,9 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, of queries that exist or whose scores nobody looks at. The warp's rows begin at first_key.
-template <i32 count, bool has_lower, bool has_upper, class Forbid>
+// not allow; of queries beyond the last only if they end, as their scores must be 0 already otherwise. The
+// warp's rows begin at first_key.
+template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
   const i32 q = first_q + thread.column();
@@ -2813,18 +2819,20 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
     i32 first = key < mask.len_kv ? -1 : 2 * count, last = 2 * count;
     if constexpr (has_upper) first = larger(first, key - mask.upper - q);
     if constexpr (has_lower) last = key - mask.lower - q;
+    if constexpr (queries_end) last = smaller(last, mask.len_q - 1 - q);
 #pragma unroll
     for (i32 n = 0; n < count / 4; ++n) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || (has_lower && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
+        if (8 * n + c < first || ((has_lower || queries_end) && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
       }
     }
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise.
-template <i32 count, class Mask, class Forbid>
+// The same for any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code
+// would stand there otherwise.
+template <i32 count, bool queries_end, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
   const i32 q = first_q + thread.column(), key = first_key + thread.row();
@@ -3074,6 +3082,14 @@ struct Shared {
 #line 86
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
+}
+// Products of queries beyond the last are 0, and L makes their probabilities 0; but a score makes of 0 what it
+// likes, also what is not a number, so that such queries are masked.
+constexpr bool kScoresEnd = false;
+// Where a tile of queries ends as far as the mask is concerned.
+FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
+  const i32 end = first_q + kConfig.tile_q;
+  return kScoresEnd ? end : smaller(end, p.len_q);
 }
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
@@ -3408,18 +3424,18 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
-                   .is_full(first_q, smaller(first_q + kConfig.tile_q, p.len_q), strip_first, strip_first + kWarpgroupRows);
-#line 194
+                   .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
+#line 195
           if (strip_is_cut) {
-            for_forbidden<kConfig.tile_q / 2>(
+            for_forbidden<kConfig.tile_q / 2, kScoresEnd>(
                 mask_of(p, keys, step.member), first_q, first_key + warp_key, thread, [&](i32 i) {
-                  scores[i] = 0.0f;
+                  scores[i] = float_of(kForbidden);
                 });
           }
-#line 204
+#line 205
           round_strip<element_t>(probabilities, scores);
 
-#line 207
+#line 208
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 
@@ -3427,7 +3443,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<1>();
           wgmma_pin(dp);
           if (strip_is_cut) {
-            multiply_where_not_zero(dp, scores);
+            multiply_where_allowed<kForbidden>(dp, scores);
           } else {
             multiply_strips(dp, scores);
           }
@@ -3492,7 +3508,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 106 "kernels/backward_main_sm90.cu.j2"
+#line 114 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();

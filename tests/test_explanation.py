@@ -104,6 +104,7 @@ def test_it_is_drawn() -> None:
         "        to before q_len\n"
         "found   by these bounds alone\n"
         "kernel  FlashAttention-2\n"
+        "        backward: FlashAttention-2\n"
         "\n"
         "queries down, keys across; . skipped  + partial  # full\n"
         "        0\n"
@@ -120,6 +121,7 @@ def test_it_is_drawn() -> None:
         ({}, "sm_90a", "FlashAttention-3", None),
         ({"dtype": "fp32"}, "sm_90a", "FlashAttention-2", "dtype is 'fp32'"),
         ({"head_dim": 80}, "sm_90a", "FlashAttention-2", "it is made for head_dim 64"),
+        ({"head_dim": 80, "direction": "forward"}, "sm_90a", "FlashAttention-2", "it is made for head_dim 64"),
         ({}, "sm_90", "FlashAttention-2", "it needs sm_90a, and this is sm_90"),
         ({}, "sm_80", "FlashAttention-2", None),
         ({}, "sm_100a", "FlashAttention-2", None),
@@ -137,6 +139,30 @@ def test_the_algorithm_is_named_and_on_hopper_why_it_is_not_the_newest(
     else:
         assert reason in found.as_dict()["why_not_fa3"]
         assert f"\n        not FlashAttention-3: {found.why_not_fa3}\n" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "arch", "algorithm", "reason"),
+    [
+        ({}, "sm_90a", "FlashAttention-3", None),
+        ({"head_dim": 256}, "sm_90a", "FlashAttention-2", "its backward kernel is made for head_dim 64"),
+        ({"deterministic": True}, "sm_90a", "FlashAttention-2", "deterministic=True"),
+        ({}, "sm_80", "FlashAttention-2", None),
+        ({"direction": "forward"}, "sm_90a", "", None),
+        # No backward kernel can be planned.
+        ({"head_dim": 256, "dtype": "fp32"}, "sm_75", "", None),
+    ],
+)
+def test_so_is_that_of_the_backward_pass(fields: dict[str, Any], arch: str, algorithm: str, reason: str | None) -> None:
+    found = fg.explain(fg.AttentionSpec(**{"head_dim": 128} | fields), 256, arch=arch)
+    assert found.backward_algorithm == found.as_dict()["backward_algorithm"] == algorithm
+    assert (f"\n        backward: {algorithm}\n" in str(found)) == bool(algorithm)
+    if reason is None:
+        assert found.backward_why_not_fa3 is None
+    else:
+        assert reason in found.as_dict()["backward_why_not_fa3"]
+        after = f"\n        backward: {algorithm}\n        not FlashAttention-3: {found.backward_why_not_fa3}\n"
+        assert after in str(found)
 
 
 def test_a_schedule_that_is_asked_for_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""Which algorithm a forward kernel runs by, and on Hopper why, in words."""
+"""Which algorithm each pass runs by, and on Hopper why, in words."""
 
 from __future__ import annotations
 

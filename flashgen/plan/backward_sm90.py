@@ -36,6 +36,7 @@ _TABLE = {
     (96, 96): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
     (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
 }
+HEAD_DIMS = tuple(_TABLE)
 
 
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
@@ -46,16 +47,14 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         return f"it needs sm_90a, and this is {arch.name}"
     if not spec.element.is_half:
         return f"its tensor-core instructions take fp16 and bf16, and dtype is {spec.dtype!r}"
-    if (spec.head_dim, spec.head_dim_v) not in _TABLE:
-        return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in _TABLE)
-    if spec.dropout:
-        return "it has no dropout"
-    if spec.varlen:
-        return "it takes no packed sequences"
+    if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
+        return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in HEAD_DIMS)
     if access_bytes != 16:
         return "the copy engine needs tensors aligned to 16 bytes"
     if spec.dropout:
         return "it has no dropout"
+    if spec.varlen:
+        return "it takes no packed sequences"
     if spec.deterministic:
         return "its sums of dQ have no fixed order, and deterministic=True"
     if schedule.backward != BackwardSchedule():

@@ -186,6 +186,11 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     )
 
 
+def registers_at_launch(warpgroups: int) -> int:
+    """Registers per thread that all warps of a block begin with; what roles have later is made of these."""
+    return _REGISTERS // (WARPGROUP * warpgroups) // 8 * 8
+
+
 def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:
     """The forward plan as the schedule it amounts to."""
     return Schedule(
@@ -272,12 +277,13 @@ def _fault(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
     needed = _smem(spec, row).bytes
     if row.stages < 2:
         return f"{described} leaves no tile to copy into while another is used; use stages=2 or more."
-    if WARPGROUP * (producer + row.consumers * consumer) > _REGISTERS:
+    at_launch = registers_at_launch(row.consumers + 1)
+    there_are = WARPGROUP * (row.consumers + 1) * at_launch
+    if WARPGROUP * (producer + row.consumers * consumer) > there_are:
         return (
             f"registers={(producer, consumer)} for 1 producer and {row.consumers} consumers are more than the "
-            f"{_REGISTERS} there are; use {replace(row, registers=None).split()}."
+            f"{there_are} that a block begins with; use {replace(row, registers=None).split()}."
         )
-    at_launch = _REGISTERS // (WARPGROUP * (row.consumers + 1)) // 8 * 8
     if not producer <= at_launch <= consumer:
         return (
             f"registers={(producer, consumer)} cannot be made of the {at_launch} that all warps begin with; "

@@ -58,13 +58,13 @@ def forward_spec(dim: int, dim_v: int = 0, **fields: Any) -> fg.AttentionSpec:
 
 
 @contextmanager
-def launches(kernel: Any, mode: Mode) -> Iterator[set[str]]:
-    """Runs a kernel's launches in that mode, and notes by which algorithms its forward passes went."""
+def launches(kernel: Any, mode: Mode, role: str = "forward") -> Iterator[set[str]]:
+    """Runs a kernel's launches in that mode, and notes by which algorithms those of a role went."""
     target, done = kernel.target, set()
     launch = target.launch
 
     def noted(steps: Any, *rest: Any) -> None:
-        done.update(step.kernel.plan.algorithm for step in steps if step.kernel.plan.role == "forward")
+        done.update(step.kernel.plan.algorithm for step in steps if step.kernel.plan.role == role)
         launch(steps, *rest)
 
     target.options, target.launch = mode.options, noted

@@ -12,7 +12,7 @@ import pytest
 import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import default_access_bytes, plan
-from flashgen.plan.forward_sm90 import HEAD_DIMS, why_not
+from flashgen.plan.forward_sm90 import HEAD_DIMS, registers_at_launch, why_not
 from flashgen.plan.model import KernelPlan, Problem
 
 ARCH = get_arch("sm_90a")
@@ -49,7 +49,7 @@ def test_every_row_of_the_table_fits(dims: tuple[int, int]) -> None:
         assert kernel.threads == 128 * (1 + consumers)
         assert kernel.smem.bytes <= ARCH.max_smem_per_block
         registers = int(kernel.constant("producer_registers")) + consumers * int(kernel.constant("consumer_registers"))
-        assert 128 * registers <= ARCH.registers_per_multiprocessor
+        assert registers <= (1 + consumers) * registers_at_launch(1 + consumers)
         assert kernel.reasons
         assert all(kernel.reasons)
 
@@ -208,8 +208,10 @@ SPECIALIZED = fg.WarpPartition("specialized", consumers=2)
         (
             128,
             fg.Schedule(registers=(168, 240)),
-            ["registers=(168, 240) for 1 producer and 2 consumers are more than the 65536", "use (40, 232)"],
+            ["registers=(168, 240) for 1 producer and 2 consumers are more than the 64512", "use (40, 232)"],
         ),
+        # As many as a multiprocessor has, but 384 threads begin with 168 each.
+        (128, fg.Schedule(registers=(48, 232)), ["more than the 64512 that a block begins with", "use (40, 232)"]),
         (256, fg.Schedule(tile_kv=128), ["registers per thread", "consumers have 232", "use a smaller tile_kv"]),
         (128, fg.Schedule(tile_q=192), ["registers per thread", "consumers have 160", "fewer consumers"]),
         (128, fg.Schedule(stages=4), ["bytes of shared memory per block", "sm_90a has 232448", "fewer stages"]),

@@ -1,0 +1,269 @@
+"""Planning the backward kernels for Hopper: what the table holds fits, what they cannot be runs by the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen.arch import get_arch
+from flashgen.launch.call import tile_counts
+from flashgen.plan import default_access_bytes, plan, workspaces
+from flashgen.plan.algorithm import describe_algorithm
+from flashgen.plan.backward_sm90 import HEAD_DIMS, why_not_backward
+from flashgen.plan.forward_sm90 import registers_at_launch
+from flashgen.plan.model import KernelPlan, Problem
+from flashgen.render.summary import header
+
+ARCH = get_arch("sm_90a")
+MASKS = {
+    "full": fg.full(),
+    "causal": fg.causal(),
+    "window": fg.window(100, 0),
+    "documents": fg.document(np.zeros((2, 300), np.int32)),
+    "global": fg.window(64, 0) | fg.global_tokens(4),
+}
+#: Bytes after which the pattern repeats in which the copy engine writes rows.
+SWIZZLE = 1024
+
+
+def backward(
+    role: str = "main", schedule: fg.Schedule | None = None, access: int | None = None, **spec: Any
+) -> KernelPlan:
+    return plan(fg.AttentionSpec(**{"head_dim": 128} | spec), schedule, ARCH, access_bytes=access).kernel(role)
+
+
+# ---- what the table holds
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_every_row_of_the_table_fits(dims: tuple[int, int]) -> None:
+    for dtype, mask, score in product(("bf16", "fp16"), MASKS.values(), (None, fg.softcap(30.0))):
+        kernel = backward(head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, mask=mask, score=score)
+        assert kernel.algorithm == "FlashAttention-3"
+        consumers = int(kernel.constant("consumers"))
+        assert kernel.constant("tile_kv") == kernel.grid_tile == 64 * consumers
+        assert kernel.threads == 128 * (1 + consumers)
+        assert kernel.smem.bytes <= ARCH.max_smem_per_block
+        assert kernel.reasons
+        assert all(kernel.reasons)
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_roles_share_the_registers_that_a_block_begins_with(dims: tuple[int, int]) -> None:
+    """Not those of a multiprocessor: 384 threads begin with 168 each, and who asks for more than is left waits."""
+    kernel = backward(head_dim=dims[0], head_dim_v=dims[1])
+    consumers = int(kernel.constant("consumers"))
+    producer, consumer = (int(kernel.constant(f"{role}_registers")) for role in ("producer", "consumer"))
+    at_launch = registers_at_launch(1 + consumers)
+    assert at_launch * kernel.threads <= ARCH.registers_per_multiprocessor
+    assert producer + consumers * consumer <= (1 + consumers) * at_launch
+    assert producer <= at_launch <= consumer
+    for registers in (producer, consumer):
+        assert 24 <= registers <= 240
+        assert registers % 8 == 0
+    # dK, dV and two strips of scores at once, and P rounded.
+    tile_q = int(kernel.constant("tile_q"))
+    assert sum(dims) // 2 + 2 * tile_q // 2 + tile_q // 4 < consumer
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_pattern_begins(
+    dims: tuple[int, int], mask: str
+) -> None:
+    kernel = backward(head_dim=dims[0], head_dim_v=dims[1], mask=MASKS[mask])
+    end = 0
+    for region in kernel.smem.regions:
+        assert region.offset >= end, region
+        assert region.offset % (SWIZZLE if region.name in ("k", "v", "q", "do", "ds") else 16) == 0, region
+        end = region.offset + region.bytes
+    tile_q, tile_kv = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
+    rows = {"k": (1, tile_kv, dims[0]), "v": (1, tile_kv, dims[1])}
+    rows |= {"q": (kernel.constant("q_slots"), tile_q, dims[0]), "do": (kernel.constant("do_slots"), tile_q, dims[1])}
+    rows["ds"] = (kernel.constant("ds_slots"), tile_kv, tile_q)
+    for name, (slots, height, width) in rows.items():
+        # Rows come in panels of 64 columns.
+        assert kernel.smem[name].bytes == slots * height * -(-width // 64) * 128
+    for name, slots in (("lse", "q_slots"), ("dsum", "do_slots")):
+        assert kernel.smem[name].bytes == kernel.constant(slots) * tile_q * 4
+    for ring in ("q", "do", "ds"):
+        assert kernel.smem[f"{ring}_barriers"].bytes == 16 * kernel.constant(f"{ring}_slots")
+    # A warp's 16 rows of dK, or of dV, leave from where it puts its share of dQ.
+    warps = 4 * int(kernel.constant("consumers"))
+    assert kernel.smem["dq"].bytes >= warps * 16 * max(-(-dim // 64) for dim in dims) * 128
+
+
+# ---- what depends on the spec
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_bad_keys_are_looked_for_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
+    kernel = backward(mask=MASKS[mask])
+    assert ("masked" in kernel.switches) == (mask != "full")
+    assert any(region.name == "found_bad" for region in kernel.smem.regions) == (mask != "full")
+
+
+def test_tiles_are_listed_only_where_a_mask_leaves_holes() -> None:
+    assert {name for name, mask in MASKS.items() if "listed" in backward(mask=mask).switches} == {"documents", "global"}
+    for mask in MASKS.values():
+        kernel = backward(mask=mask)
+        assert any("listed" in region.name for region in kernel.smem.regions) == ("listed" in kernel.switches)
+
+
+def test_a_log_sum_exp_is_divided_by_the_scale_where_logits_are_products() -> None:
+    sink = fg.sink(np.zeros(4, np.float32))
+    for score, scales in ((None, True), (sink, True), (fg.softcap(30.0), False), (fg.softcap(30.0) >> sink, False)):
+        for role in ("prepare", "main"):
+            assert ("scales" in backward(role, score=score).switches) == scales
+        assert backward(score=score).divides_by_scale == scales
+        # Nothing is copied by boxes there, and nothing is to be said about the scale twice.
+        assert not backward("prepare", score=score).divides_by_scale
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_the_copy_engine_is_told_of_the_tiles_of_the_plan(dims: tuple[int, int]) -> None:
+    kernel = backward(head_dim=dims[0], head_dim_v=dims[1])
+    queries, keys = (int(kernel.constant(name)) for name in ("tile_q", "tile_kv"))
+    boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}
+    assert {name: boxes[name] for name in ("q", "k", "v", "dout", "dk", "dv")} == {
+        "q": (queries, 64, 128),
+        "k": (keys, 64, 128),
+        "v": (keys, 64, 128),
+        "dout": (queries, 64, 128),
+        "dk": (16, 64, 128),
+        "dv": (16, 64, 128),
+    }
+    assert {box.parameter for box in kernel.boxes} <= set(kernel.params.names)
+
+
+def test_blocks_stay_and_take_one_tile_of_keys_after_another() -> None:
+    kernel = backward(mask=fg.causal())
+    assert kernel.is_persistent
+    problem = Problem(3, 8, 2, 1000, 777)
+    tiles_q, tiles_kv = -(-1000 // int(kernel.constant("tile_q"))), -(-777 // int(kernel.constant("tile_kv")))
+    assert kernel.grid(problem) == (tiles_kv * 2 * 3, 1, 1)
+    counts = tile_counts(kernel, problem)
+    assert counts == {"tiles": tiles_kv * 2 * 3, "q_tiles": tiles_q, "kv_tiles": tiles_kv}
+    assert {"counter", *(name for name in counts if name)} <= set(kernel.params.names)
+
+
+def test_statistics_are_two_floats_for_each_query_of_each_tile() -> None:
+    made = plan(fg.AttentionSpec(128), None, ARCH)
+    tile = int(made.kernel("main").constant("tile_q"))
+    assert workspaces(made, Problem(3, 8, 2, 5 * tile + 1, 77))["row_stats"] == 3 * 8 * 6 * tile * 2
+
+
+def test_kernels_of_a_pass_agree_on_the_tile_of_queries() -> None:
+    for dims in HEAD_DIMS:
+        made = plan(fg.AttentionSpec(dims[0], head_dim_v=dims[1]), None, ARCH)
+        tiles = {int(k.constant("tile_q")) for k in made.kernels if k.pass_ == "backward"}
+        assert len(tiles) == 1
+
+
+def test_a_bias_has_its_gradient_beside_these_kernels() -> None:
+    made = plan(fg.AttentionSpec(64, score=fg.bias(np.zeros((1, 1, 70, 90), np.float32))), None, ARCH)
+    assert made.kernel("main").algorithm == "FlashAttention-3"
+    assert any(k.role.startswith("captured_tile") for k in made.kernels)
+
+
+# ---- what runs by the kernels for all GPUs
+
+FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
+    "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "its schedule says algorithm='fa2'"),
+    "generation": ({}, None, "sm_90", "it needs sm_90a, and this is sm_90"),
+    "later generation": ({}, None, "sm_100a", "it needs sm_90a, and this is sm_100a"),
+    "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),
+    "head_dim": ({"head_dim": 80}, None, "sm_90a", "its backward kernel is made for head_dim 64, 96, 128"),
+    "head_dim_v": ({"head_dim_v": 64}, None, "sm_90a", "its backward kernel is made for head_dim 64, 96, 128"),
+    "deterministic": ({"deterministic": True}, None, "sm_90a", "no fixed order, and deterministic=True"),
+    "tiles": (
+        {},
+        fg.Schedule(backward=fg.BackwardSchedule(tile_q=32)),
+        "sm_90a",
+        "a schedule for the backward pass is one of the other kernels",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_what_they_cannot_be_runs_by_the_kernels_for_all_gpus_and_there_is_a_reason(name: str) -> None:
+    fields, schedule, arch, words = FALLBACKS[name]
+    spec = fg.AttentionSpec(**{"head_dim": 128} | fields)
+    made = plan(spec, schedule, arch)
+    main = made.kernel("main")
+    assert (main.template, main.algorithm, main.boxes) == ("backward_main.cu.j2", "FlashAttention-2", ())
+    assert not {"row_stats", "scales"} & made.kernel("prepare").switches
+    reason = why_not_backward(spec, schedule or fg.Schedule(), get_arch(arch), default_access_bytes(spec))
+    assert reason is not None
+    assert words in reason
+
+
+def test_a_reason_names_every_width_there_is() -> None:
+    reason = why_not_backward(fg.AttentionSpec(80), fg.Schedule(), ARCH, 16)
+    assert reason is not None
+    assert reason.endswith(", ".join(str(dim) for dim, _ in HEAD_DIMS))
+
+
+@pytest.mark.parametrize("access", [2, 4, 8])
+def test_less_aligned_tensors_run_by_the_kernels_for_all_gpus(access: int) -> None:
+    kernel = backward(access=access)
+    assert (kernel.algorithm, kernel.access_bytes) == ("FlashAttention-2", access)
+    reason = why_not_backward(kernel.spec, fg.Schedule(), ARCH, access)
+    assert reason == "the copy engine needs tensors aligned to 16 bytes"
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_what_they_can_be_has_no_reason_against_it(dims: tuple[int, int]) -> None:
+    spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1])
+    forward_only = fg.Schedule(softmax="running-max", stages=3)
+    for schedule in (fg.Schedule(), fg.Schedule(algorithm="fa3"), forward_only):
+        assert why_not_backward(spec, schedule, ARCH, 16) is None
+
+
+def test_passes_need_not_run_by_the_same_algorithm() -> None:
+    """A schedule of the forward pass is no reason against the backward kernels, nor the other way round."""
+    made = plan(fg.AttentionSpec(128), fg.Schedule(tile_q=64), ARCH)
+    assert [made.kernel(role).algorithm[-1] for role in ("forward", "main")] == ["2", "3"]
+    made = plan(fg.AttentionSpec(256), None, ARCH)
+    assert [made.kernel(role).algorithm[-1] for role in ("forward", "main")] == ["3", "2"]
+
+
+# ---- what is said of them
+
+
+def test_the_comment_of_a_source_says_who_does_what_and_why() -> None:
+    text = header(backward(mask=fg.causal()))
+    kernel = backward(mask=fg.causal())
+    for words in (
+        "backward_main_d128_causal_sm90a: FlashAttention-3, backward pass",
+        f"tile_q {kernel.constant('tile_q')}, tile_kv {kernel.constant('tile_kv')}",
+        "one warp brings tiles (24 registers a thread)",
+        "2 compute, 64 keys each (240)",
+        kernel.reasons[0],
+    ):
+        assert words in " ".join(text.replace("//", "").split()), words
+    assert "not FlashAttention-3" not in text
+
+
+def test_the_comment_says_what_else_it_is_and_why() -> None:
+    kernel = backward(deterministic=True)
+    words = "FlashAttention-2, not FlashAttention-3: its sums of dQ have no fixed order, and deterministic=True"
+    assert describe_algorithm(kernel) == words
+    text = " ".join(header(kernel).replace("//", "").split())
+    assert "not FlashAttention-3: its sums of dQ have no fixed order" in text
+    # There it is said once, of the kernel that could be another.
+    for role in ("prepare", "query"):
+        assert "not FlashAttention-3" not in header(plan(kernel.spec, None, ARCH).kernel(role))
+
+
+def test_the_chosen_schedule_asked_for_again_is_the_same_plan() -> None:
+    for dims in HEAD_DIMS:
+        chosen = plan(fg.AttentionSpec(dims[0], head_dim_v=dims[1], mask=fg.causal()), None, ARCH)
+        again = plan(chosen.spec, chosen.schedule, ARCH)
+        for one, other in zip(chosen.kernels, again.kernels, strict=True):
+            assert replace(one, schedule=None) == replace(other, schedule=None)
