@@ -33,7 +33,7 @@ class _Row:
 
 _TABLE = {
     (64, 64): _Row(128, 2, 2, "the longest tile of queries whose scores and gradients find registers"),
-    (96, 96): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
+    (96, 96): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries", (40, 232)),
     (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
 }
 HEAD_DIMS = tuple(_TABLE)
@@ -123,7 +123,7 @@ class _Common:
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),
             ),
-            params=params.MAIN_SM90,
+            params=params.MAIN_SM90 if mask.is_full else params.MAIN_SM90_MASKED,
             smem=self._smem(),
             over="kv",
             boxes=(
