@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "compile-matrix.md"
-ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_120")
 DTYPES = ("fp16", "bf16", "fp32")
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 160, 192, 256)
 MASKS = ("full", "causal")

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,22 +61,42 @@ get_driver().capability(current_device())
 print(time.perf_counter() - start)
 """
 
+# One call of a kernel, or by torch's side; with gradients it is the forward call, which records them.
 LAUNCH = """
 import time, torch
 import flashgen as fg
 kernel = fg.build(fg.AttentionSpec(64, mask=fg.causal()))
-q, k, v = torch.randn(3, 1, 64, 1, 64, device="cuda", dtype=torch.bfloat16)
+mask, capped = fg.causal(), fg.softcap(20.0)
+q, k, v = (torch.randn(1, 64, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+for x in (q, k, v):
+    x.requires_grad_(GRADIENTS)
+def call():
+    CALL
 for _ in range(100):
-    kernel(q, k, v)
+    call()
 calls, best = 200, float("inf")
 for _ in range(50):
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(calls):
-        kernel(q, k, v)
+        call()
     best = min(best, (time.perf_counter() - start) / calls)
 print(best)
 """
+#: What is called, whether gradients are recorded, and how many microseconds it may take.
+LAUNCHES = {
+    "one call of a kernel": ("kernel(q, k, v)", False, 20),
+    "fg.attention": ("fg.attention(q, k, v, mask=mask)", False, 25),
+    "fg.attention, softcap": ("fg.attention(q, k, v, mask=mask, score=capped)", False, 25),
+    "fg.flash_attn_func": ("fg.flash_attn_func(q, k, v, causal=True)", False, 25),
+    "fg.attention, recording gradients": ("fg.attention(q, k, v, mask=mask)", True, 50),
+    "fg.flash_attn_func, recording gradients": ("fg.flash_attn_func(q, k, v, causal=True)", True, 50),
+}
+
+
+def launch(call: str, gradients: bool) -> str:
+    """The code that times a call."""
+    return LAUNCH.replace("CALL", call).replace("GRADIENTS", str(gradients))
 
 
 @dataclass(frozen=True)
@@ -167,7 +188,10 @@ def measure(repeat: int) -> list[Figure]:
         timed("fg.build, kernels cached, fresh process", 50, repeat, lambda: seconds(WARM_BUILD)),
         timed("without arch=: import cuda.bindings.driver", None, repeat, lambda: seconds(DRIVER_IMPORT)),
         timed("without arch=: start CUDA, ask the GPU", None, repeat, lambda: seconds(CURRENT_GPU)),
-        timed("one call, Python side", 20, 1, lambda: seconds(LAUNCH), "us"),
+        *(
+            timed(name, limit, 1, partial(seconds, launch(call, gradients)), "us")
+            for name, (call, gradients, limit) in LAUNCHES.items()
+        ),
         Figure("wheel", "1 MB", f"{size / 1e6:.3f} MB", ok=size < 1e6),
     ]
 

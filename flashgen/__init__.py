@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashgen.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flashgen import cache, compile, emulator, errors, oracle, plan, render, spec
+    from flashgen import cache, compat, compile, emulator, errors, integrations, oracle, plan, render, spec, torch
     from flashgen.api import Kernel, build
     from flashgen.compat.flash_attn import (
         flash_attn_func,
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from flashgen.spec import (
         AttentionSpec,
         BackwardSchedule,
+        Dropout,
         Mask,
         Schedule,
         Score,
+        Sequences,
         WarpPartition,
         alibi,
         bias,
@@ -71,6 +73,7 @@ else:
                 "ArgumentError",
                 "CacheError",
                 "CompileError",
+                "Dropout",
                 "EmulationError",
                 "FlashgenError",
                 "LaunchError",
@@ -96,9 +99,11 @@ else:
             "flashgen.spec": (
                 "AttentionSpec",
                 "BackwardSchedule",
+                "Dropout",
                 "Mask",
                 "Schedule",
                 "Score",
+                "Sequences",
                 "WarpPartition",
                 "alibi",
                 "bias",
@@ -119,7 +124,19 @@ else:
             ),
             "flashgen.torch": ("attention",),
         },
-        modules=("cache", "compile", "emulator", "errors", "oracle", "plan", "render", "spec"),
+        modules=(
+            "cache",
+            "compat",
+            "compile",
+            "emulator",
+            "errors",
+            "integrations",
+            "oracle",
+            "plan",
+            "render",
+            "spec",
+            "torch",
+        ),
     )
 
 __version__ = "0.1.0"
@@ -130,6 +147,7 @@ __all__ = [
     "BackwardSchedule",
     "CacheError",
     "CompileError",
+    "Dropout",
     "EmulationError",
     "Explanation",
     "FlashgenError",
@@ -140,6 +158,7 @@ __all__ = [
     "PlanError",
     "Schedule",
     "Score",
+    "Sequences",
     "SpecError",
     "TraceError",
     "WarpPartition",
@@ -153,6 +172,7 @@ __all__ = [
     "cache",
     "causal",
     "chunked",
+    "compat",
     "compile",
     "dilated",
     "document",
@@ -165,6 +185,7 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "full",
     "global_tokens",
+    "integrations",
     "k_len",
     "key_padding",
     "log",
@@ -182,6 +203,7 @@ __all__ = [
     "softcap",
     "spec",
     "tanh",
+    "torch",
     "where",
     "window",
 ]

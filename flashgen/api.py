@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.arch import Arch, arch_for_capability, get_arch
-from flashgen.errors import EmulationError, LaunchError, PlanError, SerialisedError, SpecError
+from flashgen.errors import EmulationError, LaunchError, PlanError, RegistersError, SpecError
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import AttentionPlan, Role
-from flashgen.spec import AttentionSpec, Schedule
+from flashgen.spec import AttentionSpec, Dropout, Schedule, Sequences
 
 if TYPE_CHECKING:
     from flashgen.cache import Cache
@@ -91,7 +91,7 @@ def make_variant(
         return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources.items()})
     try:
         return _compiled(attention, sources)
-    except SerialisedError:
+    except RegistersError:
         from flashgen.plan.algorithm import schedule_instead
 
         instead = schedule_instead(attention)
@@ -200,17 +200,20 @@ class Kernel:
         scale: float | None = None,
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, Any]:
         """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
 
         q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``, any strides whose last one is 1.
         Runs on the arguments' device and on their library's current stream; ``stream`` is for arrays of
         libraries other than torch and CuPy. ``captured`` gives tensors of the mask and the score by name, in
-        place of those that the spec was made with. No gradients are recorded.
+        place of those that the spec was made with. A spec with dropout=True needs ``dropout``, and one with
+        varlen=True ``sequences``; the backward call takes the same. No gradients are recorded.
         """
         if self._tensors:
             captured = {**self._tensors, **(captured or {})}
-        return (self._executor_made or self._executor()).forward(q, k, v, scale, stream, captured)
+        return (self._executor_made or self._executor()).forward(q, k, v, scale, stream, captured, dropout, sequences)
 
     def backward(
         self,
@@ -225,16 +228,21 @@ class Kernel:
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
         captured_gradients: bool = False,
+        dlse: Any = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's.
 
+        ``dlse`` is the gradient of ``lse``, float32 and contiguous like it, where the loss depends on that too.
         With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
         gradient, of the tensor's own shape and dtype and bitwise reproducible.
         """
         executor = self._executor_made or self._executor()
         if self._tensors:
             captured = {**self._tensors, **(captured or {})}
-        return executor.backward(do, q, k, v, out, lse, scale, stream, captured, captured_gradients)
+        more = captured, captured_gradients, dlse, dropout, sequences
+        return executor.backward(do, q, k, v, out, lse, scale, stream, *more)
 
     def warmup(
         self,

@@ -31,8 +31,16 @@ class CompileError(FlashgenError, RuntimeError):
         super().__init__(message + ("\n" + log if log else ""))
 
 
-class SerialisedError(CompileError):
+class RegistersError(CompileError):
+    """The assembler has too few registers for a kernel that is no use without them; another kernel may be."""
+
+
+class SerialisedError(RegistersError):
     """The assembler makes tensor-core instructions wait for each other, mostly for want of registers."""
+
+
+class SpillError(RegistersError):
+    """Registers leave for local memory in a kernel whose inner loop has no time for that."""
 
 
 class CacheError(FlashgenError, RuntimeError):

@@ -1630,7 +1630,7 @@ FLASHGEN_DEVICE void read_workspace(const float* tile, Thread thread, typename S
 
 }  // namespace flashgen
 
-#line 6 "kernels/backward_finish.cu.j2"
+#line 9 "kernels/backward_finish.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1671,7 +1671,7 @@ constexpr u32 kQ = 0;  // dQ_i
 constexpr u32 kBytes = 16384;
 }  // namespace smem
 
-#line 16
+#line 19
 using Shape = BackwardShape<kConfig, element_t>;
 using Share = Shape::DQShare;
 
@@ -1679,6 +1679,7 @@ FLASHGEN_KERNEL(256, 1) backward_finish_d128_causal_sm80(FLASHGEN_GRID_CONSTANT 
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
   const Place place = Place::current();
+#line 29
   const i32 first_q = place.tile * kConfig.tile_q;
 
   // dQ_i = scale * (sum over the tiles of keys).

@@ -2192,12 +2192,14 @@ struct RingPlace {
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
+  u32 count = 0;
   i32 at = 0;
   u32 round = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
   FLASHGEN_DEVICE void advance() {
+    ++count;
     const bool wraps = at == slots - 1;
     at = wraps ? 0 : at + 1;
     round ^= wraps ? 1u : 0u;
@@ -2764,12 +2766,17 @@ FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabil
   }
 }
 
-// dS = P (dP - D), for dP that D has been taken off from. Where P is 0 the mask may have made it so, and then
-// nothing of dP is to be seen, not even that it is not a number.
-template <i32 count>
-FLASHGEN_DEVICE void multiply_where_not_zero(float (&dp)[count], const float (&p)[count]) {
+// What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
+// As P itself it has to be a zero.
+constexpr u32 kForbidden = 0x80000000u;
+constexpr u32 kForbiddenSlope = 0x7fc0dea1u;
+
+// dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
+// seen, not even that it is not a number.
+template <u32 forbidden, i32 count>
+FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] = p[i] == 0.0f ? 0.0f : p[i] * dp[i];
+  for (i32 i = 0; i < count; ++i) dp[i] = bits_of(p[i]) == forbidden ? 0.0f : p[i] * dp[i];
 }
 template <i32 count>
 FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]) {

@@ -1639,7 +1639,7 @@ FLASHGEN_DEVICE void read_workspace(const float* tile, Thread thread, typename S
 
 }  // namespace flashgen
 
-#line 10 "kernels/backward_main.cu.j2"
+#line 18 "kernels/backward_main.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1671,7 +1671,7 @@ struct Params {
   element_t* dk;
   element_t* dv;
   const float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  const float* dsum;  // D = rowsum(dO * O), (batch, heads_q, len_q)
+  const float* dsum;  // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
   float* dq_accum;    // workspace that dQ is summed in
   i64 q_batch;        // strides are in elements
   i64 q_row;
@@ -1715,7 +1715,7 @@ constexpr u32 kDsum = 164352;  // D_i, 2 slots
 constexpr u32 kBytes = 164864;
 }  // namespace smem
 
-#line 20
+#line 28
 using Shape = BackwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1726,6 +1726,7 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
   // This block computes dK_j and dV_j: one tile of keys of one head of one sequence. The first tiles, which a
   // causal mask makes the longest, go first.
   const Place place = Place::current();
+#line 41
   const i32 first_key = place.tile * kConfig.tile_kv;
 
   // With grouped queries the loop below runs over every head of the group, so dK and dV sum over it by themselves.
@@ -1792,12 +1793,12 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
   clear(dk);
   clear(dv);
 
-#line 97
+#line 108
   // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
   const bool has_bad_keys = holds_bad_value<Shape::threads>(k_tile, thread);
-#line 102
+#line 113
   i32 slot = 0;
   for (; !ahead.over(); slot = (slot + 1) % kConfig.stages) {
     const Thread here = thread.again();
@@ -1806,11 +1807,11 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
     // Line 9: Q_i, dO_i, L_i, D_i have arrived, and no warp needs P and dS of the iteration before.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-#line 111
+#line 122
     ahead.advance(here, mask_of);
     if (!ahead.over()) fetch((slot + 1) % kConfig.stages, here);
     commit_copies<kConfig.async_copy>();
-#line 115
+#line 126
     const Shape::QTile q_tile = q_ring.slot(slot);
     const Shape::DOTile do_tile = do_ring.slot(slot);
     const i32 row = Scores::row(here.warp), column = Scores::column(here.warp);
@@ -1818,25 +1819,27 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
     const bool whole = mask.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key + column,
                                     first_key + column + Scores::warp_columns);
 
+#line 138
     // Lines 10 and 11: S_ij = Q_i K_j^T, P_ij = exp(S_ij - L_i).
     Scores::Product scores;
     clear(scores);
     multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
                                                                    RightTransposed(k_tile, column, here));
-#line 128
+#line 144
     probabilities(scores, lse_ring + slot * kConfig.tile_q + row, p.scale_log2, here);
     if (!whole) mask_pairs(scores, 0.0f, mask, first_q + row, first_key + column, here);
+#line 149
     store_accumulator(p_tile, row, column, scores, here, [](i32, i32) { return 1.0f; });
 
-#line 133
+#line 153
     // Lines 13 and 14: dP_ij = dO_i V_j^T, dS_ij = P_ij * (dP_ij - D_i).
     Scores::Product ds;
     clear(ds);
     multiply<element_t, kConfig.turing, Shape::dim_v / Shape::depth>(ds, LeftRows(do_tile, row, here),
                                                                      RightTransposed(v_tile, column, here));
-#line 145
+#line 173
     score_gradients(ds, scores, dsum_ring + slot * kConfig.tile_q + row, here);
-#line 147
+#line 175
     if (!whole) mask_pairs(ds, 0.0f, mask, first_q + row, first_key + column, here);
     store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
     block_sync();
@@ -1852,7 +1855,7 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
         dk, LeftColumns(ds_tile, Shape::DKShare::row(there.warp), there),
         RightRows<Shape::QTile, Shape::DKShare::aligned>(q_tile, Shape::DKShare::column(there.warp), there));
 
-#line 163
+#line 191
     // Line 15: dQ_i += dS_ij K_j, in global memory.
     using DQ = Shape::DQShare;
     DQ::Product dq;
@@ -1863,7 +1866,7 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
     const Place queried{first_q / kConfig.tile_q, first_head + step.member, place.sequence};
     float* const workspace =
         p.dq_accum + queried.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * (kConfig.tile_q * Shape::dim);
-#line 174
+#line 202
     // Where the mask cuts through, a bad value of K must not reach queries that do not attend to its key.
     if (has_bad_keys && !mask.is_full(first_q, first_q + kConfig.tile_q, first_key, first_key + kConfig.tile_kv)) {
       add_allowed_pairs<kConfig.vector_reduction, Shape::threads, DQ>(workspace, ds_tile, k_tile, mask, first_q,
@@ -1873,7 +1876,7 @@ FLASHGEN_KERNEL(256, 1) backward_main_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Pa
     }
   }
 
-#line 198
+#line 226
   // Line 18: write dK_j, dV_j to global memory.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();

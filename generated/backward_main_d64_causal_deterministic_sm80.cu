@@ -1639,7 +1639,7 @@ FLASHGEN_DEVICE void read_workspace(const float* tile, Thread thread, typename S
 
 }  // namespace flashgen
 
-#line 10 "kernels/backward_main.cu.j2"
+#line 18 "kernels/backward_main.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1671,7 +1671,7 @@ struct Params {
   element_t* dk;
   element_t* dv;
   const float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  const float* dsum;  // D = rowsum(dO * O), (batch, heads_q, len_q)
+  const float* dsum;  // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
   i64 q_batch;        // strides are in elements
   i64 q_row;
   i64 q_head;
@@ -1714,7 +1714,7 @@ constexpr u32 kDsum = 82432;  // D_i
 constexpr u32 kBytes = 82944;
 }  // namespace smem
 
-#line 20
+#line 28
 using Shape = BackwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1725,6 +1725,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   // This block computes dK_j and dV_j: one tile of keys of one head of one sequence. The first tiles, which a
   // causal mask makes the longest, go first.
   const Place place = Place::current();
+#line 41
   const i32 first_key = place.tile * kConfig.tile_kv;
 
   // With grouped queries the loop below runs over every head of the group, so dK and dV sum over it by themselves.
@@ -1791,7 +1792,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   clear(dk);
   clear(dv);
 
-#line 101
+#line 112
   // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
   i32 slot = 0;
   for (; !ahead.over(); slot = (slot + 1) % kConfig.stages) {
@@ -1801,7 +1802,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     // Line 9: Q_i, dO_i, L_i, D_i have arrived, and no warp needs P and dS of the iteration before.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-#line 115
+#line 126
     const Shape::QTile q_tile = q_ring.slot(slot);
     const Shape::DOTile do_tile = do_ring.slot(slot);
     const i32 row = Scores::row(here.warp), column = Scores::column(here.warp);
@@ -1809,25 +1810,27 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     const bool whole = mask.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key + column,
                                     first_key + column + Scores::warp_columns);
 
+#line 138
     // Lines 10 and 11: S_ij = Q_i K_j^T, P_ij = exp(S_ij - L_i).
     Scores::Product scores;
     clear(scores);
     multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
                                                                    RightTransposed(k_tile, column, here));
-#line 128
+#line 144
     probabilities(scores, lse_ring + slot * kConfig.tile_q + row, p.scale_log2, here);
     if (!whole) mask_pairs(scores, 0.0f, mask, first_q + row, first_key + column, here);
+#line 149
     store_accumulator(p_tile, row, column, scores, here, [](i32, i32) { return 1.0f; });
 
-#line 133
+#line 153
     // Lines 13 and 14: dP_ij = dO_i V_j^T, dS_ij = P_ij * (dP_ij - D_i).
     Scores::Product ds;
     clear(ds);
     multiply<element_t, kConfig.turing, Shape::dim_v / Shape::depth>(ds, LeftRows(do_tile, row, here),
                                                                      RightTransposed(v_tile, column, here));
-#line 145
+#line 173
     score_gradients(ds, scores, dsum_ring + slot * kConfig.tile_q + row, here);
-#line 147
+#line 175
     if (!whole) mask_pairs(ds, 0.0f, mask, first_q + row, first_key + column, here);
     store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
     block_sync();
@@ -1843,7 +1846,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
         dk, LeftColumns(ds_tile, Shape::DKShare::row(there.warp), there),
         RightRows<Shape::QTile, Shape::DKShare::aligned>(q_tile, Shape::DKShare::column(there.warp), there));
 
-#line 187
+#line 215
     // No warp needs this slot any more: the next Q_i, dO_i, L_i, D_i take it.
     block_sync();
     ahead.advance(there, mask_of);
@@ -1854,7 +1857,7 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     commit_copies<kConfig.async_copy>();
   }
 
-#line 198
+#line 226
   // Line 18: write dK_j, dV_j to global memory.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();

@@ -706,7 +706,7 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 
 }  // namespace flashgen
 
-#line 6 "kernels/backward_prepare.cu.j2"
+#line 10 "kernels/backward_prepare.cu.j2"
 using namespace flashgen;
 
 struct PrepareConfig {
@@ -728,9 +728,10 @@ constexpr PrepareConfig kConfig{
 struct Params {
   const element_t* o;
   const element_t* dout;
-  float* dsum;      // D = rowsum(dO * O), (batch, heads_q, len_q)
-  float* dq_accum;  // workspace that dQ is summed in
-  i64 o_batch;      // strides are in elements
+  const float* dlse;  // gradient of lse, (batch, heads_q, len_q); null where it is zero
+  float* dsum;        // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
+  float* dq_accum;    // workspace that dQ is summed in
+  i64 o_batch;        // strides are in elements
   i64 o_row;
   i64 o_head;
   i64 dout_batch;
@@ -739,9 +740,9 @@ struct Params {
   i32 heads_q;
   i32 len_q;
 };
-static_assert(sizeof(Params) == 88, "the launcher packs Params into 88 bytes");
+static_assert(sizeof(Params) == 96, "the launcher packs Params into 96 bytes");
 
-#line 22
+#line 26
 constexpr i32 kThreads = 256;
 constexpr i32 kChunkElements = kChunkBytes / static_cast<i32>(sizeof(element_t));
 constexpr i32 kChunks = ceil_div(kConfig.head_dim_v, kChunkElements);
@@ -765,9 +766,10 @@ FLASHGEN_DEVICE float element_of(const Vec16& chunk, i32 i) {
 
 FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Place place = Place::current();
+#line 52
   const i32 first_q = place.tile * kConfig.tile_q;
 
-  // D = rowsum(dO * O).
+  // D = rowsum(dO * O), minus the gradient of L where there is one: dS = P (dP - D + dL).
   const element_t* const out = p.o + place.sequence * p.o_batch + place.head * p.o_head;
   const element_t* const dout = p.dout + place.sequence * p.dout_batch + place.head * p.dout_head;
   const i32 lane = thread_idx() % kLanes;
@@ -786,10 +788,13 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
 #pragma unroll
     for (i32 distance = kLanes / 2; distance > 0; distance /= 2) total += shuffle_xor(total, distance);
     const i64 number = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row;
-    if (lane == 0 && exists) p.dsum[number] = total;
+    if (lane == 0 && exists) {
+      if (p.dlse != nullptr) total -= p.dlse[number];
+      p.dsum[number] = total;
+    }
   }
 
-#line 79
+#line 89
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};

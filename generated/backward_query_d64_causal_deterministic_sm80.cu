@@ -1636,7 +1636,7 @@ FLASHGEN_DEVICE void read_workspace(const float* tile, Thread thread, typename S
 
 }  // namespace flashgen
 
-#line 10 "kernels/backward_query.cu.j2"
+#line 18 "kernels/backward_query.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1667,7 +1667,7 @@ struct Params {
   const element_t* dout;
   element_t* dq;
   const float* lse;   // log-sum-exp, (batch, heads_q, len_q)
-  const float* dsum;  // D = rowsum(dO * O), (batch, heads_q, len_q)
+  const float* dsum;  // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
   i64 q_batch;        // strides are in elements
   i64 q_row;
   i64 q_head;
@@ -1705,7 +1705,7 @@ constexpr u32 kDsum = 33024;  // D_i
 constexpr u32 kBytes = 33280;
 }  // namespace smem
 
-#line 20
+#line 28
 using Shape = BackwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1715,11 +1715,12 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
 
   // This block computes dQ_i alone, tile of keys after tile of keys: no atomics, so the sum has one order.
   const Place place = Place::current();
+#line 40
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (ceil_div(p.len_q, kConfig.tile_q) - 1 - place.tile) * kConfig.tile_q;
 
   const Mask mask = Mask::of(p, place.sequence, place.head);
-#line 36
+#line 47
   const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
   const Range keys = mask.key_tiles(first_q, end_q, kConfig.tile_kv);
   const auto visited = [&](i32 tile) {
@@ -1768,9 +1769,9 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
   const i32 row = Scores::row(thread.warp);
   Queries::Product dq;
   clear(dq);
-#line 85
+#line 96
   bool has_bad_values = false;
-#line 87
+#line 98
   while (!ahead.over()) {
     const Thread here = thread.again();
     const i32 first_key = ahead.tile * kConfig.tile_kv;
@@ -1800,13 +1801,13 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
     clear(scores);
     multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
                                                                    RightTransposed(k_tile, 0, here));
-#line 119
+#line 136
     probabilities(scores, lse + row, p.scale_log2, here);
     score_gradients(ds, scores, dsum + row, here);
-#line 122
+#line 139
     if (!whole) mask_pairs(ds, 0.0f, mask, first_q + row, first_key, here);
 
-#line 125
+#line 142
     // Where the mask cuts through the tile, a bad value of K must not reach queries that do not attend to its key.
     if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv) &&
         holds_bad_value<Shape::threads>(k_tile, here)) {
@@ -1814,7 +1815,7 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
       has_bad_values = true;
     }
 
-#line 133
+#line 150
     // dQ_i += dS_ij K_j.
     multiply<element_t, kConfig.turing, kConfig.tile_kv / Shape::depth>(
         dq, LeftRegisters<element_t, Scores::row_blocks, Scores::column_blocks>(ds, here),
@@ -1825,13 +1826,13 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
   store_accumulator(q_tile, row, 0, dq, thread, [&](i32, i32) { return p.scale; });
-#line 144
+#line 161
   if (has_bad_values) {
     block_sync();
     mark_bad_results<Shape::threads, kConfig.head_dim, kConfig.tile_kv>(
         q_tile, first_q, {p.k + place.sequence * p.k_batch + head_kv * p.k_head, p.k_row, p.len_kv}, keys, mask, thread);
   }
-#line 150
+#line 167
   block_sync();
   store_rows<Shape::QTile, Shape::threads, kConfig.head_dim, kConfig.access_bytes>(
       q_tile, {p.dq + place.sequence * p.dq_batch + place.head * p.dq_head, p.dq_row, p.len_q}, first_q, thread);

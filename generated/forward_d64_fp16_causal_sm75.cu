@@ -1623,7 +1623,7 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softm
 
 }  // namespace flashgen
 
-#line 10 "kernels/forward.cu.j2"
+#line 18 "kernels/forward.cu.j2"
 using namespace flashgen;
 
 using element_t = half_t;
@@ -1681,7 +1681,7 @@ constexpr u32 kO = 0;      // O_i, once the loop is over
 constexpr u32 kBytes = 24576;
 }  // namespace smem
 
-#line 20
+#line 28
 using Shape = ForwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1689,15 +1689,17 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
 
+#line 40
   // This block computes O_i: one tile of queries of one head of one sequence. The last tiles, which a causal
   // mask makes the longest, go first.
   const i32 q_tiles = ceil_div(p.len_q, kConfig.tile_q);
   const Place place = Place::current();
+#line 45
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (q_tiles - 1 - place.tile) * kConfig.tile_q;
 
   const Mask mask = Mask::of(p, place.sequence, place.head);
-#line 38
+#line 52
   const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
   const Range keys = mask.key_tiles(first_q, end_q, kConfig.tile_kv);
   const auto visited = [&](i32 tile) {
@@ -1719,7 +1721,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
   // Line 4: load Q_i from global to shared memory (and start on the first keys and values).
   q_stream.fetch(q_tile, thread);
   q_stream.land(q_tile, thread);
-#line 76
+#line 90
   // Keys run one tile ahead of values, and leave out the same tiles.
   const auto fetch_keys = [&](Thread thread) {
     const i32 left_out = ahead.advance(thread, visited);
@@ -1733,25 +1735,25 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
   i32 left_out = fetch_keys(thread);
   if (!ahead.over()) k_stream.land(k_ring, thread);
 
-#line 90
+#line 104
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Shape::Output out;
   clear(out);
   OnlineSoftmax<Shape::row_blocks> softmax;
   softmax.reset();
-#line 100
+#line 114
   bool has_bad_values = false;
 
-#line 110
+#line 124
   // Line 6: for each tile of keys that some query of this tile may attend to.
   for (i32 step = 0; !ahead.over(); ++step) {
     const i32 j = ahead.tile;
-#line 114
+#line 128
     const Thread here = thread.again();
     // Floats leave no registers to keep the addresses of operands from one tile to the next.
     const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;
-#line 128
+#line 142
     // Line 7: K_j has arrived; V_j comes while the scores are computed.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
@@ -1761,12 +1763,13 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
     const Shape::KTile k_tile = k_ring;
     const Shape::VTile v_tile = v_ring;
 
-#line 141
+#line 155
     // A warp none of whose pairs is allowed sits this tile out.
     const i32 row = first_q + warp_row, key = first_key + warp_key;
     const i32 row_end = smaller(row + Shape::warp_rows, p.len_q);
     const bool idle = row >= row_end || mask.is_empty(row, row_end, key, key + Shape::warp_keys);
     Shape::Scores scores;
+#line 164
     if (!idle) {
       // Line 8: S_ij = Q_i K_j^T.
       clear(scores);
@@ -1774,23 +1777,23 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
           scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
     }
 
-#line 157
+#line 175
     // V_j has arrived, and no warp needs K_j any more: K_{j+1} comes while V_j is used.
     v_stream.land(v_ring, here);
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
     left_out = fetch_keys(here);
 
-#line 164
+#line 182
     // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
     if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
-#line 167
+#line 185
       // A bad value of V must not reach queries that do not attend to its key.
       if (holds_bad_value<Shape::threads>(v_tile, here)) {
         take_out_bad_values<Shape::threads>(v_tile, here);
         has_bad_values = true;
       }
-#line 173
+#line 191
       if (!idle) mask_pairs(scores, -kInfinity, mask, row, key, reader);
     }
 
@@ -1798,41 +1801,43 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
       softmax.update(scores, out, p.scale_log2);
 
+#line 201
       // Line 10: O_i += P_ij V_j.
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
           out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
     }
-#line 185
+#line 206
     if (!ahead.over()) k_stream.land(k_ring, here);
   }
 
-#line 189
+#line 210
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 198
+#line 219
   constexpr bool writes = true;
 
-#line 201
+#line 222
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
     store_accumulator(o_tile, warp_row, 0, out, thread, [&](i32 m, i32 h) { return softmax.normalizer(m, h); });
     float* const lse = p.lse + (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + warp_row;
     for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
+#line 232
       if (first_q + warp_row + row < p.len_q) lse[row] = log_sum_exp;
     });
   }
 
-#line 212
+#line 238
   if (has_bad_values) {
     block_sync();
     mark_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
         o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, mask, thread);
   }
 
-#line 219
+#line 253
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

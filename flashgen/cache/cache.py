@@ -58,9 +58,16 @@ class Cache:
     def get_or_compile(
         self, source: KernelSource, compile_source: Callable[[KernelSource], Binary]
     ) -> tuple[Binary, bool]:
-        """The binary of ``source``, and whether it was there already; else ``compile_source`` makes it."""
+        """The binary of ``source``, and whether it was there already; else ``compile_source`` makes it.
+
+        A RegistersError where it is there, or is now, and is not to be used.
+        """
+        from flashgen.compile import require_registers
+
         key, build_id = _key_of(source)
-        return self.obtain(key, lambda: compile_source(source), build_id)
+        binary, cached = self.obtain(key, lambda: compile_source(source), build_id)
+        require_registers(source.plan, binary)
+        return binary, cached
 
     def obtain(self, key: str, make: Callable[[], Binary], build_id: str = "") -> tuple[Binary, bool]:
         """The binary of ``key``, and whether it was there already; else ``make`` makes it, once."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.cli.exits import UsageError
-from flashgen.errors import SerialisedError
+from flashgen.errors import RegistersError
 from flashgen.plan.model import AttentionPlan, KernelPlan
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def build_attention(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
     sources = sources_of(plan)
     try:
         return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
-    except SerialisedError:
+    except RegistersError:
         instead = schedule_instead(plan)
         if instead is None:
             raise

@@ -55,6 +55,8 @@ def kernel_options(
     ] = None,
     forward_only: Annotated[bool, _option(SPEC, "--forward-only", "Leave the backward pass out.")] = False,
     deterministic: Annotated[bool, _option(SPEC, "--deterministic", "Backward bitwise reproducible.")] = False,
+    dropout: Annotated[bool, _option(SPEC, "--dropout", "Drop pairs; each call says with which probability.")] = False,
+    varlen: Annotated[bool, _option(SPEC, "--varlen", "Sequences of different lengths, one behind the other.")] = False,
     spec: Annotated[
         Path | None, _option(SPEC, "--spec", "Read the spec from a file, instead of the above.", "FILE.toml")
     ] = None,
@@ -114,6 +116,8 @@ def kernel_options(
             "captured": captured or [],
             "forward_only": forward_only,
             "deterministic": deterministic,
+            "dropout": dropout,
+            "varlen": varlen,
         },
         spec_file=spec,
         forward={

@@ -101,6 +101,8 @@ def _spec_from_options(
     captured: list[str],
     forward_only: bool,
     deterministic: bool,
+    dropout: bool,
+    varlen: bool,
 ) -> AttentionSpec | None:
     if head_dim is None:
         violations.found.append("head_dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
@@ -117,6 +119,8 @@ def _spec_from_options(
             score=expressions.get("score"),
             direction="forward" if forward_only else "both",
             deterministic=deterministic,
+            dropout=dropout,
+            varlen=varlen,
         )
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.errors import CompileError, EmulationError, LaunchError
 from flashgen.plan.model import AttentionPlan
+from flashgen.plan.varlen import COUNTS, STARTS
 
 if TYPE_CHECKING:
     from flashgen.api import TargetName
@@ -138,20 +139,40 @@ Captured = Mapping[str, Any] | None
 
 
 def _run_on_host(
-    kernel: Any, q: Any, k: Any, v: Any, do: Any, scale: float, captured: Captured = None
+    kernel: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    scale: float,
+    captured: Captured = None,
+    **more: Any,
 ) -> Sequence[Any]:
-    out, lse = kernel(q, k, v, scale=scale, captured=captured)
+    out, lse = kernel(q, k, v, scale=scale, captured=captured, **more)
     if do is None:
         return out, lse
-    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured)
+    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured, **more)
 
 
 def _run_on_gpu(
-    kernel: Any, ordinal: int, q: Any, k: Any, v: Any, do: Any, scale: float, captured: Captured = None
+    kernel: Any,
+    ordinal: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    scale: float,
+    captured: Captured = None,
+    **more: Any,
 ) -> Sequence[Any]:
     from flashgen.cli.captured_copy import CapturedCopy
     from flashgen.cli.gpus import to_device, to_host
 
     q, k, v, do = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do))
     captured = {name: CapturedCopy(x, ordinal) for name, x in (captured or {}).items()}
-    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured)]
+    if "sequences" in more:
+        given = more["sequences"]
+        arrays = {name: getattr(given, name) for name in (*STARTS, *COUNTS)}
+        copies = {name: CapturedCopy(x, ordinal) for name, x in arrays.items() if x is not None}
+        more["sequences"] = replace(given, **copies)
+    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, **more)]

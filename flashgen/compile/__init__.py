@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flashgen.compile.disassembler import disassemble, find_disassembler
     from flashgen.compile.locate import find_nvrtc
     from flashgen.compile.options import options_for
+    from flashgen.compile.registers import require_registers
     from flashgen.compile.residency import Occupancy, blocks_per_multiprocessor, occupancy
 else:
     __getattr__, __dir__ = lazy_names(
@@ -28,6 +29,7 @@ else:
             "flashgen.compile.disassembler": ("disassemble", "find_disassembler"),
             "flashgen.compile.locate": ("find_nvrtc",),
             "flashgen.compile.options": ("options_for",),
+            "flashgen.compile.registers": ("require_registers",),
             "flashgen.compile.residency": ("Occupancy", "blocks_per_multiprocessor", "occupancy"),
         },
     )
@@ -45,4 +47,5 @@ __all__ = [
     "find_nvrtc",
     "occupancy",
     "options_for",
+    "require_registers",
 ]

@@ -6,7 +6,11 @@ import ctypes
 import functools
 import mmap
 import os
+import resource
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flashgen.errors import EmulationError, LaunchError
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
 
 _PAGE = mmap.PAGESIZE
 _PROT_NONE, _PROT_READ = 0, 1
+#: How far on either side memory traps: further than an index that overflowed in 32 bits leads, by elements of 4 bytes.
+_REACH = 2**34
+#: Linux's; Python has it from 3.13 on.
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 #: As 16-bit and 32-bit floats these bytes are NaN: what lies around the array must never be used.
 _POISON = b"\xff"
 
@@ -39,13 +47,14 @@ def guarded_copy(array: NDArray[Any], *, at: Side = "end", alignment: int = 16) 
     if not 1 <= alignment <= _PAGE or alignment & (alignment - 1):
         raise LaunchError(f"alignment={alignment!r} is not a power of two from 1 to {_PAGE}; 16 suits kernels")
     before, span = _extent(array)
-    memory, _ = _between_traps(span)
+    pages = _between_traps(span)
     # The array's own address is what must be aligned, which is not its lowest one when a stride is negative.
-    slack = len(memory) - 2 * _PAGE - span
+    slack = pages.size - span
     offset = 0 if at == "begin" else slack - (slack + before) % alignment
     if offset < 0:
         offset = slack
-    copy: NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, _PAGE + offset + before, array.strides)
+    first = pages.reach + offset + before
+    copy: NDArray[Any] = np.ndarray(array.shape, array.dtype, pages.memory, first, array.strides)
     copy[...] = array
     return copy
 
@@ -59,12 +68,12 @@ class GuardedStretch:
 
     def __init__(self, name: str, address: int, size: int, writable: bool, at: Side) -> None:
         self.name, self.original, self.size, self.writable = name, address, size, writable
-        self._memory, base = _between_traps(size)
-        self._offset = _PAGE if at == "begin" else len(self._memory) - _PAGE - size
-        self.address = base + self._offset
+        self._pages = _between_traps(size)
+        self._offset = 0 if at == "begin" else self._pages.size - size
+        self.address = self._pages.address + self._offset
         ctypes.memmove(self.address, address, size)
         if not writable:
-            _protect(base + _PAGE, len(self._memory) - 2 * _PAGE, _PROT_READ)
+            _protect(self._pages.address, self._pages.size, _PROT_READ)
 
     def holds(self, address: int) -> bool:
         """Whether this is an address of the original; of an empty one, its own."""
@@ -74,8 +83,8 @@ class GuardedStretch:
         """Copy to the original what was written; a finding if anything beside it was."""
         if not self.writable:
             return
-        end = self._offset + self.size
-        for where, found in (("before", self._memory[_PAGE : self._offset]), ("behind", self._memory[end:-_PAGE])):
+        pages, end = self._pages, self._offset + self.size
+        for where, found in (("before", pages.read(0, self._offset)), ("behind", pages.read(end, pages.size))):
             if found != _POISON * len(found):
                 kind = "global memory out of bounds"
                 raise EmulationError(
@@ -132,18 +141,44 @@ def _extent(array: NDArray[Any]) -> tuple[int, int]:
     return before, before + sum(r for r in reach if r > 0) + array.itemsize
 
 
-def _between_traps(size: int) -> tuple[mmap.mmap, int]:
-    """Pages for so many bytes, all poison, between two that trap; and the address of the first of these."""
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Memory that can be used, ``reach`` bytes after the beginning and before the end of a mapping that traps."""
+
+    memory: mmap.mmap
+    address: int
+    size: int
+    reach: int
+
+    def read(self, begin: int, end: int) -> bytes:
+        return self.memory[self.reach + begin : self.reach + end]
+
+
+def _between_traps(size: int) -> _Pages:
+    """Pages for so many bytes, all poison, between stretches that trap.
+
+    The stretches are address space and no memory. They are wide because nobody says that a stray store hits the next
+    page first: one that leaps over it would fall on whatever the process keeps there.
+    """
     import numpy as np
 
     inner = -(-size // _PAGE) * _PAGE
-    memory = mmap.mmap(-1, inner + 2 * _PAGE)
-    memory[_PAGE : _PAGE + inner] = _POISON * inner
+    memory, reach = _reserve(inner)
+    memory[reach : reach + inner] = _POISON * inner
     # The view goes at once: a mapping that somebody views cannot go away.
-    base = int(np.frombuffer(memory, np.uint8).ctypes.data)
-    _protect(base, _PAGE, _PROT_NONE)
-    _protect(base + _PAGE + inner, _PAGE, _PROT_NONE)
-    return memory, base
+    start = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    _protect(start, reach, _PROT_NONE)
+    _protect(start + reach + inner, reach, _PROT_NONE)
+    return _Pages(memory, start + reach, inner, reach)
+
+
+def _reserve(inner: int) -> tuple[mmap.mmap, int]:
+    """A mapping with room for so many bytes and a reach on both sides: one page where address space is short."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        with suppress(OSError):
+            return mmap.mmap(-1, inner + 2 * _REACH, flags), _REACH
+    return mmap.mmap(-1, inner + 2 * _PAGE, flags), _PAGE
 
 
 def _protect(address: int, size: int, access: int) -> None:

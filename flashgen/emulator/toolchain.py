@@ -32,7 +32,16 @@ _COMMON = (
     "-Wl,-z,defs",
 )
 #: -g1: the line tables that name the place of a fault, with the chain of inlined calls.
-KERNEL_FLAGS = ("-O1", "-g1", "-w", "-Wno-narrowing", "-ffp-contract=off", "-DFLASHGEN_EMULATOR")
+KERNEL_FLAGS = (
+    "-O1",
+    "-g1",
+    "-w",
+    "-Wno-narrowing",
+    "-ffp-contract=off",
+    # Frames larger than a page must not reach over the page below the stack.
+    "-fstack-clash-protection",
+    "-DFLASHGEN_EMULATOR",
+)
 #: Clang would heed the pragmas that unroll loops for a GPU, and take three times as long.
 CLANG_KERNEL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")
 #: Race mode: the compiler calls a hook before each load and store; the runtime has these, not libtsan.

@@ -51,6 +51,7 @@ def check_backward(
     v: ArrayInfo,
     out: ArrayInfo,
     lse: ArrayInfo,
+    dlse: ArrayInfo | None = None,
     *,
     on_host: bool,
 ) -> Problem:
@@ -62,7 +63,10 @@ def check_backward(
         )
     _raise_if_any(_common(spec, (q, k, v, out, do), on_host))
     problem = check_forward(spec, q, k, v, on_host=on_host)
-    _raise_if_any(_gradient_shapes(spec, problem, q, out, do, lse))
+    _raise_if_any(_gradient_shapes(spec, problem, out, do))
+    _raise_if_any(_row_shapes(problem, q, lse, "the float32 array that the forward call returned"))
+    if dlse is not None:
+        _raise_if_any(_row_shapes(problem, q, dlse, "float32, as lse is"))
     return problem
 
 
@@ -129,23 +133,25 @@ def _shapes(spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> It
                 yield f"{a.name} has shape {a.shape}; every dimension must be below 2^31"
 
 
-def _gradient_shapes(
-    spec: AttentionSpec, problem: Problem, q: ArrayInfo, out: ArrayInfo, do: ArrayInfo, lse: ArrayInfo
-) -> Iterator[str]:
-    """How out, do and lse fit the forward call they belong to."""
+def _gradient_shapes(spec: AttentionSpec, problem: Problem, out: ArrayInfo, do: ArrayInfo) -> Iterator[str]:
+    """How out and do fit the forward call they belong to."""
     expected = (problem.batch, problem.len_q, problem.heads_q, spec.head_dim_v)
     for a in (out, do):
         if a.shape != expected:
             yield f"{a.name} has shape {a.shape}; with these q and v it must be {expected}"
-    expected_lse = (problem.batch, problem.heads_q, problem.len_q)
-    if lse.shape != expected_lse:
-        yield f"lse has shape {lse.shape}; with this q it must be {expected_lse}"
-    elif lse.dtype != "fp32":
-        yield f"lse is {lse.dtype}; it must be the float32 array that the forward call returned"
-    elif lse.device != q.device:
-        yield f"lse is on {lse.where} and q on {q.where}; put all arguments on one device"
-    elif not _is_contiguous(lse) or lse.pointer % 4:
-        yield f"lse has strides {lse.strides}; it must be contiguous, as the forward call returned it"
+
+
+def _row_shapes(problem: Problem, q: ArrayInfo, row: ArrayInfo, what: str) -> Iterator[str]:
+    """How lse, or its gradient, fits the forward call it belongs to."""
+    expected = (problem.batch, problem.heads_q, problem.len_q)
+    if row.shape != expected:
+        yield f"{row.name} has shape {row.shape}; with this q it must be {expected}"
+    elif row.dtype != "fp32":
+        yield f"{row.name} is {row.dtype}; it must be {what}"
+    elif row.device != q.device:
+        yield f"{row.name} is on {row.where} and q on {q.where}; put all arguments on one device"
+    elif not _is_contiguous(row) or row.pointer % 4:
+        yield f"{row.name} has strides {row.strides}; it must be contiguous, as the forward call returns lse"
 
 
 def _is_contiguous(a: ArrayInfo) -> bool:

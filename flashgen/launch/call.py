@@ -8,6 +8,7 @@ from typing import NamedTuple
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo, contiguous_strides
 from flashgen.launch.packing import Packer, Value, parameter_values
+from flashgen.launch.side import SideArguments
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.captured import gradient_parameters
@@ -49,7 +50,9 @@ def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Read
     handles = target.load(variant, device)
     # Every kernel of a call is handed the same addresses, whether it reads what was captured or not.
     expressions = variant.plan.kernels[0].expressions
-    order = captured_parameters(expressions), gradient_parameters(expressions)
+    side = SideArguments(variant.plan.spec)
+    first = (*side.number_names, *side.places, *captured_parameters(expressions))
+    order = first, gradient_parameters(expressions)
     ready = {}
     for role, kernel in variant.kernels.items():
         plan = kernel.plan

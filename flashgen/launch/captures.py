@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from flashgen.errors import ArgumentError
+from flashgen.expr import Index, Load, element_type, is_tensor, postorder
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.call import Output
 from flashgen.plan.expressions import Expressions, captured
 from flashgen.plan.model import Problem
 from flashgen.spec import AttentionSpec
+from flashgen.spec.declared import Declared
 
 #: Bytes of an element, by its C++ type.
 ITEM_BYTES = {
@@ -27,6 +30,12 @@ ITEM_BYTES = {
 }
 
 
+@lru_cache(maxsize=64)
+def _named(dtype: Any) -> str:
+    """The name of an element type, of whatever library."""
+    return str(dtype).rsplit(".", 1)[-1]
+
+
 class Captures:
     """The captured values of one spec."""
 
@@ -35,30 +44,33 @@ class Captures:
         # A spec gathers these anew each time it is asked, and calls ask each time.
         self._declared = dict(spec.tensors)
         self._scalars = dict(spec.scalars)
+        self._wanted = {name: (element_type(value), len(value.shape)) for name, value in self._declared.items()}
         self.names = tuple(t.name for t in expressions.tensors)
+        # Types whose values were found to be tensors: finding out takes as long as all other checks.
+        self._tensor_types: set[type] = set()
 
     def arrays(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """The tensors of a call, in the order of the parameters: those given, else those traced."""
         given = given or {}
-        unknown = sorted(set(given) - set(self._declared))
-        if unknown:
+        if not given.keys() <= self._declared.keys():
+            unknown = sorted(given.keys() - self._declared.keys())
             known = ", ".join(self.names) or "none"
             raise ArgumentError(f"captured={{{unknown[0]!r}: ...}} is not a captured tensor; this kernel has {known}")
         return tuple(self._checked(name, given.get(name, self._declared[name])) for name in self.names)
 
     def _checked(self, name: str, value: Any) -> Any:
-        from flashgen.expr import element_type, is_tensor
-        from flashgen.spec.declared import Declared
-
-        declared = self._declared[name]
-        if isinstance(value, Declared):
-            raise ArgumentError(f"the captured tensor {name} has no value; pass captured={{{name!r}: tensor}}")
-        if not is_tensor(value):
-            raise ArgumentError(f"captured[{name!r}] is a {type(value).__name__}; pass a tensor of {declared.dtype}")
-        if element_type(value) != element_type(declared) or len(value.shape) != len(declared.shape):
+        element, rank = self._wanted[name]
+        kind = type(value)
+        if kind not in self._tensor_types:
+            if isinstance(value, Declared):
+                raise ArgumentError(f"the captured tensor {name} has no value; pass captured={{{name!r}: tensor}}")
+            if not is_tensor(value):
+                raise ArgumentError(f"captured[{name!r}] is a {kind.__name__}; pass a tensor of {element}")
+            self._tensor_types.add(kind)
+        if _named(value.dtype) != element or len(value.shape) != rank:
             raise ArgumentError(
                 f"captured[{name!r}] has {len(value.shape)} dimensions of {element_type(value)}; the kernel was built "
-                f"for {len(declared.shape)} of {element_type(declared)}: convert it, or build a spec that captures it"
+                f"for {rank} of {element}: convert it, or build a spec that captures it"
             )
         return value
 
@@ -76,8 +88,6 @@ class Captures:
 
     def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, problem: Problem) -> None:
         """Tensors lie where q does, and have an element for each b, h, q or k that indexes a dimension alone."""
-        from flashgen.expr import Index, Load, postorder
-
         for info in infos:
             if info.device != q.device:
                 raise ArgumentError(f"captured[{info.name!r}] is on {info.where}, q on {q.where}; move it there")

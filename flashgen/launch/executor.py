@@ -26,17 +26,20 @@ from flashgen.launch.call import (
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.gradients import Gradients
+from flashgen.launch.packed import as_batch, longest, packed_values, without_batch
 from flashgen.launch.packing import Value
+from flashgen.launch.side import NOTHING, Side, SideArguments, check_on_host
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
+from flashgen.spec import Dropout, Sequences
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
-    "backward": ("do", "q", "k", "v", "out", "lse"),
+    "backward": ("do", "q", "k", "v", "out", "lse", "dlse"),
 }
 _ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("survey", "forward"), "backward": BACKWARD_ROLES}
-#: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse``, which comes last.
+#: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse`` and ``dlse``, the last ones.
 _STRIDED = 5
 #: Kernels that divide by the scale are for larger ones: what is divided, a log-sum-exp, must not overflow.
 SMALLEST_DIVISOR = 1e-30
@@ -65,6 +68,7 @@ class Executor:
         self._captures = None if expressions is None else Captures(self.spec, expressions)
         self._tables = 0 if expressions is None else len(expressions.tables)
         self._gradients = Gradients(expressions)
+        self._side = SideArguments(self.spec)
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -76,18 +80,24 @@ class Executor:
         scale: Any = None,
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
-        arrays = (*self._captured(captured), q, k, v)
+        side = self._side.of(dropout, sequences)
+        plain = self._captures is None and not captured and side is NOTHING
+        arrays = (q, k, v) if plain else (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         signature, pointers = _signature(framework, "forward", arrays, stream)
-        key = (signature, scale)
+        key = (signature, scale, side.key)
+        if self.target.on_host and side.longest != (0, 0):
+            check_on_host(side)
         call = self._forward_calls.get(key)
         if call is None:
-            call = self._prepare("forward", framework, arrays, scale, stream)
+            call = self._prepare("forward", framework, arrays, scale, stream, side)
             _remember(self._forward_calls, key, call)
         device, steps, (o_spec, lse_spec, *table_specs) = call
         handle = framework.stream(device, stream)
@@ -98,9 +108,10 @@ class Executor:
             if tables:
                 n = len(arrays) - 3
                 pointers = (*pointers[:n], *(framework.pointer(t) for t in tables), *pointers[n:])
-            addresses = (*pointers, framework.pointer(o), framework.pointer(lse))
-            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables))
-            self.target.launch(steps, device, handle, addresses, buffers)
+            addresses = (*self._spread(side, pointers), framework.pointer(o), framework.pointer(lse))
+            on_host = self.target.on_host
+            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables), side) if on_host else ()
+            self.target.launch(steps, device, handle, addresses, buffers, side.numbers)
         return o, lse
 
     def backward(
@@ -115,30 +126,36 @@ class Executor:
         stream: Any = None,
         captured: Mapping[str, Any] | None = None,
         captured_gradients: bool = False,
+        dlse: Any = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
-        extra = self._captured(captured)
-        arrays = (*extra, do, q, k, v, out, lse)
+        side = self._side.of(dropout, sequences)
+        extra = (*side.arrays, *self._captured(captured))
+        arrays = (*extra, do, q, k, v, out, lse) if dlse is None else (*extra, do, q, k, v, out, lse, dlse)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         signature, pointers = _signature(framework, "backward", arrays, stream)
-        key = (signature, scale, captured_gradients)
+        key = (signature, scale, side.key, captured_gradients)
         call = self._backward_calls.get(key)
         if call is None:
-            call = self._prepare("backward", framework, arrays, scale, stream, captured_gradients)
+            call = self._prepare("backward", framework, arrays, scale, stream, side, captured_gradients)
             _remember(self._backward_calls, key, call)
         device, steps, outputs = call
         handle = framework.stream(device, stream)
-        made = tuple(framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs)
+        made = [framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs]
         if steps:
             # The gradient of the output comes first in the call, and after lse among the parameters.
             n, results = len(extra), [framework.pointer(a) for a in made]
             plain = len(results) - self._tables
-            addresses = (*pointers[:n], *results[plain:], *pointers[n + 1 :], pointers[n], *results[:plain])
-            buffers = self._buffers("backward", framework, arrays, call, made)
-            self.target.launch(steps, device, handle, addresses, buffers)
+            inputs, of_lse = pointers[n + 1 : n + 6], 0 if dlse is None else pointers[-1]
+            addresses = (*pointers[:n], *results[plain:], *inputs, pointers[n], of_lse, *results[:plain])
+            on_host = self.target.on_host
+            buffers = self._buffers("backward", framework, arrays, call, made, side) if on_host else ()
+            self.target.launch(steps, device, handle, self._spread(side, addresses), buffers, side.numbers)
         if not captured_gradients:
             return made[0], made[1], made[2]
         names = self._gradients.names
@@ -161,8 +178,23 @@ class Executor:
             raise ArgumentError(f"captured={list(given)} was given, but the spec's mask and score capture no tensors")
         return ()
 
-    def _names(self, pass_: Pass) -> tuple[str, ...]:
-        return _NAMES[pass_] if self._captures is None else (*self._captures.names, *_NAMES[pass_])
+    def _spread(self, side: Side, pointers: tuple[int, ...]) -> tuple[int, ...]:
+        """The addresses with one for each side array that there may be, given or not."""
+        if not self._side.places:
+            return pointers
+        n = len(side.arrays)
+        return (*self._side.addresses(side, pointers[:n]), *pointers[n:])
+
+    def _names(self, pass_: Pass, side: Side, arrays: Sequence[Any]) -> tuple[str, ...]:
+        """What the arrays of a call are called; those that it lacks come last."""
+        captured = () if self._captures is None else self._captures.names
+        return (*side.names, *captured, *_NAMES[pass_])[: len(arrays)]
+
+    def _split(self, side: Side, infos: list[ArrayInfo]) -> tuple[list[ArrayInfo], list[ArrayInfo], list[ArrayInfo]]:
+        """The side arrays of a call, the captured tensors, and its other arrays."""
+        first = len(side.names)
+        count = first + (0 if self._captures is None else len(self._captures.names))
+        return infos[:first], infos[first:count], infos[count:]
 
     def _prepare(
         self,
@@ -171,19 +203,25 @@ class Executor:
         arrays: tuple[Any, ...],
         scale: float | None,
         stream: Any,
+        side: Side = NOTHING,
         captured_gradients: bool = False,
     ) -> Call:
         """Validates the arguments and settles everything that does not change with their addresses."""
-        names, spec = self._names(pass_), self.spec
+        names, spec = self._names(pass_, side, arrays), self.spec
         common_framework(names, arrays)
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
-        extra, infos = infos[: -len(_NAMES[pass_])], infos[-len(_NAMES[pass_]) :]
+        beside, extra, infos = self._split(side, infos)
+        if spec.varlen:
+            infos = as_batch(infos)
         check = check_forward if pass_ == "forward" else check_backward
-        problem = check(spec, *infos, on_host=self.target.on_host)
+        rows = problem = check(spec, *infos, on_host=self.target.on_host)
+        count = self._side.check(beside, infos[_NAMES[pass_].index("q")])
+        if spec.varlen:
+            problem = longest(rows, count, side.longest)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
         factor = spec.default_scale if scale is None else scale
-        outputs = self._outputs(pass_, problem, {})
+        outputs = self._outputs(pass_, rows, {})
         access, maps = self._mapped(pass_, access, problem, factor, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
         roles = _ROLES[pass_]
@@ -191,9 +229,12 @@ class Executor:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
         if pass_ == "backward":
-            outputs = self._outputs(pass_, problem, self._workspaces(self._variants[access].plan, problem))
-        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band else (0, 0)
-        values = call_values(problem, band, factor, infos, outputs)
+            outputs = self._outputs(pass_, rows, self._workspaces(self._variants[access].plan, problem))
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band and not spec.varlen else (0, 0)
+        values = {**call_values(problem, band, factor, infos, outputs), **side.parameters}
+        if spec.varlen:
+            values |= packed_values(spec.mask, rows)
+            outputs = without_batch(outputs)
         if self._captures is not None:
             self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
             values |= self._captures.values(extra)
@@ -237,7 +278,7 @@ class Executor:
             raise LaunchError(
                 f"a CUDA graph is being captured, and the kernel for {access}-byte aligned arguments is not "
                 f"loaded on cuda:{device}; call kernel.warmup({device}, access_bytes={access}"
-                f"{', captured_gradients=True' if captured else ''}) first"
+                f"{', captured_gradients=True' if captured else ''}) first, or call it once before"
             )
         with self._lock:
             if access not in self._variants:
@@ -253,13 +294,14 @@ class Executor:
         arrays: Sequence[Any],
         call: Call,
         made: Sequence[Any],
+        side: Side,
     ) -> tuple[Buffer, ...]:
         """What the emulator may let the kernels touch."""
-        if not self.target.on_host:
-            return ()
-        inputs = [canonical(framework.describe(n, a)) for n, a in zip(self._names(pass_), arrays, strict=True)]
-        extra, inputs = inputs[: -len(_NAMES[pass_])], inputs[-len(_NAMES[pass_]) :]
-        items = self._captures.item_bytes() if self._captures is not None else ()
+        names = self._names(pass_, side, arrays)
+        described = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
+        beside, extra, inputs = self._split(side, described)
+        extra = [*beside, *extra]
+        items = (*side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
         outputs = [o.at(framework.pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
         return (
             *(host_buffer(i, item, writable=False) for i, item in zip(extra, items, strict=True)),

@@ -118,10 +118,13 @@ class GpuTarget:
         stream: int,
         pointers: Sequence[int],
         buffers: Sequence[Buffer] = (),
+        numbers: Sequence[int] = (),
     ) -> None:
         """Launches on the stream, with the device's primary context current for as long as that takes."""
         driver = self.driver
         context = self._contexts[device]
+        if numbers:
+            pointers = (*numbers, *pointers)
         foreign = driver.current_context() != context
         if foreign:
             driver.push_context(context)

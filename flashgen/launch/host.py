@@ -78,6 +78,7 @@ class HostTarget:
         stream: int,
         pointers: Sequence[int],
         buffers: Sequence[Buffer],
+        numbers: Sequence[int] = (),
     ) -> None:
         """Runs the steps to their end, one after another."""
         options = dict(self.options)
@@ -89,11 +90,12 @@ class HostTarget:
             buffers = (*buffers, Buffer(COUNTER, pointers[-1], COUNTER_BYTES, writable=True))
         if self._guard is not None:
             guarded = self._guard([(b.name, b.address, b.bytes, b.writable) for b in buffers], side)
-            pointers = [guarded.moved(pointer) for pointer in pointers]
+            # Null stands for what a call lacks, also where some array without elements has that address.
+            pointers = [guarded.moved(pointer) if pointer else 0 for pointer in pointers]
             buffers = [replace(buffer, address=guarded.moved(buffer.address)) for buffer in buffers]
         memory = self._scratch.memory
         for kernel, grid, template in steps:
-            kernel.packer.write(memory, template, pointers)
+            kernel.packer.write(memory, template, (*numbers, *pointers))
             params = bytes(memory[: kernel.packer.size])
             kernel.handle.launch(grid, params, buffers, **options)
             if kernel.packer.takes_counter:

@@ -10,18 +10,19 @@ import ctypes
 import math
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from flashgen.errors import LaunchError
 from flashgen.plan.model import Box, ParamTable, Problem
 
-#: The order in which calls hand over addresses, after those of captured tensors and before those of their
+#: The order in which calls hand over addresses, after numbers and side and captured tensors, and before those of their
 #: gradients; a forward call stops after ``lse``. Last of all comes the counter of a persistent kernel.
-POINTERS = ("q", "k", "v", "o", "lse", "dout", "dq", "dk", "dv", "dsum", "dq_accum", "row_stats")
+POINTERS = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv", "dsum", "dq_accum", "row_stats")
 COUNTER = "counter"
+#: Kinds of parameters that come with a call.
+_OF_CALLS = ("void*", "uint64")
 #: The driver's limit on a kernel's parameters.
 MAX_PARAMS_BYTES = 4096
 _LOG2_E = math.log2(math.e)
@@ -31,7 +32,8 @@ _COUNTER_PLACE = -1
 
 #: Of a parameter: a number, or the bytes of a tensor map.
 Value = float | bytes
-PointerRun = tuple[int, struct.Struct, Callable[[Sequence[int]], tuple[int, ...]]]
+#: The parameters of a call but for the addresses: the stretches between these.
+Template = tuple[bytes, ...]
 
 
 class Scratch(threading.local):
@@ -47,12 +49,12 @@ class Scratch(threading.local):
 class Packer:
     """Writes the parameter struct of one kernel; tensors' addresses lie ``map_address`` bytes into their maps."""
 
-    __slots__ = ("_fields", "_names", "_padding", "_runs", "size", "takes_counter")
+    __slots__ = ("_fields", "_layout", "_names", "_padding", "_pick", "_stretches", "size", "takes_counter")
 
     def __init__(
         self,
         table: ParamTable,
-        captured: tuple[str, ...] = (),
+        first: tuple[str, ...] = (),
         gradients: tuple[str, ...] = (),
         *,
         boxes: Sequence[Box] = (),
@@ -64,19 +66,47 @@ class Packer:
             raise LaunchError(f"the parameter struct takes {self.size} bytes; CUDA allows {MAX_PARAMS_BYTES}")
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
-        self._names = tuple(None if p.kind == "void*" else p.name for p in table.params)
-        order = (*captured, *POINTERS, *gradients)
-        self._runs = (*_map_runs(table, order, boxes, map_address), *_pointer_runs(table, order))
+        self._names = tuple(None if p.kind in _OF_CALLS else p.name for p in table.params)
+        places = _addresses(table, (*first, *POINTERS, *gradients), boxes, map_address)
+        self._stretches = tuple(_between([at for at, _ in places], self.size))
+        # One call writes all: stretches of the template and addresses, in turns.
+        self._layout = struct.Struct("=" + "".join(f"{end - start}sQ" for start, end in self._stretches)[:-1])
+        order = []
+        for i, (_, place) in enumerate((*places, (0, 0))):
+            # The counter is counted from the end, which the template does not move.
+            order += [i, place if place < 0 else len(self._stretches) + place]
+        self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = itemgetter(*order[:-1]) if places else tuple
 
-    def template(self, values: Mapping[str | None, Value]) -> bytes:
-        """The parameters with the addresses, whose value is that of None, left blank; those in maps are anyhow."""
-        return self._fields.pack(*[values[name] for name in self._names]) + self._padding
+    def template(self, values: Mapping[str | None, Value]) -> Template:
+        """The parameters between the addresses; these have the value of None, and those in maps are written over."""
+        whole = self._fields.pack(*[values[name] for name in self._names]) + self._padding
+        return tuple(whole[start:end] for start, end in self._stretches)
 
-    def write(self, memory: memoryview, template: bytes, pointers: Sequence[int]) -> None:
+    def write(self, memory: memoryview, template: Template, pointers: Sequence[int]) -> None:
         """The complete parameters, into the first ``size`` bytes of ``memory``."""
-        memory[: self.size] = template
-        for offset, layout, pick in self._runs:
-            layout.pack_into(memory, offset, *pick(pointers))
+        self._layout.pack_into(memory, 0, *self._pick((*template, *pointers)))
+
+
+def _addresses(
+    table: ParamTable, order: tuple[str, ...], boxes: Sequence[Box], map_address: int
+) -> list[tuple[int, int]]:
+    """Where in the struct lie addresses, and numbers that calls bring, in order, and which of a call's they are."""
+    offsets = field_offsets(table)
+    found = [(offsets[box.parameter] + map_address, order.index(box.tensor)) for box in boxes]
+    for param in table.params:
+        if param.kind in _OF_CALLS:
+            place = _COUNTER_PLACE if param.name == COUNTER else order.index(param.name)
+            found.append((offsets[param.name], place))
+    return sorted(found)
+
+
+def _between(addresses: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """The stretches of a struct before, between and behind its addresses, empty ones too."""
+    start = 0
+    for address in addresses:
+        yield start, address
+        start = address + struct.calcsize("=Q")
+    yield start, size
 
 
 def field_offsets(table: ParamTable) -> dict[str, int]:
@@ -84,33 +114,6 @@ def field_offsets(table: ParamTable) -> dict[str, int]:
     ends = (struct.calcsize(ParamTable(table.params[: i + 1]).format) for i in range(len(table.params)))
     sizes = (struct.calcsize(ParamTable((param,)).format) for param in table.params)
     return {name: end - size for name, end, size in zip(table.names, ends, sizes, strict=True)}
-
-
-def _pointer_runs(table: ParamTable, order: tuple[str, ...]) -> tuple[PointerRun, ...]:
-    """Stretches of adjacent address fields: offset, layout, and how to pick their addresses."""
-    offsets = field_offsets(table)
-    runs: list[PointerRun] = []
-    for is_pointer, group in groupby(table.params, key=lambda p: p.kind == "void*"):
-        if is_pointer:
-            names = [p.name for p in group]
-            places = [_COUNTER_PLACE if name == COUNTER else order.index(name) for name in names]
-            runs.append((offsets[names[0]], struct.Struct(f"@{len(names)}Q"), _picker(places)))
-    return tuple(runs)
-
-
-def _map_runs(
-    table: ParamTable, order: tuple[str, ...], boxes: Sequence[Box], map_address: int
-) -> tuple[PointerRun, ...]:
-    """The same for the addresses within tensor maps, one each."""
-    offsets, layout = field_offsets(table), struct.Struct("@Q")
-    return tuple((offsets[box.parameter] + map_address, layout, _picker([order.index(box.tensor)])) for box in boxes)
-
-
-def _picker(places: list[int]) -> Any:
-    if len(places) == 1:
-        only = places[0]
-        return lambda pointers: (pointers[only],)
-    return itemgetter(*places)
 
 
 def parameter_values(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from flashgen.launch.packing import Packer
+from flashgen.launch.packing import Packer, Template
 from flashgen.launch.tensor_map import TensorMap
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import KernelPlan, Role
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
     kernel: Ready
     grid: tuple[int, int, int]
-    template: bytes
+    template: Template
 
 
 class Target(Protocol):
@@ -77,5 +77,9 @@ class Target(Protocol):
         stream: int,
         pointers: Sequence[int],
         buffers: Sequence[Buffer],
+        numbers: Sequence[int] = (),
     ) -> None:
-        """Launches the steps one after another; ``buffers`` is empty unless ``on_host``."""
+        """Launches the steps one after another; ``buffers`` is empty unless ``on_host``.
+
+        ``numbers`` are handed over before ``pointers``, and point nowhere.
+        """

@@ -4,6 +4,7 @@ from flashgen.oracle.attention import allowed_pairs, backward, forward
 from flashgen.oracle.bounds import Bounds, Check, bounds, check
 from flashgen.oracle.captured import captured_gradients
 from flashgen.oracle.captured_bounds import captured_bounds
+from flashgen.oracle.dropout import dropout_mask
 from flashgen.oracle.rounded import rounded_backward, rounded_forward
 from flashgen.oracle.rules import Rules
 
@@ -17,6 +18,7 @@ __all__ = [
     "captured_bounds",
     "captured_gradients",
     "check",
+    "dropout_mask",
     "forward",
     "rounded_backward",
     "rounded_forward",

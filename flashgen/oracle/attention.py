@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from flashgen.oracle.problem import Problem, read_problem
-from flashgen.oracle.rules import Floats, Pairs, Rules, allowed_pairs
-from flashgen.spec import AttentionSpec
+from flashgen.oracle.problem import Problem, gradient_of_lse, read_problem
+from flashgen.oracle.rules import Floats, Lengths, Pairs, Rules, allowed_pairs
+from flashgen.spec import AttentionSpec, Dropout
 
 __all__ = ["HeadRules", "allowed_pairs", "backward", "backward_head", "contract", "forward", "forward_head"]
 
@@ -26,6 +26,8 @@ def forward(
     *,
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Floats, Floats]:
     """``O = softmax(score(scale * Q K^T)) V`` and the row-wise log-sum-exp, as float64 ``(o, lse)``.
 
@@ -33,12 +35,14 @@ def forward(
     replaces tensors that the spec's mask or score was made with.
     """
     problem = read_problem(spec, q, k, v, scale=scale)
-    rules = Rules(spec, problem, captured)
+    rules = Rules(spec, problem, captured, dropout, lengths)
     o = np.zeros((problem.batch, problem.len_q, problem.heads, spec.head_dim_v))
     lse = np.zeros((problem.batch, problem.heads, problem.len_q))
     for b, h in np.ndindex(problem.batch, problem.heads):
         head = forward_head(*_head_inputs(problem, b, h), problem.scale, HeadRules(rules, b, h))
         o[b, :, h], lse[b, h] = head.o, head.lse
+        if lengths is not None:  # a row that is not there has no sink either
+            lse[b, h, lengths[b][0] :] = -np.inf
     return o, lse
 
 
@@ -51,15 +55,23 @@ def backward(
     *,
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Gradients ``(dq, dk, dv)`` of ``sum(do * o)`` in float64; a k/v head sums over its query heads."""
+    """Gradients ``(dq, dk, dv)`` of ``sum(do * o) + sum(dlse * lse)`` in float64, ``dlse`` being zero if left out.
+
+    A k/v head sums over its query heads.
+    """
     problem = read_problem(spec, q, k, v, do, scale=scale)
     assert problem.do is not None, "do was given"
-    rules = Rules(spec, problem, captured)
+    rules, of_lse = Rules(spec, problem, captured, dropout, lengths), gradient_of_lse(problem, dlse)
     dq, dk, dv = (np.zeros_like(x) for x in (problem.q, problem.k, problem.v))
     for b, h in np.ndindex(problem.batch, problem.heads):
         inputs = _head_inputs(problem, b, h)
-        head_dq, head_dk, head_dv = backward_head(*inputs, problem.do[b, :, h], problem.scale, HeadRules(rules, b, h))
+        head_dq, head_dk, head_dv = backward_head(
+            *inputs, problem.do[b, :, h], of_lse[b, h], problem.scale, HeadRules(rules, b, h)
+        )
         h_kv = h // problem.group
         dq[b, :, h] = head_dq
         with np.errstate(invalid="ignore"):
@@ -75,6 +87,7 @@ class HeadRules:
         self._rules, self._place = rules, (b, h)
         self.allowed = rules.allowed(b, h)
         self.sink = rules.sink(b, h)
+        self._kept = rules.kept(b, h)
 
     def scores(self, logits: Floats) -> Floats:
         """The scores of scaled logits."""
@@ -83,6 +96,10 @@ class HeadRules:
     def slopes(self, logits: Floats) -> Floats:
         """Their derivatives with respect to the logits."""
         return self._rules.slopes(logits, *self._place)
+
+    def keep(self, weights: Floats) -> Floats:
+        """Of weights of pairs what dropout leaves of them, and as often as it counts."""
+        return weights if self._kept is None else np.where(self._kept == 0.0, 0.0, weights * self._kept)
 
     @property
     def changes_logits(self) -> bool:
@@ -102,7 +119,7 @@ class HeadForward:
 def forward_head(q: Floats, k: Floats, v: Floats, scale: float, rules: HeadRules) -> HeadForward:
     """One head: ``S = score(scale Q K^T)``, minus infinity where not allowed; ``P = softmax(S)``; ``O = P V``.
 
-    A sink is one more column of S, whose value is 0.
+    A sink is one more column of S, whose value is 0. Dropout is of the P that multiplies V, after its sum.
     """
     allowed = rules.allowed
     with np.errstate(all="ignore"):
@@ -111,19 +128,26 @@ def forward_head(q: Floats, k: Floats, v: Floats, scale: float, rules: HeadRules
         peak = np.where(peak == -np.inf, 0.0, peak)  # an empty row: exp(-inf - 0) = 0
         weights = np.exp(scores - peak[:, None])
         total = weights.sum(axis=1) + np.exp(rules.sink - peak)
-        p = np.where(allowed, weights / np.where(total == 0.0, 1.0, total)[:, None], 0.0)
-        return HeadForward(p, o=contract(p, v, allowed), lse=peak + np.log(total))
+        total_or_one = np.where(total == 0.0, 1.0, total)[:, None]
+        p = np.where(allowed, weights / total_or_one, 0.0)
+        # Divided by the total afterwards: where that is NaN, so is O, whichever pairs are dropped.
+        o = contract(rules.keep(np.where(allowed, weights, 0.0)), v, allowed) / total_or_one
+        return HeadForward(p, o, lse=peak + np.log(total))
 
 
 def backward_head(
-    q: Floats, k: Floats, v: Floats, do: Floats, scale: float, rules: HeadRules
+    q: Floats, k: Floats, v: Floats, do: Floats, dlse: Floats, scale: float, rules: HeadRules
 ) -> tuple[Floats, Floats, Floats]:
-    """One head: ``dV = P^T dO; dS = P (dO V^T - rowsum(dO O)) score'; dQ = scale dS K; dK = scale dS^T Q``."""
+    """One head: ``dV = P^T dO; dS = P (dO V^T - D) score'; dQ = scale dS K; dK = scale dS^T Q``.
+
+    ``D = rowsum(dO O) - dL``, since the slope of L is P.
+    """
     head, allowed = forward_head(q, k, v, scale, rules), rules.allowed
     with np.errstate(all="ignore"):
-        row_sum = (do * head.o).sum(axis=1, keepdims=True)
-        ds = np.where(allowed, head.p * (do @ v.T - row_sum) * rules.slopes(scale * (q @ k.T)), 0.0)
-        dv = contract(head.p.T, do, allowed.T)
+        row_sum = (do * head.o).sum(axis=1) - dlse
+        dp = rules.keep(do @ v.T)
+        ds = np.where(allowed, head.p * (dp - row_sum[:, None]) * rules.slopes(scale * (q @ k.T)), 0.0)
+        dv = contract(rules.keep(head.p).T, do, allowed.T)
         dq = scale * contract(ds, k, allowed)
         dk = scale * contract(ds.T, q, allowed.T)
     return dq, dk, dv

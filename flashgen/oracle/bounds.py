@@ -24,8 +24,8 @@ from flashgen.dtypes import FP32
 from flashgen.oracle.attention import HeadRules, backward, forward, forward_head
 from flashgen.oracle.problem import read_problem
 from flashgen.oracle.rounded import Floats32, evaluate
-from flashgen.oracle.rules import Rules
-from flashgen.spec import AttentionSpec
+from flashgen.oracle.rules import Lengths, Rules
+from flashgen.spec import AttentionSpec, Dropout
 
 LSE_TOLERANCE = 1e-5
 FACTOR = 2.0
@@ -71,14 +71,19 @@ def bounds(
     *,
     exact: Sequence[NDArray[np.float64]] | None = None,
     captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> Bounds:
     """The bounds for these inputs; ``exact`` is the oracle's (o, lse) or (o, lse, dq, dk, dv) where known."""
     if exact is None:
-        exact = forward(spec, q, k, v, scale=scale, captured=captured)
-        exact = exact if do is None else (*exact, *backward(spec, q, k, v, do, scale=scale, captured=captured))
-    result = evaluate(spec, q, k, v, do, scale=scale, captured=captured)
+        shared: dict[str, Any] = {"scale": scale, "captured": captured, "dropout": dropout, "lengths": lengths}
+        exact = forward(spec, q, k, v, **shared)
+        if do is not None:
+            exact = (*exact, *backward(spec, q, k, v, do, dlse=dlse, **shared))
+    result = evaluate(spec, q, k, v, do, scale=scale, captured=captured, dlse=dlse, dropout=dropout, lengths=lengths)
     step = spec.element.epsilon * (FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS)
-    reach = {} if do is None else _reach_of_rounding_o(spec, q, k, v, do, scale, captured)
+    reach = {} if do is None else _reach_of_rounding_o(spec, q, k, v, do, scale, captured, dropout, lengths)
     limits: dict[str, float] = {}
     for name, reference in zip(("o", "lse", "dq", "dk", "dv"), exact, strict=False):
         if name != "lse":
@@ -129,6 +134,8 @@ def _reach_of_rounding_o(
     do: Any,
     scale: float | None,
     captured: Mapping[str, Any] | None,
+    dropout: Dropout | None,
+    lengths: Lengths | None,
 ) -> dict[str, float]:
     """The largest change of dQ and dK, in rounding steps, when each element of O is rounded at random.
 
@@ -136,7 +143,7 @@ def _reach_of_rounding_o(
     """
     given = read_problem(spec, q, k, v, do, scale=scale)
     assert given.do is not None, "do was given"
-    rules = Rules(spec, given, captured)
+    rules = Rules(spec, given, captured, dropout, lengths)
     dq, dk = np.zeros_like(given.q), np.zeros_like(given.k)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):

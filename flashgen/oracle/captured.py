@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.oracle.attention import HeadRules, forward_head
-from flashgen.oracle.problem import read_problem
-from flashgen.oracle.rules import Floats, Rules
-from flashgen.spec import AttentionSpec
+from flashgen.oracle.problem import gradient_of_lse, read_problem
+from flashgen.oracle.rules import Floats, Lengths, Rules
+from flashgen.spec import AttentionSpec, Dropout
 
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node
@@ -30,11 +30,14 @@ def captured_gradients(
     *,
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> dict[str, Floats]:
-    """Gradients of ``sum(do * o)`` with respect to the captured float tensors, in float64, by name."""
+    """Gradients of ``sum(do * o) + sum(dlse * lse)`` by the captured float tensors, in float64, by name."""
     given = read_problem(spec, q, k, v, do, scale=scale)
     assert given.do is not None, "do was given"
-    rules = Rules(spec, given, captured)
+    rules, of_lse = Rules(spec, given, captured, dropout, lengths), gradient_of_lse(given, dlse)
     gradients = CapturedSums(spec, rules, captured)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):
@@ -42,8 +45,8 @@ def captured_gradients(
             q_h, k_h, v_h, do_h = given.q[b, :, h], given.k[b, :, h_kv], given.v[b, :, h_kv], given.do[b, :, h]
             of_head = HeadRules(rules, b, h)
             head = forward_head(q_h, k_h, v_h, given.scale, of_head)
-            row_sum = (do_h * head.o).sum(axis=1)
-            ds = np.where(of_head.allowed, head.p * (do_h @ v_h.T - row_sum[:, None]), 0.0)
+            row_sum = (do_h * head.o).sum(axis=1) - of_lse[b, h]
+            ds = np.where(of_head.allowed, head.p * (of_head.keep(do_h @ v_h.T) - row_sum[:, None]), 0.0)
             gradients.add_pairs(given.scale * (q_h @ k_h.T), ds, b, h)
             gradients.add_sink(-sink_column(of_head.sink, head.lse) * row_sum, b, h)
     return gradients.values

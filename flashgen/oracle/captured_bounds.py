@@ -19,10 +19,10 @@ from flashgen.dtypes import ALIASES, FP32
 from flashgen.oracle.attention import HeadRules, forward_head
 from flashgen.oracle.bounds import FACTOR, FP32_ROUNDING_STEPS, ROUNDING_STEPS
 from flashgen.oracle.captured import CapturedSums, captured_gradients, sink_column
-from flashgen.oracle.problem import Problem, read_problem
+from flashgen.oracle.problem import Array, Problem, gradient_of_lse, read_problem
 from flashgen.oracle.rounded import evaluate
-from flashgen.oracle.rules import Floats, Rules
-from flashgen.spec import AttentionSpec
+from flashgen.oracle.rules import Floats, Lengths, Rules
+from flashgen.spec import AttentionSpec, Dropout
 
 
 def captured_bounds(
@@ -35,12 +35,23 @@ def captured_bounds(
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
     exact: Mapping[str, Floats] | None = None,
+    dlse: Any = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> dict[str, float]:
     """The largest allowed error of each captured gradient, by name; ``exact`` is the oracle's where known."""
-    exact = exact or captured_gradients(spec, q, k, v, do, scale=scale, captured=captured)
-    one_run = evaluate(spec, q, k, v, do, scale=scale, captured=captured).captured
+    options: dict[str, Any] = {
+        "scale": scale,
+        "captured": captured,
+        "dlse": dlse,
+        "dropout": dropout,
+        "lengths": lengths,
+    }
+    exact = exact or captured_gradients(spec, q, k, v, do, **options)
+    one_run = evaluate(spec, q, k, v, do, **options).captured
     given = read_problem(spec, q, k, v, do, scale=scale)
-    reach, magnitudes = _reach(spec, given, Rules(spec, given, captured), captured)
+    rules = Rules(spec, given, captured, dropout, lengths)
+    reach, magnitudes = _reach(spec, given, gradient_of_lse(given, dlse), rules, captured)
     steps = FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS
     limits = {}
     for name, reference in exact.items():
@@ -55,7 +66,7 @@ def captured_bounds(
 
 
 def _reach(
-    spec: AttentionSpec, given: Problem, rules: Rules, captured: Mapping[str, Any] | None
+    spec: AttentionSpec, given: Problem, of_lse: Array, rules: Rules, captured: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Floats], Mapping[str, Floats]]:
     """The expected square of each element's error, in rounding steps, and the sum of its terms' magnitudes."""
     assert given.do is not None, "do was given"
@@ -66,8 +77,12 @@ def _reach(
             q_h, k_h, v_h, do_h = given.q[b, :, h], given.k[b, :, h_kv], given.v[b, :, h_kv], given.do[b, :, h]
             of_head = HeadRules(rules, b, h)
             head = forward_head(q_h, k_h, v_h, given.scale, of_head)
-            logits, dp, p = given.scale * (q_h @ k_h.T), do_h @ v_h.T, np.where(of_head.allowed, head.p, 0.0)
-            row_sum, of_o = (do_h * head.o).sum(axis=1), np.sqrt(np.square(do_h * head.o).sum(axis=1))
+            logits, dp, p = (
+                given.scale * (q_h @ k_h.T),
+                of_head.keep(do_h @ v_h.T),
+                np.where(of_head.allowed, head.p, 0.0),
+            )
+            row_sum, of_o = (do_h * head.o).sum(axis=1) - of_lse[b, h], np.sqrt(np.square(do_h * head.o).sum(axis=1))
             ds = np.where(p == 0.0, 0.0, p * (dp - row_sum[:, None]))
             sink = sink_column(of_head.sink, head.lse)
             squares.add_squares(logits, p * of_o[:, None], b, h, by_row=True)

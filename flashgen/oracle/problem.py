@@ -89,6 +89,15 @@ def read_problem(
     return Problem(converted["q"], converted["k"], converted["v"], converted.get("do"), float(factor))
 
 
+def gradient_of_lse(problem: Problem, dlse: Any) -> Array:
+    """The gradient of the log-sum-exp in float64, (B, H, Sq); zeros for None."""
+    shape = (problem.batch, problem.heads, problem.len_q)
+    given: Array = np.zeros(shape) if dlse is None else np.asarray(dlse)
+    if given.shape != shape or given.dtype.kind in _NOT_REAL:
+        raise ArgumentError(f"dlse has shape {given.shape} and dtype {given.dtype}; it must be real numbers, {shape}")
+    return given.astype(np.float64)
+
+
 def _shape_violations(spec: AttentionSpec, shapes: dict[str, tuple[int, ...]]) -> list[str]:
     q, k, v = shapes["q"], shapes["k"], shapes["v"]
     problems = []

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from flashgen.dtypes import DType
 from flashgen.oracle.attention import HeadRules
 from flashgen.oracle.captured import CapturedSums, sink_column
-from flashgen.oracle.problem import Array, read_problem
-from flashgen.oracle.rules import Floats, Rules
-from flashgen.spec import AttentionSpec
+from flashgen.oracle.problem import Array, gradient_of_lse, read_problem
+from flashgen.oracle.rules import Floats, Lengths, Rules
+from flashgen.spec import AttentionSpec, Dropout
 
 Floats32 = NDArray[np.float32]
 LOG2_E = math.log2(math.e)
@@ -42,19 +42,34 @@ class RoundedResult:
 
 
 def rounded_forward(
-    spec: AttentionSpec, q: Any, k: Any, v: Any, *, scale: float | None = None
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Array, Floats32]:
     """``(o, lse)``: o in the spec's dtype, lse in float32."""
-    result = evaluate(spec, q, k, v, scale=scale)
+    result = evaluate(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths)
     with np.errstate(all="ignore"):
         return result.o.astype(spec.element.numpy()), result.lse
 
 
 def rounded_backward(
-    spec: AttentionSpec, q: Any, k: Any, v: Any, do: Any, *, scale: float | None = None
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    *,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[Array, Array, Array]:
     """``(dq, dk, dv)`` in the spec's dtype; the sum over a group of heads is taken in float32."""
-    result = evaluate(spec, q, k, v, do, scale=scale)
+    result = evaluate(spec, q, k, v, do, scale=scale, dropout=dropout, lengths=lengths)
     assert result.dq is not None
     assert result.dk is not None
     assert result.dv is not None
@@ -72,11 +87,15 @@ def evaluate(
     *,
     scale: float | None = None,
     captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
 ) -> RoundedResult:
     """One run of the whole computation."""
     element = spec.element
     given = read_problem(spec, q, k, v, do, scale=scale, dtype=element.numpy())
-    rules = Rules(spec, given, captured)
+    rules = Rules(spec, given, captured, dropout, lengths)
+    of_lse = gradient_of_lse(given, dlse).astype(np.float32)
     q32, k32, v32 = (x.astype(np.float32) for x in (given.q, given.k, given.v))
     do32 = None if given.do is None else given.do.astype(np.float32)
     o = np.zeros((given.batch, given.len_q, given.heads, spec.head_dim_v), np.float32)
@@ -90,7 +109,7 @@ def evaluate(
             head = _Head(element, *operands, given.scale, HeadRules(rules, b, h))
             o[b, :, h], lse[b, h] = head.forward()
             if do32 is not None:
-                row_sum = (do32[b, :, h] * o[b, :, h]).sum(axis=1, dtype=np.float32)
+                row_sum = (do32[b, :, h] * o[b, :, h]).sum(axis=1, dtype=np.float32) - of_lse[b, h]
                 of_scores, p = head.score_gradients(do32[b, :, h], row_sum, lse[b, h])
                 ds = _store(element, of_scores * head.slopes)
                 dq[b, :, h] = dot(ds, _finite(head.k))
@@ -123,7 +142,7 @@ class _Head:
 
     def __init__(self, element: DType, q: Floats32, k: Floats32, v: Floats32, scale: float, rules: HeadRules) -> None:
         self.element, self.q, self.k, self.v, self.allowed = element, q, k, v, rules.allowed
-        self.sink, self.slopes = np.float32(rules.sink), np.float32(1)
+        self.sink, self.slopes, self._keep = np.float32(rules.sink), np.float32(1), rules.keep
         # With the sign moved into q, the largest product is the largest logit, whatever the scale.
         self.dots = dot(q if scale >= 0 else -q, k.T)
         self.scale_log2 = np.float32(abs(scale) * LOG2_E)
@@ -141,15 +160,19 @@ class _Head:
         shift = np.where(peak_log2 == -np.inf, np.float32(0), peak_log2)
         weights = self._exponentials(shift)
         total = weights.sum(axis=1, dtype=np.float32) + np.exp2(sink_log2 - shift)
-        p = _store(self.element, weights / np.where(total == 0, np.float32(1), total)[:, None])
+        p = _store(self.element, self.kept(weights / np.where(total == 0, np.float32(1), total)[:, None]))
         lse = (shift + np.log2(total)) * np.float32(1 / LOG2_E)
         return _store(self.element, dot(p, _finite(self.v))), lse.astype(np.float32)
 
     def score_gradients(self, do: Floats32, row_sum: Floats32, lse: Floats32) -> tuple[Floats32, Floats32]:
         """The gradient of the scores, in float32, and P of this head."""
         p = self._exponentials(np.where(lse == -np.inf, np.float32(0), lse * np.float32(LOG2_E)))
-        dp = _store(self.element, dot(do, self.v.T)) - row_sum[:, None]
-        return np.where(self.allowed, p * dp, np.float32(0)), _store(self.element, p)
+        dp = self.kept(_store(self.element, dot(do, self.v.T))) - row_sum[:, None]
+        return np.where(self.allowed, p * dp, np.float32(0)), _store(self.element, self.kept(p))
+
+    def kept(self, weights: Floats32) -> Floats32:
+        """What dropout leaves of weights of pairs."""
+        return self._keep(weights.astype(np.float64)).astype(np.float32)
 
     def _exponentials(self, shift: Floats32) -> Floats32:
         """``2 ** (scaled products - shift)`` where allowed; the exponent is one fused multiply-add."""

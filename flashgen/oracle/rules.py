@@ -1,29 +1,39 @@
-"""A spec's mask, score and sink for one head of one sequence: evaluated in NumPy, pair by pair."""
+"""A spec's mask, score, sink and dropout for one head of one sequence: evaluated in NumPy, pair by pair."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.errors import ArgumentError
+from flashgen.oracle.dropout import kept_pairs
 from flashgen.oracle.problem import Problem
-from flashgen.spec import AttentionSpec, Mask
+from flashgen.spec import AttentionSpec, Dropout, Mask
 
 if TYPE_CHECKING:
     from flashgen.expr import Node
 
 Floats = NDArray[np.float64]
 Pairs = NDArray[np.bool_]
+#: Of each sequence how many queries and keys there are; the rest of a batch's rows is padding.
+Lengths = Sequence[tuple[int, int]]
 
 
 class Rules:
     """What a spec says of the pairs of a call; ``captured`` replaces tensors that the spec was made with."""
 
-    def __init__(self, spec: AttentionSpec, problem: Problem, captured: Mapping[str, Any] | None = None) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        problem: Problem,
+        captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+        lengths: Lengths | None = None,
+    ) -> None:
+        self._spec, self._dropout, self._lengths = spec, dropout, lengths
         self._shape = (problem.len_q, problem.len_kv)
         self._env: dict[str, Any] = {**spec.scalars, **spec.tensors, **(captured or {})}
         self._env |= {"q_len": problem.len_q, "k_len": problem.len_kv}
@@ -36,9 +46,14 @@ class Rules:
 
     def allowed(self, b: int, h: int) -> Pairs:
         """``[q, k]`` is true where query q may attend to key k."""
+        len_q, len_kv = self._shape if self._lengths is None else self._lengths[b]
+        allowed = np.zeros(self._shape, np.bool_)
         if self._spec.mask.is_band:
-            return allowed_pairs(self._spec.mask, *self._shape)
-        return self._evaluate(self._spec.mask.traced.root, b, h).astype(bool)
+            allowed[:len_q, :len_kv] = allowed_pairs(self._spec.mask, len_q, len_kv)
+        else:
+            every = self._evaluate(self._spec.mask.traced.root, b, h).astype(bool)
+            allowed[:len_q, :len_kv] = every[:len_q, :len_kv]
+        return allowed
 
     def scores(self, logits: Floats, b: int, h: int) -> Floats:
         """The scores of scaled logits."""
@@ -60,20 +75,39 @@ class Rules:
             return -np.inf
         from flashgen.expr import evaluate
 
-        return float(evaluate(self._spec.score.sink.root, {**self._env, "b": b, "h": h}))
+        return float(evaluate(self._spec.score.sink.root, {**self._env, **self._of(b), "b": b, "h": h}))
+
+    def kept(self, b: int, h: int) -> Floats | None:
+        """How often each pair counts: 1 / (1 - p) times, or not at all; None without dropout."""
+        check_dropout(self._spec, self._dropout)
+        if self._dropout is None:
+            return None
+        return np.where(kept_pairs(self._dropout, b, h, *self._shape), self._dropout.factor, 0.0)
 
     def evaluated(self, roots: list[Node], logits: Floats, b: int, h: int) -> list[NDArray[Any]]:
         """The values of trees over scaled logits."""
         from flashgen.expr import evaluate_all
 
-        return evaluate_all(roots, {**self._env, "b": b, "h": h, "s": logits})
+        return evaluate_all(roots, {**self._env, **self._of(b), "b": b, "h": h, "s": logits})
 
     def _evaluate(self, root: Any, b: int, h: int, **more: Any) -> NDArray[Any]:
         from flashgen.expr import evaluate
 
         if 0 in self._shape:
             return np.zeros(self._shape)
-        return np.broadcast_to(evaluate(root, {**self._env, "b": b, "h": h, **more}), self._shape)
+        return np.broadcast_to(evaluate(root, {**self._env, **self._of(b), "b": b, "h": h, **more}), self._shape)
+
+    def _of(self, b: int) -> dict[str, int]:
+        """The lengths of a sequence, as expressions see them."""
+        return {} if self._lengths is None else dict(zip(("q_len", "k_len"), self._lengths[b], strict=True))
+
+
+def check_dropout(spec: AttentionSpec, dropout: Dropout | None) -> None:
+    """Dropout comes with calls of specs that have it, and with no others."""
+    if spec.dropout and not isinstance(dropout, Dropout):
+        raise ArgumentError(f"dropout={dropout!r}: a spec with dropout=True needs flashgen.Dropout(p, seed)")
+    if dropout is not None and not spec.dropout:
+        raise ArgumentError("dropout was given, but the spec has none; make one with dropout=True")
 
 
 def allowed_pairs(mask: Mask, len_q: int, len_kv: int) -> Pairs:

@@ -9,11 +9,13 @@ from flashgen.errors import PlanError
 from flashgen.plan.backward import chosen_backward, plan_backward, workspace_tiles
 from flashgen.plan.backward_sm90 import plan_backward_sm90, why_not_backward
 from flashgen.plan.captured import plan_captured
+from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
 from flashgen.plan.forward import chosen_schedule, plan_forward
 from flashgen.plan.forward_sm90 import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.survey import plan_survey, with_tables
+from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule
 
 __all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspaces"]
@@ -64,7 +66,7 @@ def plan(
         kernels = tuple(_with_expressions(kernel, expressions) for kernel in kernels)
         if expressions.tables:
             kernels += (plan_survey(kernels[0], expressions),)
-    return AttentionPlan(spec, chosen, row, kernels)
+    return AttentionPlan(spec, chosen, row, tuple(with_varlen(with_dropout(kernel)) for kernel in kernels))
 
 
 def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPlan:

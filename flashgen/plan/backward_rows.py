@@ -21,7 +21,11 @@ def main_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
         yield Tiling(16, 16, 2, 1, fits)
         return
     if arch.has_cp_async:
-        if dim <= 64:
+        if spec.dropout and dim <= 64:
+            yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp leave registers for which pairs are kept", blocks=2)
+        elif spec.dropout and dim <= 128:
+            yield Tiling(64, 64, 8, 2, "32 x 16 scores per warp leave registers for which pairs are kept")
+        elif dim <= 64:
             yield Tiling(128, 64, 4, 1, "64 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
         elif dim <= 128:
@@ -29,6 +33,8 @@ def main_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
                 if not spec.mask.is_full and arch.has_vector_reduction:
                     yield Tiling(128, 64, 8, 1, "32 x 32 scores per warp; with four warps the assembler spills")
                 # With a second stage, and no dQ to end the iteration, the assembler spills.
+                yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
+            if spec.varlen and spec.mask.is_full:
                 yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             yield Tiling(64, 64, 4, 2, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             yield Tiling(64, 128, 8, 2, "32 x 32 scores per warp, and queries one step ahead")

@@ -59,6 +59,10 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in HEAD_DIMS)
     if access_bytes != 16:
         return "the copy engine needs tensors aligned to 16 bytes"
+    if spec.dropout:
+        return "it has no dropout"
+    if spec.varlen:
+        return "it takes no packed sequences"
     if spec.deterministic:
         return "its sums of dQ have no fixed order, and deterministic=True"
     if schedule.backward != BackwardSchedule():

@@ -90,11 +90,11 @@ NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())
 
 def expressions_of(spec: AttentionSpec) -> Expressions:
     """The expressions of a spec."""
-    if spec.mask.is_band and spec.score is None:
+    if _is_band(spec) and spec.score is None:
         return NO_EXPRESSIONS
     from flashgen.expr import Score, derivative, element_type
 
-    by_mask = not spec.mask.is_band
+    by_mask = not _is_band(spec)
     score = spec.score.traced.root if spec.score is not None and spec.score.changes_logits else None
     sink = spec.score.sink if spec.score is not None else None
     mask = spec.mask.traced.root if by_mask else None
@@ -114,6 +114,11 @@ def expressions_of(spec: AttentionSpec) -> Expressions:
         ),
         tables=() if rule is None else _tables(rule),
     )
+
+
+def _is_band(spec: AttentionSpec) -> bool:
+    """Whether two numbers say everything about the mask; of packed sequences, two for each way to align it."""
+    return spec.mask.is_band and not (spec.varlen and spec.mask.rest is not None)
 
 
 def _tables(rule: TileRule) -> tuple[Table, ...]:
@@ -150,8 +155,7 @@ def with_captures(table: ParamTable, expressions: Expressions, *, writes_tables:
     sizes = [Param(f"{captured(t.name)}_size{i}", "int32", "i32") for t in tensors for i in range(t.rank)]
     scalars = [Param(captured(name), *_SCALARS[kind]) for name, kind in expressions.scalars]
     every = [*table.params, *pointers, *strides, *sizes, *scalars]
-    order = ("map", "void*", "int64", "int32", "float")
-    return ParamTable(tuple(sorted(every, key=lambda p: order.index(p.kind))))
+    return ParamTable.widest_first(every)
 
 
 def captured_parameters(expressions: Expressions | None) -> tuple[str, ...]:

@@ -176,6 +176,9 @@ def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
         yield Tiling(64, 32, 4, 1, _FITS)
         yield Tiling(32, 32, 2, 1, _FITS)
     else:
+        if spec.dropout and dim <= 128:
+            stages = 2 if dim <= 64 else 1
+            yield Tiling(64, 64, 4, stages, "16 rows per warp leave registers for which pairs are kept", blocks=2)
         yield from _rows_ampere(dim, spec.mask.is_full, arch)
     yield Tiling(16, 16, 1, 1, _FITS)
 

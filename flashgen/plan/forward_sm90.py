@@ -39,6 +39,9 @@ class _Row:
     o_tile: bool
     #: Whether exponentials have registers of their own, so that the scores can be used again.
     keeps_scores: bool
+    #: Tiles of keys where the score reads an element for every pair, whose addresses and values take registers: of
+    #: masks that are bands, and of others.
+    tile_kv_reading: tuple[int, int]
     reason: str
     registers: tuple[int, int] | None = None
 
@@ -53,15 +56,24 @@ class _Row:
 
 _TABLE = {
     (64, 64): _Row(
-        3, 128, 4, 2, True, False, "three warpgroups, as exponentials and not products set the pace at this width"
+        3,
+        128,
+        4,
+        2,
+        True,
+        False,
+        (64, 48),
+        "three warpgroups, as exponentials and not products set the pace at this width",
     ),
-    (96, 96): _Row(2, 128, 2, 2, True, True, "rows of 96 columns take the room of 128"),
+    (96, 96): _Row(2, 128, 2, 2, True, True, (80, 80), "rows of 96 columns take the room of 128"),
     (128, 128): _Row(
-        2, 128, 2, 2, True, True, "the widest tile of keys that leaves room for two tiles of Q and one of O"
+        2, 128, 2, 2, True, True, (80, 80), "the widest tile of keys that leaves room for two tiles of Q and one of O"
     ),
-    (192, 128): _Row(2, 112, 2, 1, True, False, "the widest tile of keys that leaves room for O"),
-    (192, 192): _Row(2, 112, 2, 1, False, False, "the widest tile of keys; O leaves from registers"),
-    (256, 256): _Row(2, 64, 2, 1, False, False, "two tiles of keys and values under way; O leaves from registers"),
+    (192, 128): _Row(2, 112, 2, 1, True, False, (80, 80), "the widest tile of keys that leaves room for O"),
+    (192, 192): _Row(2, 112, 2, 1, False, False, (64, 48), "the widest tile of keys; O leaves from registers"),
+    (256, 256): _Row(
+        2, 64, 2, 1, False, False, (48, 48), "two tiles of keys and values under way; O leaves from registers"
+    ),
 }
 
 
@@ -76,6 +88,10 @@ def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: i
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
         dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
         return f"it is made for head_dim {dims}"
+    if spec.dropout:
+        return "it has no dropout"
+    if spec.varlen:
+        return "it takes no packed sequences"
     if access_bytes != 16:
         return "the copy engine needs tensors aligned to 16 bytes"
     if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":
@@ -210,7 +226,20 @@ def _row(spec: AttentionSpec) -> _Row:
         row = replace(row, tile_kv=112)
     if row.keeps_scores and spec.score is not None and spec.score.traced.tensors:
         row = replace(row, tile_kv=112)
+    if _reads_pairs(spec):
+        row = replace(row, tile_kv=row.tile_kv_reading[_is_listed(spec)])
     return row
+
+
+def _reads_pairs(spec: AttentionSpec) -> bool:
+    """Whether the score reads, of some captured tensor, what depends on both the query and the key."""
+    if spec.score is None or not spec.score.traced.tensors:
+        return False
+    from flashgen.expr import Load, postorder
+    from flashgen.plan.over import over_of
+
+    loads = [node for node in postorder(spec.score.traced.root) if isinstance(node, Load)]
+    return any(over_of(load.indices) in ("diagonals", "pairs") for load in loads)
 
 
 def _chosen(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> _Row:

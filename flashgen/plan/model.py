@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +21,7 @@ Pass = Literal["forward", "backward"]
 Role = str
 
 #: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
-_FORMATS = {"map": "128s", "void*": "Q", "int64": "q", "int32": "i", "float": "f"}
+_FORMATS = {"map": "128s", "void*": "Q", "uint64": "Q", "int64": "q", "int32": "i", "float": "f"}
 #: Tensor maps lie at multiples of this.
 _MAP_ALIGNMENT = 64
 
@@ -42,6 +43,12 @@ class ParamTable:
     """The parameter struct: read by the template (declaration) and by the launcher (packing)."""
 
     params: tuple[Param, ...]
+
+    @classmethod
+    def widest_first(cls, params: Iterable[Param]) -> ParamTable:
+        """These parameters in an order that leaves no holes, and that keeps the order of those of a kind."""
+        order = tuple(_FORMATS)
+        return cls(tuple(sorted(params, key=lambda p: order.index(p.kind))))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str
     stem = _STEMS.get(role, f"backward_{role}")
     parts = [stem, dims, spec.dtype if spec.dtype != "bf16" else "", _mask_word(spec.mask)]
     parts += [f"score{_digest(spec.score.plain())}" if spec.score is not None else "", *words]
+    parts.append("varlen" if spec.varlen else "")
+    parts.append("dropout" if spec.dropout and role not in ("prepare", "finish") else "")
     parts += ["deterministic" if spec.deterministic and role != "forward" else "", arch.name.replace("_", "")]
     return "_".join(p for p in parts if p)
 

@@ -6,7 +6,8 @@ from flashgen.plan.model import Param, ParamTable
 
 _NOTES = {
     "lse": "log-sum-exp, (batch, heads_q, len_q)",
-    "dsum": "D = rowsum(dO * O), (batch, heads_q, len_q)",
+    "dsum": "D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)",
+    "dlse": "gradient of lse, (batch, heads_q, len_q); null where it is zero",
     "dq_accum": "workspace that dQ is summed in",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
@@ -81,17 +82,17 @@ MAIN_SM90 = _table(
     maps=("q", "k", "v", "dout", "dk", "dv"),
     counts=("counter",),
 )
+
+
+def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), scales: tuple[str, ...] = ()) -> ParamTable:
+    """The rows of O and dO, and what becomes of them."""
+    return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, sizes=("heads_q", "len_q"), scales=scales)
+
+
+PREPARE = _prepare("dsum", "dq_accum")
+PREPARE_DETERMINISTIC = _prepare("dsum")
 #: Rows' statistics besides; how the workspace is cleared differs in nothing.
-PREPARE_SM90 = _table(
-    ("o", "dout"),
-    (),
-    row_reads=("lse",),
-    row_writes=("dsum", "row_stats", "dq_accum"),
-    sizes=("heads_q", "len_q"),
-    scales=("scale",),
-)
-PREPARE = _table(("o", "dout"), (), row_writes=("dsum", "dq_accum"), sizes=("heads_q", "len_q"), scales=())
-PREPARE_DETERMINISTIC = _table(("o", "dout"), (), row_writes=("dsum",), sizes=("heads_q", "len_q"), scales=())
+PREPARE_SM90 = _prepare("dsum", "row_stats", "dq_accum", reads=("lse", "dlse"), scales=("scale",))
 MAIN = _table(
     ("q", "k", "v", "dout"),
     ("dk", "dv"),

@@ -70,6 +70,10 @@ GOLDEN: tuple[Golden, ...] = (
         ("forward",),
         Schedule(warps=WarpPartition("split_k", 4)),
     ),
+    # Dropout, in both passes.
+    Golden(AttentionSpec(64, mask=causal(), dropout=True), "sm_80", ("forward", "main")),
+    # Packed sequences.
+    Golden(AttentionSpec(64, mask=causal(), varlen=True), "sm_80", ("forward", "main")),
     # dQ without atomics.
     Golden(AttentionSpec(64, mask=causal(), deterministic=True), "sm_80", ("main", "query")),
 )

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from flashgen.lazy import lazy_names
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.dropout import Dropout
 from flashgen.spec.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
+from flashgen.spec.sequences import Sequences
 
 if TYPE_CHECKING:
     from flashgen.spec.masks import (
@@ -45,9 +47,11 @@ else:
 __all__ = [
     "AttentionSpec",
     "BackwardSchedule",
+    "Dropout",
     "Mask",
     "Schedule",
     "Score",
+    "Sequences",
     "WarpPartition",
     "alibi",
     "bias",

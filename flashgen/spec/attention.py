@@ -29,6 +29,8 @@ class AttentionSpec:
 
     ``head_dim_v`` defaults to ``head_dim``. ``direction="forward"`` leaves the backward pass out.
     ``deterministic=True`` makes the backward pass bitwise reproducible (the forward always is).
+    ``dropout=True`` makes kernels that drop pairs; each call says with which probability (``Dropout``).
+    ``varlen=True`` makes kernels of sequences that lie behind one another (``Sequences``).
     """
 
     head_dim: int
@@ -38,6 +40,8 @@ class AttentionSpec:
     score: Score | None = field(default=None, kw_only=True)
     direction: Direction = field(default="both", kw_only=True)
     deterministic: bool = field(default=False, kw_only=True)
+    dropout: bool = field(default=False, kw_only=True)
+    varlen: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if type(self.head_dim_v) is int and self.head_dim_v == 0:
@@ -122,8 +126,10 @@ class AttentionSpec:
                 )
         if self.direction not in ("forward", "both"):
             yield f"direction={show(self.direction)} is unknown; use 'forward' or 'both'"
-        if not isinstance(self.deterministic, bool):
-            yield f"deterministic={show(self.deterministic)} is not a bool; use True or False"
+        for name in ("deterministic", "dropout", "varlen"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                yield f"{name}={show(value)} is not a bool; use True or False"
 
     @property
     def element(self) -> DType:
@@ -145,6 +151,7 @@ class AttentionSpec:
         dims = str(self.head_dim) if self.head_dim == self.head_dim_v else f"{self.head_dim}/{self.head_dim_v}"
         extras = [] if self.needs_backward else ["forward only"]
         extras += ["deterministic"] if self.deterministic else []
+        extras += [name for name in ("dropout", "varlen") if getattr(self, name)]
         score = [] if self.score is None else [f"score {self.score.describe()}"]
         return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *score, *extras])
 

@@ -34,6 +34,10 @@ def _spec_options(spec: AttentionSpec) -> Iterator[str]:
         yield "--forward-only"
     if spec.deterministic:
         yield "--deterministic"
+    if spec.dropout:
+        yield "--dropout"
+    if spec.varlen:
+        yield "--varlen"
 
 
 def _mask_options(mask: Mask) -> Iterator[str]:

@@ -25,7 +25,7 @@ SUFFIXES = (".toml", ".json")
 
 
 def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
-    """Every field by name, in one fixed order, as plain values."""
+    """Every field by name, in one fixed order, as plain values; what few specs have, only where they have it."""
     return {
         "head_dim": spec.head_dim,
         "head_dim_v": spec.head_dim_v,
@@ -34,6 +34,7 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
         **_score_to_plain(spec),
         "direction": spec.direction,
         "deterministic": spec.deterministic,
+        **{name: True for name in ("dropout", "varlen") if getattr(spec, name)},
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from flashgen.torch import vmap as _vmap  # noqa: F401  (it registers itself)
 from flashgen.torch.entry import attention
+from flashgen.torch.kernels import emulate_cpu
 from flashgen.torch.program_ops import SAC_SAVE
+from flashgen.torch.sdpa import enable_sdpa
 
-__all__ = ["SAC_SAVE", "attention"]
+__all__ = ["SAC_SAVE", "attention", "emulate_cpu", "enable_sdpa"]

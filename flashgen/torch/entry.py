@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from flashgen.torch import compiled, ops, program_ops  # noqa: F401  (they regis
 from flashgen.torch.function import AttentionFunction, ProgramFunction, rows_contiguous
 from flashgen.torch.kernels import NO_LIMITS, Limits, kernel_for, limits_of
 from flashgen.torch.programs import Program, check_tensors, mask_of, program_of, score_of
+from flashgen.torch.randomness import drawn_state, dropout_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LAYOUTS = ("bshd", "bhsd")
@@ -44,42 +46,52 @@ def attention(
     ``(b, h, q, k) -> condition``, or None for all keys; ``score`` a Score such as ``flashgen.softcap(30.0)``, a
     function ``(s, b, h, q, k) -> number``, or None. Tensors that they capture are torch tensors on q's device;
     float tensors that the score captured get gradients. ``scale`` defaults to 1/sqrt(D). ``deterministic=None``
-    follows torch.use_deterministic_algorithms. With ``return_lse`` the result is ``(out, lse)``. The output
+    follows torch.use_deterministic_algorithms. Pairs are dropped with probability ``dropout_p``, which ones by
+    torch's generator for q's device. With ``return_lse`` the result is ``(out, lse)``. The output
     is contiguous (in ``bshd``). Inputs whose last stride is not 1 are copied. Autocast casts q, k and v.
     """
-    if dropout_p != 0.0:
-        raise ArgumentError(f"dropout_p={dropout_p!r} is not supported yet; use 0.0, or drop outside of attention")
     if layout not in _LAYOUTS:
         raise ArgumentError(f"layout={layout!r} is unknown; use 'bshd' or 'bhsd'")
     if layout == "bhsd":
         q, k, v = _swapped("q", q), _swapped("k", k), _swapped("v", v)
     if score is None and (mask is None or (isinstance(mask, Mask) and mask.rest is None)):
         limits = NO_LIMITS if mask is None else limits_of(mask)
-        out, lse = attend(q, k, v, limits, scale, deterministic)
+        out, lse = attend(q, k, v, limits, scale, deterministic, dropout_p)
     elif torch.compiler.is_compiling():
-        out, lse = _attend_compiled(q, k, v, mask, score, scale, deterministic)
+        out, lse = _attend_compiled(q, k, v, mask, score, scale, deterministic, dropout_p)
     else:
         program, captured = program_of(mask_of(mask), score_of(score))
-        out, lse = attend_program(q, k, v, program, captured, scale, deterministic)
+        out, lse = attend_program(q, k, v, program, captured, scale, deterministic, dropout_p)
     if layout == "bhsd":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
-def attend(q: Any, k: Any, v: Any, limits: Limits, scale: float | None, deterministic: bool | None) -> tuple[Any, Any]:
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    limits: Limits,
+    scale: float | None,
+    deterministic: bool | None,
+    dropout_p: float = 0.0,
+) -> tuple[Any, Any]:
     """``(out, lse)`` through the short door where nobody watches, else through the dispatcher."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_compiling() or _is_watched(q, k, v):
-        result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *limits, deterministic)
+        state = drawn_state(dropout_p, q)
+        result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *limits, deterministic, dropout_p, state)
         return result
     q, k, v = _ready(q, k, v)
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    kernel = kernel_for(q, v, limits, gradients=gradients, deterministic=deterministic)
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q))
+    drops = dropout is not None
+    kernel = kernel_for(q, v, limits, gradients=gradients, deterministic=deterministic, drops=drops)
     if gradients:
-        out, lse = AttentionFunction.apply(q, k, v, scale, kernel)  # type: ignore[no-untyped-call]
+        out, lse = AttentionFunction.apply(q, k, v, scale, kernel, dropout)  # type: ignore[no-untyped-call]
         return out, lse
-    return kernel(q, k, v, scale=scale)
+    return kernel(q, k, v, scale=scale, dropout=dropout)
 
 
 def attend_program(
@@ -90,6 +102,7 @@ def attend_program(
     captured: tuple[Any, ...],
     scale: float | None,
     deterministic: bool | None,
+    dropout_p: float = 0.0,
 ) -> tuple[Any, Any]:
     """The same for a mask or a score that is an expression, with the tensors that it captured."""
     if deterministic is None:
@@ -97,22 +110,22 @@ def attend_program(
     watched = _is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):
-        result: tuple[Any, Any] = torch.ops.flashgen.program_forward(
-            q, k, v, list(captured), program.text, scale, deterministic
-        )
-        return result
+        return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p)
     q, k, v = _ready(q, k, v)
     inputs = (q, k, v, *captured)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    kernel = kernel_for(q, v, program.text, gradients=gradients, deterministic=deterministic)
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q))
+    drops = dropout is not None
+    kernel = kernel_for(q, v, program.text, gradients=gradients, deterministic=deterministic, drops=drops)
     if gradients:
-        out, lse = ProgramFunction.apply(q, k, v, scale, kernel, program.names, *captured)  # type: ignore[no-untyped-call]
+        apply: Any = ProgramFunction.apply
+        out, lse = apply(q, k, v, scale, kernel, dropout, program.names, *captured)
         return out, lse
-    return kernel(q, k, v, scale=scale, captured=dict(zip(program.names, captured, strict=True)))
+    return kernel(q, k, v, scale=scale, captured=dict(zip(program.names, captured, strict=True)), dropout=dropout)
 
 
 def _attend_compiled(
-    q: Any, k: Any, v: Any, mask: Any, score: Any, scale: float | None, deterministic: bool | None
+    q: Any, k: Any, v: Any, mask: Any, score: Any, scale: float | None, deterministic: bool | None, dropout_p: float
 ) -> tuple[Any, Any]:
     """What torch.compile follows: the program's text is a constant of the graph, and captured tensors are inputs."""
     if not (mask is None or isinstance(mask, Mask)) or not (score is None or isinstance(score, Score)):
@@ -120,8 +133,6 @@ def _attend_compiled(
             "torch.compile cannot look into a mask or score function; make a flashgen.Mask.of(function) or "
             "flashgen.Score.of(function) outside of the compiled function, and pass that"
         )
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
     mask_form: Any = None if mask is None else mask.form
     score_form: Any = None if score is None else score.form
     limits = NO_LIMITS if mask is None or mask_form is not None else limits_of(mask)
@@ -134,16 +145,34 @@ def _attend_compiled(
             tensors += [score.sink.tensors[name] for name in compiled.sink_names(score_form)]
     captured = [tensors[i] for i in compiled.order(mask_form, score_form, *limits)]
     text = compiled.text(mask_form, score_form, *limits)
-    result: tuple[Any, Any] = torch.ops.flashgen.program_forward(q, k, v, captured, text, scale, deterministic)
+    return by_operator(q, k, v, captured, text, scale, deterministic, dropout_p)
+
+
+def by_operator(
+    q: Any,
+    k: Any,
+    v: Any,
+    captured: Iterable[Any],
+    text: str,
+    scale: float | None,
+    deterministic: bool | None,
+    dropout_p: float = 0.0,
+) -> tuple[Any, Any]:
+    """The same through the dispatcher, whoever watches."""
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    result: tuple[Any, Any] = torch.ops.flashgen.program_forward(
+        q, k, v, list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q)
+    )
     return result
 
 
 def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     """Tensors as the kernels take them: cast by autocast, rows without gaps."""
-    if torch.is_autocast_enabled("cuda"):
+    if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = ops.autocast(q, k, v)
     try:
-        if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        if q.stride()[-1] != 1 or k.stride()[-1] != 1 or v.stride()[-1] != 1:
             q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     except IndexError:
         shapes = ", ".join(f"{name} has shape {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))

@@ -15,25 +15,35 @@ def rows_contiguous(x: Any) -> Any:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def incoming(out: Any, do: Any, dlse: Any) -> tuple[Any, Any]:
+    """Gradients of out and lse as kernels take them: an expanded one (as ``out.sum()`` gives) is copied.
+
+    A loss may depend on one of them alone; then the other's is None.
+    """
+    do = torch.zeros_like(out) if do is None else rows_contiguous(do)
+    return do, None if dlse is None else dlse.contiguous()
+
+
 class AttentionFunction(torch.autograd.Function):
-    """``(out, lse)`` with gradients for q, k and v; lse is a by-product without a gradient."""
+    """``(out, lse)``, both differentiable by q, k and v."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any, dropout: Any) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        out, lse = kernel(q, k, v, scale=scale)
+        out, lse = kernel(q, k, v, scale=scale, dropout=dropout)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mark_non_differentiable(lse)
-        ctx.scale, ctx.kernel = scale, kernel
+        ctx.set_materialize_grads(False)
+        ctx.scale, ctx.kernel, ctx.dropout = scale, kernel, dropout
         return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, do: Any, _: Any) -> Any:
-        """Runs the backward kernels. An expanded ``do`` (as ``out.sum()`` gives) is copied first."""
+    def backward(ctx: Any, do: Any, dlse: Any) -> Any:
+        """Runs the backward kernels."""
         q, k, v, out, lse = ctx.saved_tensors
-        gradients = ctx.kernel.backward(rows_contiguous(do), q, k, v, out, lse, scale=ctx.scale)
-        return *gradients, None, None
+        do, dlse = incoming(out, do, dlse)
+        gradients = ctx.kernel.backward(do, q, k, v, out, lse, scale=ctx.scale, dlse=dlse, dropout=ctx.dropout)
+        return *gradients, None, None, None
 
 
 class ProgramFunction(torch.autograd.Function):
@@ -41,22 +51,31 @@ class ProgramFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any, names: tuple[str, ...], *captured: Any
+        ctx: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: float | None,
+        kernel: Any,
+        dropout: Any,
+        names: tuple[str, ...],
+        *captured: Any,
     ) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)))
+        out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)), dropout=dropout)
         ctx.save_for_backward(q, k, v, out, lse, *captured)
-        ctx.mark_non_differentiable(lse)
-        ctx.scale, ctx.kernel, ctx.names = scale, kernel, names
+        ctx.set_materialize_grads(False)
+        ctx.scale, ctx.kernel, ctx.dropout, ctx.names = scale, kernel, dropout, names
         return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, do: Any, _: Any) -> Any:
+    def backward(ctx: Any, do: Any, dlse: Any) -> Any:
         """Runs the backward kernels; captured tensors that want no gradient cost nothing."""
         q, k, v, out, lse, *captured = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[6:]
+        wanted = ctx.needs_input_grad[7:]
+        do, dlse = incoming(out, do, dlse)
         dq, dk, dv, more = backward_with_captured(
-            ctx.kernel, (rows_contiguous(do), q, k, v, out, lse), ctx.scale, ctx.names, captured, wanted
+            ctx.kernel, (do, q, k, v, out, lse), dlse, ctx.dropout, ctx.scale, ctx.names, captured, wanted
         )
-        return dq, dk, dv, None, None, None, *more
+        return dq, dk, dv, None, None, None, None, *more

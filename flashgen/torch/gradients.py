@@ -9,6 +9,8 @@ from typing import Any
 def backward_with_captured(
     kernel: Any,
     arrays: tuple[Any, ...],
+    dlse: Any,
+    dropout: Any,
     scale: float | None,
     names: tuple[str, ...],
     captured: Sequence[Any],
@@ -19,9 +21,10 @@ def backward_with_captured(
     A tensor that the scores do not depend on (a mask is a condition, which has no slope) has gradients of zero.
     """
     given = dict(zip(names, captured, strict=True))
+    options = {"scale": scale, "captured": given, "dlse": dlse, "dropout": dropout}
     if not any(wanted):
-        return *kernel.backward(*arrays, scale=scale, captured=given), [None] * len(names)
-    dq, dk, dv, found = kernel.backward(*arrays, scale=scale, captured=given, captured_gradients=True)
+        return *kernel.backward(*arrays, **options), [None] * len(names)
+    dq, dk, dv, found = kernel.backward(*arrays, **options, captured_gradients=True)
     gradients = [
         _gradient(found.get(name), tensor) if want else None
         for name, tensor, want in zip(names, captured, wanted, strict=True)

@@ -9,12 +9,13 @@ import torch
 
 from flashgen.api import Kernel, build
 from flashgen.arch import arch_for_capability
-from flashgen.errors import ArgumentError
-from flashgen.launch.array import dtype_name
+from flashgen.errors import ArgumentError, LaunchError
+from flashgen.launch.array import HOST, dtype_name
 from flashgen.launch.driver import get_driver
 from flashgen.spec import AttentionSpec, Mask
 from flashgen.spec.mask import Band
 from flashgen.torch.programs import spec_of
+from flashgen.torch.switch import Switch
 
 #: Limits of the mask's two bands: left and right from the last key, left and right from the first key.
 Limits = tuple[int | None, int | None, int | None, int | None]
@@ -22,7 +23,11 @@ NO_LIMITS: Limits = (None, None, None, None)
 #: What a kernel computes: a mask's limits, or the text of a program.
 What = Limits | str
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
 _kernels: dict[Any, Kernel] = {}
+#: How often ``emulate_cpu`` was called and not taken back.
+_emulating = 0
 
 
 def limits_of(mask: Mask) -> Limits:
@@ -31,28 +36,45 @@ def limits_of(mask: Mask) -> Limits:
     return bottom_right.left, bottom_right.right, top_left.left, top_left.right
 
 
-def kernel_for(q: Any, v: Any, what: What, *, gradients: bool, deterministic: bool) -> Kernel:
+def kernel_for(q: Any, v: Any, what: What, *, gradients: bool, deterministic: bool, drops: bool = False) -> Kernel:
     """The kernel for these tensors, on their device."""
-    key = (q.shape[-1], v.shape[-1], q.dtype, what, gradients, gradients and deterministic, q.get_device())
+    key = (q.shape[-1], v.shape[-1], q.dtype, what, gradients, gradients and deterministic, drops, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
         kernel = _kernels[key] = _build(*key)
     return kernel
 
 
-def forward_kernel(q: Any, v: Any, what: What, *, deterministic: bool) -> Kernel:
+def forward_kernel(q: Any, v: Any, what: What, *, deterministic: bool, drops: bool = False) -> Kernel:
     """A kernel that has at least the forward pass: one built for training too, if there is one already."""
     for reproducible in (deterministic, not deterministic):
-        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, q.get_device())
+        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, drops, q.get_device())
         if key in _kernels:
             return _kernels[key]
-    return kernel_for(q, v, what, gradients=False, deterministic=False)
+    return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops)
 
 
-def check_device(device: int) -> None:
-    """Kernels run on GPUs only."""
-    if device < 0:
-        raise ArgumentError("q is on the CPU, but attention runs on NVIDIA GPUs; move it there with q.cuda()")
+def emulate_cpu() -> Switch:
+    """Runs calls on CPU tensors on the emulator, which is slow, until the result's ``remove()`` or ``with`` ends.
+
+    For tests and for learning: the kernels are those for sm_80, and a stray access of theirs is an error.
+    """
+    global _emulating
+    _emulating += 1
+    return Switch(_stop_emulating)
+
+
+def is_emulating() -> bool:
+    """Whether CPU tensors may be attended to."""
+    return _emulating > 0
+
+
+def _stop_emulating() -> None:
+    global _emulating
+    _emulating -= 1
+    if not _emulating:
+        for key in [key for key in _kernels if key[-1] == HOST]:
+            del _kernels[key]
 
 
 def _build(
@@ -62,9 +84,11 @@ def _build(
     what: What,
     gradients: bool,
     deterministic: bool,
+    drops: bool,
     device: int,
 ) -> Kernel:
-    check_device(device)
+    if dtype not in _DTYPES:
+        raise ArgumentError(f"q is {dtype}; convert it: attention computes in float16, bfloat16 and float32")
     base = spec_of(what) if isinstance(what, str) else AttentionSpec(1, mask=Mask(Band(*what[:2]), Band(*what[2:])))
     spec = replace(
         base,
@@ -73,5 +97,23 @@ def _build(
         dtype=dtype_name(str(dtype)),
         direction="both" if gradients else "forward",
         deterministic=deterministic,
+        dropout=drops,
     )
-    return build(spec, arch=arch_for_capability(get_driver().capability(device)))
+    if device != HOST:
+        _refuse_capture()
+        return build(spec, arch=arch_for_capability(get_driver().capability(device)))
+    if not _emulating:
+        raise ArgumentError(
+            "q is on the CPU, but attention runs on NVIDIA GPUs; move it there with q.cuda(), or call "
+            "flashgen.torch.emulate_cpu() to run tiny cases on the emulator"
+        )
+    return build(spec, target="emulator")
+
+
+def _refuse_capture() -> None:
+    """What is not built yet cannot be captured: compiling and loading are not work for a stream."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise LaunchError(
+            "a CUDA graph is being captured, and no kernel for this call is built yet; make the same call once "
+            "before the capture"
+        )

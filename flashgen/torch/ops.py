@@ -13,17 +13,20 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from flashgen.torch.function import rows_contiguous
+from flashgen.torch.function import incoming, rows_contiguous
 from flashgen.torch.kernels import forward_kernel, kernel_for
+from flashgen.torch.randomness import dropout_of
 
-_MASK = (
+_OPTIONS = (
     "float? scale=None, int? left=None, int? right=None, "
-    "int? left_from_start=None, int? right_from_start=None, bool deterministic=False"
+    "int? left_from_start=None, int? right_from_start=None, bool deterministic=False, "
+    "float dropout_p=0.0, Tensor? rng_state=None"
 )
 library = torch.library.Library("flashgen", "DEF")
-library.define(f"forward(Tensor q, Tensor k, Tensor v, {_MASK}) -> (Tensor, Tensor)")
+library.define(f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 library.define(
-    f"backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_MASK}) -> (Tensor, Tensor, Tensor)"
+    f"backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}, Tensor? dlse=None) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 
 _Limit = int | None
@@ -39,10 +42,14 @@ def _forward(
     left_from_start: _Limit = None,
     right_from_start: _Limit = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
 ) -> tuple[Any, Any]:
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     limits = (left, right, left_from_start, right_from_start)
-    return forward_kernel(q, v, limits, deterministic=deterministic)(q, k, v, scale=scale)
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = forward_kernel(q, v, limits, deterministic=deterministic, drops=dropout is not None)
+    return kernel(q, k, v, scale=scale, dropout=dropout)
 
 
 def _backward(
@@ -58,11 +65,16 @@ def _backward(
     left_from_start: _Limit = None,
     right_from_start: _Limit = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
+    dlse: Any = None,
 ) -> tuple[Any, Any, Any]:
-    do, q, k, v = (rows_contiguous(x) for x in (do, q, k, v))
+    q, k, v, out, lse = (*(rows_contiguous(x) for x in (q, k, v, out)), lse.contiguous())
+    do, dlse = incoming(out, do, dlse)
     limits = (left, right, left_from_start, right_from_start)
-    kernel = kernel_for(q, v, limits, gradients=True, deterministic=deterministic)
-    return kernel.backward(do, q, k, v, rows_contiguous(out), lse.contiguous(), scale=scale)
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = kernel_for(q, v, limits, gradients=True, deterministic=deterministic, drops=dropout is not None)
+    return kernel.backward(do, q, k, v, out, lse, scale=scale, dlse=dlse, dropout=dropout)
 
 
 # CPU tensors reach the same functions, whose errors say what to do.
@@ -90,37 +102,49 @@ torch.library.register_fake("flashgen::backward", _backward_shapes, lib=library)
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     q, k, v, *ctx.options = inputs
     out, lse = output
-    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, out, lse)
 
 
-def _differentiate(ctx: Any, do: Any, _: Any) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, do: Any, dlse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse = ctx.saved_tensors
-    gradients = torch.ops.flashgen.backward(do, q, k, v, out, lse, *ctx.options)
+    do = torch.zeros_like(out) if do is None else do
+    gradients = torch.ops.flashgen.backward(do, q, k, v, out, lse, *ctx.options, dlse=dlse)
     return *gradients, *(None for _ in ctx.options)
 
 
 torch.library.register_autograd("flashgen::forward", _differentiate, setup_context=_keep, lib=library)
 
 
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCPU
+)
+
+
 def autocast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     """The tensors in the autocast dtype, where autocast would change them."""
-    dtype = torch.get_autocast_dtype("cuda")
+    device = q.device.type
+    dtype = torch.get_autocast_dtype(device)
 
     def cast(x: Any) -> Any:
-        eligible = x.is_cuda and x.is_floating_point() and x.dtype not in (torch.float64, dtype)
+        eligible = x.device.type == device and x.is_floating_point() and x.dtype not in (torch.float64, dtype)
         return x.to(dtype) if eligible else x
 
     return cast(q), cast(k), cast(v)
 
 
-def _forward_autocast(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-    with torch._C._ExcludeDispatchKeyGuard(keys):
-        return torch.ops.flashgen.forward(*autocast(q, k, v), *options)
+def register_autocast(name: str) -> None:
+    """Has an operator that starts with q, k and v cast them under autocast."""
+
+    def cast_first(q: Any, k: Any, v: Any, *options: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            return getattr(torch.ops.flashgen, name)(*autocast(q, k, v), *options)
+
+    for key in ("AutocastCUDA", "AutocastCPU"):
+        library.impl(name, cast_first, key)
 
 
-library.impl("forward", _forward_autocast, "AutocastCUDA")
+register_autocast("forward")
 
 
 @register_flop_formula(torch.ops.flashgen.forward)

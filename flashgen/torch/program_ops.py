@@ -11,17 +11,21 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from flashgen.torch.function import rows_contiguous
+from flashgen.torch.function import incoming, rows_contiguous
 from flashgen.torch.gradients import backward_with_captured
 from flashgen.torch.kernels import forward_kernel, kernel_for
-from flashgen.torch.ops import autocast, library
+from flashgen.torch.ops import library, register_autocast
 from flashgen.torch.programs import check_tensors, program_named
+from flashgen.torch.randomness import dropout_of
 
-_OPTIONS = "Tensor[] captured, str program, float? scale=None, bool deterministic=False"
+_OPTIONS = (
+    "Tensor[] captured, str program, float? scale=None, bool deterministic=False, "
+    "float dropout_p=0.0, Tensor? rng_state=None"
+)
 library.define(f"program_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 library.define(
     f"program_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}, "
-    "bool[] wanted=[]) -> (Tensor, Tensor, Tensor, Tensor[])"
+    "bool[] wanted=[], Tensor? dlse=None) -> (Tensor, Tensor, Tensor, Tensor[])"
 )
 
 #: For selective activation checkpointing: save the results of these operators rather than compute them again.
@@ -36,12 +40,15 @@ def _forward(
     program: str,
     scale: float | None = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
 ) -> tuple[Any, Any]:
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     names = program_named(program).names
     check_tensors(names, tuple(captured), q.device)
-    kernel = forward_kernel(q, v, program, deterministic=deterministic)
-    out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)))
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = forward_kernel(q, v, program, deterministic=deterministic, drops=dropout is not None)
+    out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)), dropout=dropout)
     return out, lse
 
 
@@ -56,13 +63,18 @@ def _backward(
     program: str,
     scale: float | None = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
     wanted: tuple[bool, ...] | list[bool] = (),
+    dlse: Any = None,
 ) -> tuple[Any, Any, Any, list[Any]]:
-    do, q, k, v, out = (rows_contiguous(x) for x in (do, q, k, v, out))
-    kernel = kernel_for(q, v, program, gradients=True, deterministic=deterministic)
+    q, k, v, out = (rows_contiguous(x) for x in (q, k, v, out))
+    do, dlse = incoming(out, do, dlse)
+    dropout = dropout_of(dropout_p, rng_state)
+    kernel = kernel_for(q, v, program, gradients=True, deterministic=deterministic, drops=dropout is not None)
     names, wants = program_named(program).names, list(wanted) or [False] * len(captured)
     arrays = (do, q, k, v, out, lse.contiguous())
-    dq, dk, dv, more = backward_with_captured(kernel, arrays, scale, names, captured, wants)
+    dq, dk, dv, more = backward_with_captured(kernel, arrays, dlse, dropout, scale, names, captured, wants)
     return dq, dk, dv, [gradient for gradient in more if gradient is not None]
 
 
@@ -91,7 +103,10 @@ def _backward_shapes(
     program: str,
     scale: Any = None,
     deterministic: bool = False,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
     wanted: Any = (),
+    dlse: Any = None,
 ) -> tuple[Any, Any, Any, list[Any]]:
     more = [tensor.new_empty(tensor.shape) for tensor, want in zip(captured, wanted, strict=False) if want]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), more
@@ -104,15 +119,16 @@ torch.library.register_fake("flashgen::program_backward", _backward_shapes, lib=
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     q, k, v, captured, *ctx.options = inputs
     out, lse = output
-    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, out, lse, *captured)
 
 
-def _differentiate(ctx: Any, do: Any, _: Any) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, do: Any, dlse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse, *captured = ctx.saved_tensors
+    do = torch.zeros_like(out) if do is None else do
     wanted = [bool(need) for need in ctx.needs_input_grad[3]] if captured else []
     *gradients, found = torch.ops.flashgen.program_backward(
-        do, q, k, v, out, lse, captured, *ctx.options, wanted=wanted
+        do, q, k, v, out, lse, captured, *ctx.options, wanted=wanted, dlse=dlse
     )
     rest = iter(found)
     more = [next(rest) if want else None for want in wanted]
@@ -123,13 +139,7 @@ def _differentiate(ctx: Any, do: Any, _: Any) -> tuple[Any, ...]:
 torch.library.register_autograd("flashgen::program_forward", _differentiate, setup_context=_keep, lib=library)
 
 
-def _forward_autocast(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-    with torch._C._ExcludeDispatchKeyGuard(keys):
-        return torch.ops.flashgen.program_forward(*autocast(q, k, v), *options)
-
-
-library.impl("program_forward", _forward_autocast, "AutocastCUDA")
+register_autocast("program_forward")
 
 
 @register_flop_formula(torch.ops.flashgen.program_forward)

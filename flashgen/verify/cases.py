@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.layouts import Layout, laid_out
+from flashgen.verify.packed import Packing
 from flashgen.verify.values import Fill, Spoil, fill_values, spoil_values
 
 #: The results that are compared, in the order in which a run gives them.
 TENSORS = ("o", "lse", "dq", "dk", "dv")
+#: Of no round number of bits, so that a seed or an offset that is cut short shows.
+_SEED, _OFFSET = 0x9E3779B97F4A7C15, 5 * 2**32 + 12
 PLAIN: tuple[Layout, Layout, Layout, Layout] = ("contiguous",) * 4
 
 
@@ -35,6 +38,8 @@ class Case:
     layouts: tuple[Layout, Layout, Layout, Layout] = PLAIN
     spoil: Spoil = "nothing"
     seed: int = 0
+    #: With which probability pairs are dropped, if the spec drops any.
+    p: float = 0.25
 
     def describe(self) -> str:
         """The case in one line."""
@@ -44,6 +49,14 @@ class Case:
     def scale_for(self, spec: AttentionSpec) -> float:
         """The factor on scores."""
         return spec.default_scale if self.scale is None else self.scale
+
+    def dropout_for(self, spec: AttentionSpec) -> Dropout | None:
+        """Which pairs are dropped; None for a spec without dropout."""
+        return Dropout(self.p, _SEED ^ self.seed, _OFFSET + 4 * self.seed) if spec.dropout else None
+
+    def packing_for(self, spec: AttentionSpec) -> Packing | None:
+        """Where the sequences are cut; None for a spec without packed sequences."""
+        return Packing.drawn(self.seed, self.batch, self.len_q, self.len_kv) if spec.varlen else None
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.oracle import Check, backward, bounds, check, forward
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.captured import with_values
 from flashgen.verify.cases import TENSORS, Case, Inputs
+from flashgen.verify.packed import Packing
 from flashgen.verify.rounding import rounding_errors
 
 
@@ -43,6 +44,8 @@ class Expectation:
     limits: tuple[float | NDArray[np.float64], ...]
     #: The spec's captured tensors, drawn for the case.
     captured: Mapping[str, Any] = field(default_factory=dict)
+    dropout: Dropout | None = None
+    packing: Packing | None = None
 
     def judge(self, results: Sequence[Any]) -> list[CaseResult]:
         """Each tensor that the case compares; one that is missing fails."""
@@ -60,15 +63,17 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     The standard cases do without: on them, one rounded run is no accident.
     """
     spec = with_values(spec, case)
-    inputs, scale = case.inputs(spec), case.scale_for(spec)
+    inputs, scale, dropout = case.inputs(spec), case.scale_for(spec), case.dropout_for(spec)
+    packing = case.packing_for(spec)
+    lengths = None if packing is None else packing.used
     q, k, v = inputs.q, inputs.k, inputs.v
     do = inputs.do if spec.needs_backward else None
-    exact: tuple[NDArray[np.float64], ...] = forward(spec, q, k, v, scale=scale)
+    exact: tuple[NDArray[np.float64], ...] = forward(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths)
     if do is not None:
-        exact += backward(spec, q, k, v, do, scale=scale)
-    strict = bounds(spec, q, k, v, do, scale, exact=exact)
+        exact += backward(spec, q, k, v, do, scale=scale, dropout=dropout, lengths=lengths)
+    strict = bounds(spec, q, k, v, do, scale, exact=exact, dropout=dropout, lengths=lengths)
     limits = tuple(getattr(strict, name) for name in TENSORS[: len(exact)])
     if any_values:
-        reach = rounding_errors(spec, inputs, scale, exact)
+        reach = rounding_errors(spec, inputs, scale, exact, dropout, lengths)
         limits = tuple(np.maximum(x, reach[name]) for name, x in zip(TENSORS, limits, strict=False))
-    return Expectation(case, inputs, scale, exact, limits, spec.tensors)
+    return Expectation(case, inputs, scale, exact, limits, spec.tensors, dropout, packing)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from flashgen.oracle import Rules
 from flashgen.oracle.problem import read_problem
-from flashgen.spec import AttentionSpec
+from flashgen.oracle.rules import Lengths
+from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cases import TENSORS, Inputs
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -26,7 +27,14 @@ FP16_STEP = 2.0**-25
 STEPS = 4.0
 
 
-def rounding_errors(spec: AttentionSpec, inputs: Inputs, scale: float, exact: Sequence[Floats]) -> dict[str, Floats]:
+def rounding_errors(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    scale: float,
+    exact: Sequence[Floats],
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
+) -> dict[str, Floats]:
     """Per tensor of ``exact`` and element, how far rounding may take it.
 
     Zero where the spec has a score, which may enlarge errors or make them smaller.
@@ -37,10 +45,12 @@ def rounding_errors(spec: AttentionSpec, inputs: Inputs, scale: float, exact: Se
         q, k, v, do = (_finite(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
         shapes = (do.shape, (q.shape[0], q.shape[2], q.shape[1]), q.shape, k.shape, v.shape)
         found = {name: np.zeros(shape) for name, shape in zip(TENSORS, shapes, strict=True)}
-        rules = Rules(spec, read_problem(spec, q, k, v, scale=scale))
+        rules = Rules(spec, read_problem(spec, q, k, v, scale=scale), dropout=dropout, lengths=lengths)
         for b, h in np.ndindex(q.shape[0], q.shape[2]):
             h_kv = h * k.shape[2] // q.shape[2]
-            head = _Head(spec, q[b, :, h], k[b, :, h_kv], v[b, :, h_kv], do[b, :, h], rules.allowed(b, h), scale)
+            kept = rules.kept(b, h)
+            inputs_of = q[b, :, h], k[b, :, h_kv], v[b, :, h_kv], do[b, :, h]
+            head = _Head(spec, *inputs_of, rules.allowed(b, h), scale, 1.0 if kept is None else kept)
             o, lse, dq, dk, dv = head.errors()
             found["o"][b, :, h], found["lse"][b, h], found["dq"][b, :, h] = o, lse, dq
             found["dk"][b, :, h_kv] += dk
@@ -62,6 +72,8 @@ class _Head:
     do: Floats
     allowed: NDArray[np.bool_]
     scale: float
+    #: How often each pair counts.
+    kept: Floats | float
 
     def errors(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """The largest errors of O, LSE, dQ, dK and dV that rounding of every term can add up to."""
@@ -77,10 +89,10 @@ class _Head:
         largest = np.where(self.allowed, size, 0.0).max(axis=1, initial=0.0, keepdims=True)
         relative = eps + SINGLE * (largest + sum(self.k.shape) + 4)
         p_error = np.where(self.allowed, STEPS * p * np.expm1(np.minimum(relative, 1.0)) + least, 0.0)
-        o = p @ self.v
-        o_error = p_error @ np.abs(self.v) + eps * np.abs(o) + least
-        dp = self.do @ self.v.T
-        dp_size = np.abs(self.do) @ np.abs(self.v).T
+        o = (p * self.kept) @ self.v
+        o_error = (p_error * self.kept) @ np.abs(self.v) + eps * np.abs(o) + least
+        dp = self.do @ self.v.T * self.kept
+        dp_size = np.abs(self.do) @ np.abs(self.v).T * self.kept
         d = (self.do * o).sum(axis=1, keepdims=True)
         d_error = (np.abs(self.do) * o_error).sum(axis=1, keepdims=True)
         ds = p * (dp - d)
@@ -88,7 +100,7 @@ class _Head:
         ds_error = np.where(self.allowed, ds_error + STEPS * eps * np.abs(ds) + least, 0.0)
         dq = abs(self.scale) * ds_error @ np.abs(self.k)
         dk = abs(self.scale) * ds_error.T @ np.abs(self.q)
-        dv = (p_error + eps * p).T @ np.abs(self.do)
+        dv = ((p_error + eps * p) * self.kept).T @ np.abs(self.do)
         return o_error, STEPS * SINGLE * (largest[:, 0] + 4), dq, dk, dv
 
 

@@ -60,6 +60,7 @@ def _smaller_cases(case: Case) -> Iterator[Case]:
     yield replace(case, spoil="nothing")
     yield replace(case, scale=None)
     yield replace(case, seed=0)
+    yield replace(case, p=0.25)
     yield from (replace(case, len_q=length) for length in _shorter(case.len_q))
     yield from (replace(case, len_kv=length) for length in _shorter(case.len_kv))
 

@@ -47,6 +47,7 @@ def parse_trial(text: str) -> Trial:
         layouts=tuple(reader.take(name, _one_of(LAYOUTS), "contiguous") for name in _ARRAYS),
         spoil=reader.take("spoil", _one_of(SPOILS), "nothing"),
         seed=reader.take("seed", _seed, 0),
+        p=reader.take("p", _probability, 0.25),
     )
     race = reader.take_flag("race")
     mode = Mode(order[0], order[1], race, reader.take("guard", _one_of(SIDES), "end"))
@@ -73,6 +74,8 @@ def _words(trial: Trial) -> Iterator[str]:
         yield f"spoil={case.spoil}"
     if case.seed:
         yield f"seed={case.seed}"
+    if case.p != 0.25:
+        yield f"p={case.p!r}"
     if (mode.schedule, mode.seed) != ("sequential", 0):
         yield f"schedule={mode.schedule}" + (f":{mode.seed}" if mode.seed else "")
     if mode.guard != "end":
@@ -116,7 +119,7 @@ class _Reader:
 
     def check(self) -> None:
         """Complain if anything was wrong."""
-        known = ", ".join(("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "spoil", "seed", "schedule", "guard"))
+        known = ", ".join(("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "spoil", "seed", "p", "schedule", "guard"))
         self._wrong += [f"the case has the unknown word {name!r}; it knows {known} and race" for name in self._values]
         if self._wrong:
             raise SpecError(*self._wrong)
@@ -159,6 +162,13 @@ def _scale(text: str) -> float:
     value = float(text) if re.fullmatch(r"[0-9.]+(e[+-]?[0-9]+)?", text) else 0.0
     if not 0.0 < value < math.inf:
         raise ValueError("a number above 0")
+    return value
+
+
+def _probability(text: str) -> float:
+    value = float(text) if re.fullmatch(r"[0-9.]+(e-[0-9]+)?", text) else 1.0
+    if not 0.0 <= value < 1.0:
+        raise ValueError("a probability from 0 to below 1")
     return value
 
 

@@ -10,9 +10,11 @@ from flashgen.oracle import Check
 from flashgen.spec import AttentionSpec
 from flashgen.verify.cases import Case, cases_for
 from flashgen.verify.expectation import CaseResult, Expectation, expect
+from flashgen.verify.packed import packed_results
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
-#: Where the spec captures tensors, ``captured=`` gives them by name.
+#: Where the spec captures tensors, ``captured=`` gives them by name; where it drops pairs, ``dropout=`` says which;
+#: where its sequences are packed, all arrays are, and ``sequences=`` says how.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
@@ -60,5 +62,13 @@ def verify(
 def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseResult]:
     """Run one case once, and judge each of its results."""
     x = expected.inputs
-    more = {"captured": expected.captured} if expected.captured else {}
+    more: dict[str, Any] = {"captured": expected.captured} if expected.captured else {}
+    more |= {"dropout": expected.dropout} if expected.dropout else {}
+    packing = expected.packing
+    if packing is not None:
+        len_q, len_kv = x.q.shape[1], x.k.shape[1]
+        more["sequences"] = packing.sequences(len_q, len_kv)
+        do = packing.pack(x.do, 0) if spec.needs_backward else None
+        packed = (packing.pack(x.q, 0), packing.pack(x.k, 1), packing.pack(x.v, 1), do)
+        return expected.judge(packed_results(run(*packed, expected.scale, **more), packing, len_q, len_kv))
     return expected.judge(run(x.q, x.k, x.v, x.do if spec.needs_backward else None, expected.scale, **more))

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import flashgen.compile
 from flashgen.cache import Cache, cache_key, default_cache
 from flashgen.compile.binary import Binary, Resources
-from flashgen.errors import CompileError
+from flashgen.errors import CompileError, SpillError
 
 
 def no_disk(monkeypatch):
@@ -25,6 +26,23 @@ def no_disk(monkeypatch):
 
     for name in ("open", "lstat", "stat", "listdir", "utime", "mkdir"):
         monkeypatch.setattr(os, name, touched)
+
+
+def test_what_is_refused_for_its_registers_is_kept_and_refused_again_without_compiling_it(
+    cache: Cache, make_source, make_binary, monkeypatch
+):
+    monkeypatch.setattr(flashgen.compile, "compiler_build_id", lambda: "CL-1", raising=False)
+    resources = make_binary().resources._replace(spill_bytes=16)
+    compiled = []
+
+    def compile_source(source):
+        compiled.append(source.name)
+        return replace(make_binary(), resources=resources)
+
+    for again in (cache, cache, Cache(cache.root)):
+        with pytest.raises(SpillError, match="16 bytes"):
+            again.get_or_compile(make_source(), compile_source)
+    assert compiled == ["f"]
 
 
 def test_a_second_get_touches_no_disk(cache: Cache, make_binary, make_key, monkeypatch):

@@ -31,13 +31,21 @@ CASES = {
     "window": fg.AttentionSpec(64, mask=fg.window(1024, 0)),
     "documents": fg.AttentionSpec(64, mask=fg.causal() & fg.document(np.zeros((1, 1), np.int32))),
     "softcap": fg.AttentionSpec(64, score=fg.softcap(30.0)),
+    "bias": fg.AttentionSpec(64, mask=fg.causal(), score=fg.bias(np.zeros((1, 1, 1, 1), np.float16))),
+    "bias, documents": fg.AttentionSpec(
+        64, mask=fg.document(np.zeros((1, 1), np.int32)), score=fg.bias(np.zeros((1, 1, 1, 1), np.float16))
+    ),
 }
 BUILDS: list[Build] = [
     (dims, name, dtype)
     for dims, name, dtype in product(HEAD_DIMS, CASES, ("bf16", "fp16"))
     if dtype == "bf16" or name in ("full", "causal")
 ]
-SAMPLE: list[Build] = [((128, 128), "causal", "bf16"), ((64, 64), "full", "bf16"), ((192, 128), "documents", "bf16")]
+SAMPLE: list[Build] = [
+    ((128, 128), "causal", "bf16"),
+    ((64, 64), "full", "bf16"),
+    ((192, 192), "bias, documents", "bf16"),
+]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
 
 

@@ -59,6 +59,8 @@ def test_a_collective_after_a_lane_returned_is_a_finding(run: Any, early: str) -
         ("\nout[0] = *reinterpret_cast<volatile float*>(64);", "a load from address 0x40, a null pointer"),
         ("\nshared[8192 + thread_idx()] = 1;", "shared memory out of bounds: a store to offset"),
         ("\nout[0] = shared[thread_idx() - 65536];", "shared memory out of bounds"),
+        ("\nshared[0x7fffffff] = 1;", "shared memory out of bounds: a store to offset 2147483647"),
+        ("\nshared[-0x7fffffff] = 1;", "shared memory out of bounds: a store to offset -2147483647"),
         ("\nu32 r[4]; ldmatrix_x4(r, shared_address(shared) + 8);", "misaligned: ldmatrix needs"),
         (
             "\nu32 r[4]; ldmatrix_x4(r, shared_address(shared) + 64);",
@@ -81,6 +83,17 @@ def test_endless_recursion_is_a_stack_overflow(run: Any) -> None:
         " int y[64]; y[0] = *x; return f(y) + y[0]; } };"
     )
     text = finding(run, "int zero = 0; out[0] = R::f(&zero);", prelude=prelude, out=np.zeros(1, np.float32))
+    assert text.startswith("stack overflow")
+
+
+def test_a_frame_larger_than_a_page_does_not_leap_over_the_end_of_the_stack(run: Any) -> None:
+    prelude = (
+        "struct R { static __attribute__((noinline)) int f(volatile int* x, int depth) {"
+        " volatile int y[9000]; y[0] = *x; return depth ? f(y, depth - 1) + y[0] : y[0]; } };"
+    )
+    out = np.zeros(1, np.float32)
+    run("int zero = 0; out[0] = R::f(&zero, 2);", prelude=prelude, out=out)
+    text = finding(run, "int zero = 0; out[0] = R::f(&zero, 3);", prelude=prelude, out=out)
     assert text.startswith("stack overflow")
 
 

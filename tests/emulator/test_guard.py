@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import struct
@@ -9,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashgen.emulator import Buffer, GuardedCall, guarded_copy
+from flashgen.emulator import Buffer, GuardedCall, guard, guarded_copy
 from flashgen.emulator.kernel import EmulatedKernel
 from flashgen.errors import EmulationError, LaunchError
 
@@ -69,6 +70,39 @@ def test_a_stray_access_beside_a_guarded_array_is_a_finding(run: Any, at: Any, b
     with pytest.raises(EmulationError, match=message) as caught:
         run(body, x=x, out=out)
     assert "at kernels/test.cu:2" in str(caught.value)
+
+
+def can_be_mapped(address: int) -> bool:
+    """Whether memory that this process asks for next can come to lie there."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    got = libc.mmap(address, PAGE, ctypes.c_int(0), ctypes.c_int(flags), ctypes.c_int(-1), ctypes.c_long(0))
+    assert libc.munmap(got, PAGE) == 0
+    return bool(got == address)
+
+
+@pytest.mark.parametrize("distance", [2 * PAGE, 2**20, 2**31, 2**33])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_nothing_else_lies_where_a_stray_store_leaps_over_the_nearest_page(distance: int, sign: int) -> None:
+    array = guarded_copy(np.zeros(8, np.float32))
+    assert not can_be_mapped(array.ctypes.data // PAGE * PAGE + sign * distance)
+
+
+def test_a_store_that_leaps_over_the_nearest_page_is_a_finding(run: Any) -> None:
+    out = guarded_copy(np.zeros(32, np.float32))
+    with pytest.raises(EmulationError, match=f"a store to address .*, {2**33} bytes past the end of 'out'"):
+        run(f"out[32 + {2**31}ll] = 1.0f;", out=out)
+    with pytest.raises(EmulationError, match=f"a store to address .*, {2**33} bytes before 'out'"):
+        run(f"out[-{2**31}ll] = 1.0f;", out=out)
+
+
+def test_where_address_space_is_short_one_page_traps(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_REACH", 2**60)
+    out = guarded_copy(np.zeros(32, np.float32))
+    with pytest.raises(EmulationError, match="0 bytes past the end of 'out'"):
+        run("out[32] = 1.0f;", out=out)
 
 
 @pytest.mark.parametrize("options", [{"at": "middle"}, {"alignment": 0}, {"alignment": 24}])

@@ -222,6 +222,8 @@ def test_an_ldmatrix_needs_a_barrier_after_stores_of_other_lanes(run: Any) -> No
             "shared memory out of bounds: a store touches 1 bytes at offset 100 of 100",
         ),
         ("\nout[0] = shared[-1 - t];", "shared memory out of bounds: a load touches 1 bytes at offset -1 of"),
+        ("\nshared[0x80000000ll] = 1;", "shared memory out of bounds: a store touches 1 bytes at offset"),
+        ("\nshared[-0x80000001ll] = 1;", "shared memory out of bounds: a store touches 1 bytes at offset"),
         ("\nout[32 + t] = 1;", "global memory out of bounds: a store touches 4 bytes at address"),
         ("\nout[t] = out[-1 - t];", "4 bytes before 'out' (128 bytes)"),
         ("\nconst_cast<u32*>(x)[t] = 1;", "write to read-only memory: a store writes to address"),

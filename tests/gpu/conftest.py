@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flashgen as fg
+from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.verify.cases import Inputs
+from flashgen.verify.packed import Packing, packed_results
 from flashgen.verify.rounding import rounding_errors
 
 try:
@@ -102,6 +105,10 @@ def make() -> Maker:
     return Maker()
 
 
+#: Of calls of specs with dropout.
+DROPOUT = fg.Dropout(0.2, 2**62 + 3, 2**36 + 8)
+
+
 def plain(x: Any) -> Any:
     """For the oracle: the same numbers in NumPy."""
     return x.detach().float().cpu().numpy()
@@ -112,27 +119,61 @@ def verify(
 ) -> tuple[Any, ...]:
     """Runs a kernel and holds every result against the oracle; returns the results."""
     kernel = fg.build(spec)
-    results = kernel(q, k, v, scale=scale)
+    dropout = DROPOUT if spec.dropout else None
+    if spec.varlen:
+        return verify_packed(spec, q, k, v, do, scale, dropout)
+    results = kernel(q, k, v, scale=scale, dropout=dropout)
     if do is not None:
-        results += kernel.backward(do, q, k, v, *results, scale=scale)
+        results += kernel.backward(do, q, k, v, *results, scale=scale, dropout=dropout)
     judge(spec, q, k, v, do, scale, results)
     check_margins()
     return results
 
 
+def verify_packed(
+    spec: fg.AttentionSpec, q: Any, k: Any, v: Any, do: Any, scale: float | None, dropout: fg.Dropout | None
+) -> tuple[Any, ...]:
+    """The same with sequences cut to drawn lengths."""
+    kernel, len_q, len_kv = fg.build(spec), q.shape[1], k.shape[1]
+    packing = Packing.drawn(3, q.shape[0], len_q, len_kv)
+    given = packing.sequences(len_q, len_kv)
+    arrays = {name: getattr(given, name) for name in (*STARTS, *COUNTS)}
+    on_device = {n: torch.from_numpy(x).to(q.device) for n, x in arrays.items() if x is not None}
+    more = {"scale": scale, "dropout": dropout, "sequences": replace(given, **on_device)}
+
+    def packed(x: Any, side: int) -> Any:
+        return torch.from_numpy(packing.pack(plain(x), side)).to(x.device, x.dtype)
+
+    arguments = packed(q, 0), packed(k, 1), packed(v, 1)
+    results = kernel(*arguments, **more)
+    if do is not None:
+        results += kernel.backward(packed(do, 0), *arguments, *results, **more)
+    unpacked = packed_results([plain(x) for x in results], packing, len_q, len_kv)
+    judge(spec, q, k, v, do, scale, tuple(torch.from_numpy(x) for x in unpacked), lengths=packing.used)
+    return results
+
+
 def judge(
-    spec: fg.AttentionSpec, q: Any, k: Any, v: Any, do: Any, scale: float | None, results: tuple[Any, ...]
+    spec: fg.AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    scale: float | None,
+    results: tuple[Any, ...],
+    lengths: Any = None,
 ) -> None:
     """Fails unless every result is within its bound."""
     arrays = [plain(x) for x in (q, k, v)]
     gradient = None if do is None else plain(do)
-    exact = fg.oracle.forward(spec, *arrays, scale=scale)
+    dropout = DROPOUT if spec.dropout else None
+    exact = fg.oracle.forward(spec, *arrays, scale=scale, dropout=dropout, lengths=lengths)
     if do is not None:
-        exact += fg.oracle.backward(spec, *arrays, gradient, scale=scale)
-    limits = fg.oracle.bounds(spec, *arrays, gradient, scale, exact=exact)
+        exact += fg.oracle.backward(spec, *arrays, gradient, scale=scale, dropout=dropout, lengths=lengths)
+    limits = fg.oracle.bounds(spec, *arrays, gradient, scale, exact=exact, dropout=dropout, lengths=lengths)
     # On drawn values the one run that the bounds compare with can be right by accident.
     known = Inputs(*arrays, np.zeros((*arrays[0].shape[:3], spec.head_dim_v)) if gradient is None else gradient)
-    reach = rounding_errors(spec, known, spec.default_scale if scale is None else scale, exact)
+    reach = rounding_errors(spec, known, spec.default_scale if scale is None else scale, exact, dropout, lengths)
     for name, result, reference in zip(("o", "lse", "dq", "dk", "dv"), results, exact, strict=False):
         bound = np.maximum(getattr(limits, name), reach[name])
         found = fg.oracle.check(plain(result), reference, bound, exact_infinity=name == "lse")

@@ -27,6 +27,11 @@ SPECS = [
     fg.AttentionSpec(80, head_dim_v=48, dtype="fp16", mask=fg.causal() & fg.window(64, None, align="top-left")),
     fg.AttentionSpec(33, head_dim_v=7, dtype="bf16", mask=fg.causal()),
     fg.AttentionSpec(1, dtype="fp32"),
+    fg.AttentionSpec(128, dtype="bf16", mask=fg.causal(), dropout=True),
+    fg.AttentionSpec(64, dtype="fp16", dropout=True, deterministic=True),
+    fg.AttentionSpec(40, dtype="fp32", mask=fg.causal(), dropout=True),
+    fg.AttentionSpec(128, dtype="bf16", mask=fg.causal(), varlen=True),
+    fg.AttentionSpec(64, dtype="fp16", mask=fg.window(30, 5), varlen=True, dropout=True, deterministic=True),
     fg.AttentionSpec(160, dtype="fp32", mask=fg.window(0, 5)),
 ]
 

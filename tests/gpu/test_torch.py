@@ -108,3 +108,100 @@ def test_gradients_are_computed_on_the_stream_of_the_forward_pass(inputs: Any) -
         actual = forward_and_backward(causal, inputs, do)
     stream.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_the_gradient_of_the_lse_is_within_the_oracles_bounds(inputs: Any) -> None:
+    q, k, v = inputs
+    out, lse = fg.attention(q, k, v, mask=fg.causal(), return_lse=True)
+    do, dlse = torch.randn_like(out), torch.randn_like(lse)
+    found = torch.autograd.grad((out, lse), inputs, (do, dlse))
+    arrays = [x.detach().float().cpu().numpy() for x in (q, k, v, do)]
+    dlse = dlse.cpu().numpy()
+    exact = fg.oracle.backward(SPEC, *arrays, dlse=dlse)
+    limits = fg.oracle.bounds(SPEC, *arrays, dlse=dlse)
+    for name, result, reference in zip(("dq", "dk", "dv"), found, exact, strict=True):
+        check = fg.oracle.check(result.float().cpu().numpy(), reference, getattr(limits, name))
+        assert check.ok, f"{name}: {check}"
+
+
+def captured(call: Any) -> tuple[Any, Any]:
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.graph(graph, stream=stream):
+        result = call()
+    return graph, result
+
+
+@pytest.mark.parametrize("score", [None, fg.softcap(20.0)])
+def test_a_graph_captures_what_was_called_once_before(plain_outputs: None, inputs: Any, score: Any) -> None:
+    q, k, v = (x.detach() for x in inputs)
+
+    def call() -> Any:
+        return fg.attention(q, k, v, mask=fg.causal(), score=score, return_lse=True)
+
+    call()
+    graph, (out, lse) = captured(call)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    expected = call()
+    assert torch.equal(out, expected[0])
+    assert torch.equal(lse, expected[1])
+
+
+def test_a_capture_of_what_was_never_called_is_refused(plain_outputs: None) -> None:
+    q = torch.randn(1, 64, 2, 88, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(fg.LaunchError, match="make the same call once before the capture"):
+        captured(lambda: fg.attention(q, q, q, mask=fg.window(17, 3)))
+    torch.cuda.synchronize()
+    assert fg.attention(q, q, q, mask=fg.window(17, 3)).isfinite().all()
+
+
+def test_tensors_of_two_devices_are_refused(inputs: Any) -> None:
+    q, k, v = (x.detach() for x in inputs)
+    with pytest.raises(fg.ArgumentError, match="k is on the CPU"):
+        fg.attention(q, k.cpu(), v)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sdpa_is_computed_by_flashgen(plain_outputs: None, is_causal: bool, dtype: str) -> None:
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    calls: list[str] = []
+    kernel_call, kernel_backward = fg.Kernel.__call__, fg.Kernel.backward
+    x = [torch.randn(2, 4, 200, 64, device="cuda", dtype=getattr(torch, dtype)).requires_grad_() for _ in range(3)]
+    do = torch.randn_like(x[0])
+
+    def run(*options: Any) -> tuple[Any, ...]:
+        out = sdpa(*x, is_causal=is_causal)
+        return (out.detach(), *torch.autograd.grad(out, x, do))
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fg.Kernel, "__call__", lambda *a, **o: (calls.append("forward"), kernel_call(*a, **o))[1])
+        patch.setattr(fg.Kernel, "backward", lambda *a, **o: (calls.append("backward"), kernel_backward(*a, **o))[1])
+        with fg.torch.enable_sdpa():
+            found = run()
+            assert calls == ["forward", "backward"]
+            compiled = torch.compile(sdpa, fullgraph=True, backend="aot_eager")
+            assert torch.equal(compiled(*x, is_causal=is_causal), found[0])
+            before = len(calls)
+            # What flashgen does not do stays with torch.
+            assert sdpa(*x, dropout_p=0.5).shape == x[0].shape
+            assert sdpa(*x, attn_mask=torch.ones(200, 200, device="cuda").tril().bool()).isfinite().all()
+            assert len(calls) == before
+        plain = run()
+        assert len(calls) == before
+    for a, b, c in zip(found, expected, plain, strict=True):
+        assert a.stride() == c.stride()
+        assert torch.allclose(a.float(), b.float(), atol=4e-2, rtol=4e-2)
+
+
+def test_sdpa_goes_as_it_came_a_hundred_times(plain_outputs: None) -> None:
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    x = torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.float16)
+    plain = sdpa(x, x, x)
+    for _ in range(100):
+        with fg.torch.enable_sdpa():
+            sdpa(x, x, x)
+        assert torch.equal(sdpa(x, x, x), plain)

@@ -123,6 +123,8 @@ def specs(draw: st.DrawFn, arch: str) -> fg.AttentionSpec:
         score=draw(SCORES) if draw(st.sampled_from([False, False, True])) else None,
         direction="both" if draw(st.sampled_from([False, True, True])) else "forward",
         deterministic=draw(st.booleans()),
+        dropout=draw(st.sampled_from([False, False, False, True])),
+        varlen=draw(st.sampled_from([False, False, False, True])),
     )
 
 
@@ -230,9 +232,9 @@ def wrong(build: Build, trial: Trial) -> list[str]:
     """What a trial's results have wrong, a sentence for each; what the emulator finds is an EmulationError."""
     kernel = fg.build(build.spec, build.schedule, arch=build.arch, target="emulator")
 
-    def run(q: Any, k: Any, v: Any, do: Any, scale: float, captured: Any = None) -> Sequence[Any]:
-        out, lse = kernel(q, k, v, scale=scale, captured=captured)
-        gradients = () if do is None else kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured)
+    def run(q: Any, k: Any, v: Any, do: Any, scale: float, **more: Any) -> Sequence[Any]:
+        out, lse = kernel(q, k, v, scale=scale, **more)
+        gradients = () if do is None else kernel.backward(do, q, k, v, out, lse, scale=scale, **more)
         return out, lse, *gradients
 
     kernel.target.options = trial.mode.options
@@ -283,6 +285,8 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     "split-k": lambda build, trial: build.plan.schedule.warps.kind == "split_k",
     "race mode, dims apart": lambda build, trial: trial.mode.race and build.spec.head_dim != build.spec.head_dim_v,
     "the kernel for Hopper": lambda build, trial: build.plan.kernel("forward").algorithm == "FlashAttention-3",
+    "dropout backward": lambda build, trial: build.spec.dropout and build.spec.needs_backward,
+    "packed sequences, masked": lambda build, trial: build.spec.varlen and not build.spec.mask.is_band,
     "no heads": lambda build, trial: trial.case.heads == 0 and trial.case.len_q > 0,
     "one query, no keys": lambda build, trial: (trial.case.len_q, trial.case.len_kv) == (1, 0),
     "four layouts": lambda build, trial: len(set(trial.case.layouts)) == 4,

@@ -2,8 +2,8 @@
 the emulator finds nothing.
 
 How much is done: DRAWN_CASES=sample (what a developer's run does), ci (over 1,000 cases) or nightly (over
-100,000). Cases are the same in every run. A compiler run costs as much as many launches, so each build is tried
-on many cases. A failure ends with the command that repeats it.
+100,000). Cases are the same in every run, unless DRAWN_FIRST=1000 or the like asks for later builds. A compiler run
+costs as much as many launches, so each build is tried on many cases. A failure ends with the command that repeats it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import flashgen as fg
 from flashgen.arch import ARCHS, Arch
 from flashgen.cli.check_report import describe_failure
 from flashgen.cli.checking import Subject
+from flashgen.emulator import load
 from flashgen.plan import plan
+from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.plan.model import AttentionPlan
+from flashgen.render import render
 from flashgen.verify import Mode, Tiles, Trial, draw, modes
 
 LEVEL = os.environ.get("DRAWN_CASES", "sample")
 #: Builds of each group, and cases of each build.
-LEVELS = {"sample": (1, 10), "ci": (4, 30), "nightly": (100, 100)}
+LEVELS = {"sample": (1, 10), "ci": (4, 30), "nightly": (84, 100)}
 GROUPS = (
     ("sm_75", "fp16"),
     ("sm_75", "fp32"),
@@ -39,6 +42,8 @@ GROUPS = (
     ("sm_90", "bf16"),
     ("sm_100", "fp16"),
     ("sm_120", "bf16"),
+    ("sm_90a", "bf16"),
+    ("sm_90a", "fp16"),
 )
 DIMS = (16, 32, 64, 64, 72, 96, 128)
 
@@ -59,6 +64,8 @@ class Build:
 def drawn_build(arch: str, dtype: str, number: int) -> Build:
     """A spec with a schedule that can be planned: where one cannot, the plan chooses more of it."""
     random = Random(f"{arch} {dtype} {number}")
+    if ARCHS[arch].has_wgmma:
+        return drawn_build_for_hopper(random, arch, dtype, number)
     while True:
         spec = drawn_spec(random, dtype)
         schedule = drawn_schedule(random)
@@ -71,6 +78,29 @@ def drawn_build(arch: str, dtype: str, number: int) -> Build:
                 return Build(spec, wish, arch)
 
 
+def drawn_build_for_hopper(random: Random, arch: str, dtype: str, number: int) -> Build:
+    """The same for the kernels that only Hopper has: head dims and schedules that they are made for."""
+    while True:
+        # Four builds in a row have four head dims.
+        dims = HEAD_DIMS[number % len(HEAD_DIMS)]
+        mask, deterministic = drawn_mask(random), random.random() < 0.5
+        spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], dtype=dtype, mask=mask, deterministic=deterministic)
+        wish = random.choice((None, drawn_schedule_for_hopper(random), drawn_schedule_for_hopper(random)))
+        if can_be_planned(spec, wish, arch):
+            return Build(spec, wish, arch)
+
+
+def drawn_schedule_for_hopper(random: Random) -> fg.Schedule:
+    """Tiles, rings and a softmax of the forward kernel with specialised warps."""
+    return fg.Schedule(
+        tile_kv=random.choice((None, 32, 48, 64, 80, 96, 112, 128)),
+        stages=random.choice((None, 2, 3, 4)),
+        warps=fg.WarpPartition("specialized", producers=1, consumers=random.choice((2, 3))),
+        algorithm="fa3",
+        softmax=random.choice((None, "anchored", "running-max")),
+    )
+
+
 def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
     dim = drawn_dim(random)
     return fg.AttentionSpec(
@@ -79,7 +109,16 @@ def drawn_spec(random: Random, dtype: str) -> fg.AttentionSpec:
         dtype=dtype,
         mask=drawn_mask(random),
         deterministic=random.random() < 0.5,
+        dropout=random.random() < 0.2,
+        varlen=random.random() < 0.2,
     )
+
+
+def test_rings_of_any_length_are_built_with_a_mask() -> None:
+    for stages in (2, 3, 4):
+        schedule = fg.Schedule(tile_kv=32, stages=stages, algorithm="fa3")
+        spec = fg.AttentionSpec(64, mask=fg.causal(), direction="forward")
+        load(render(plan(spec, schedule, "sm_90a").kernel("forward")))
 
 
 def drawn_dim(random: Random) -> int:
@@ -138,10 +177,14 @@ def counts(modes_done: list[Mode]) -> Counter[str]:
 
 
 BUILDS, CASES = LEVELS[LEVEL]
+#: A developer's run is content with every other group.
+DONE = GROUPS[::2] if LEVEL == "sample" else GROUPS
+#: The number of the first build: what is drawn for it and those after it differs from number to number.
+FIRST = int(os.environ.get("DRAWN_FIRST", "0"))
 
 
-@pytest.mark.parametrize("number", range(BUILDS))
-@pytest.mark.parametrize(("arch", "dtype"), GROUPS)
+@pytest.mark.parametrize("number", range(FIRST, FIRST + BUILDS))
+@pytest.mark.parametrize(("arch", "dtype"), DONE)
 def test_every_result_is_within_its_bound_and_nothing_is_found(
     arch: str, dtype: str, number: int, record: Callable[[dict[str, Any]], None]
 ) -> None:
@@ -180,7 +223,14 @@ def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_a
         "finish",
     }
     assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32"}
-    assert {made.schedule.warps.kind for made in plans if made.schedule.warps} == {"split_q", "split_k"}
+    assert {made.schedule.warps.kind for made in plans if made.schedule.warps} == {
+        "split_q",
+        "split_k",
+        "specialized",
+    }
+    assert {made.kernel("forward").algorithm for made in plans} == {"FlashAttention-2", "FlashAttention-3"}
+    assert {made.schedule.softmax for made in plans} == {None, "anchored", "running-max"}
+    assert {made.schedule.warps.consumers for made in plans if made.schedule.softmax} == {2, 3}
     masks = [made.spec.mask for made in plans]
     assert {(mask.has_lower, mask.has_upper) for mask in masks} == {
         (a, b) for a in (False, True) for b in (False, True)
@@ -192,5 +242,5 @@ def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_a
 
 def family(arch: Arch) -> tuple[Any, ...]:
     """What makes a plan for one architecture unlike that for another."""
-    facts = (arch.has_cp_async, arch.has_bf16, arch.has_vector_reduction, arch.spills_wide_tiles)
+    facts = (arch.has_wgmma, arch.has_cp_async, arch.has_bf16, arch.has_vector_reduction, arch.spills_wide_tiles)
     return (*facts, arch.max_smem_per_block)

@@ -103,6 +103,8 @@ def test_what_is_no_array_is_refused(bench: Any, array: Any, thing: object) -> N
         ("lse", (2, 4, 8), {}, "lse is fp16; it must be the float32 array"),
         ("lse", (2, 4, 8), {"dtype": "<f4", "device": 1}, "lse is on cuda:1 and q on cuda:0"),
         ("lse", (2, 4, 8), {"dtype": "<f4", "strides": (64, 16, 2)}, "it must be contiguous"),
+        ("dlse", (2, 8, 4), {"dtype": "<f4"}, "dlse has shape (2, 8, 4); with this q it must be (2, 4, 8)"),
+        ("dlse", (2, 4, 8), {}, "dlse is fp16; it must be float32"),
     ],
 )
 def test_a_bad_gradient_argument_is_named_with_its_value(
@@ -112,7 +114,7 @@ def test_a_bad_gradient_argument_is_named_with_its_value(
     made = {n: array(*GOOD) for n in ("do", "q", "k", "v", "out")} | {"lse": array(2, 4, 8, dtype="<f4")}
     made[name] = array(*shape, **options)
     with pytest.raises(ArgumentError) as error:
-        b.executor.backward(*(made[n] for n in ("do", "q", "k", "v", "out", "lse")))
+        b.executor.backward(*(made[n] for n in ("do", "q", "k", "v", "out", "lse")), dlse=made.get("dlse"))
     assert words in str(error.value)
     assert b.driver.launches == []
 

@@ -34,12 +34,21 @@ def test_kernels_run_in_order_with_one_set_of_addresses(bench: Any, array: Any, 
     assert roles(b) == [role for role in BACKWARD_ROLES if role in {p.role for p in b.driver.plans.values()}]
     assert ("query" in roles(b)) == deterministic
     known = {"q": q, "k": k, "v": v, "dout": do, "o": out, "lse": lse}
+    assert [x.values["dlse"] for x in b.driver.launches if "dlse" in x.values] == [0]
     want = {name: a.pointer for name, a in known.items()}
     want |= {"dq": dq.info.pointer, "dk": dk.info.pointer, "dv": dv.info.pointer}
     for launch in b.driver.launches:
         assert {n: x for n, x in launch.values.items() if n in want} == {
             n: x for n, x in want.items() if n in launch.values
         }
+
+
+def test_the_gradient_of_the_lse_is_read_where_there_is_one(bench: Any, array: Any) -> None:
+    b = bench(64)
+    dlse = array(2, 4, 70, dtype="<f4")
+    b.executor.backward(*arguments(array), dlse=dlse)
+    b.executor.backward(*arguments(array))
+    assert [x.values["dlse"] for x in b.driver.launches if "dlse" in x.values] == [dlse.pointer, 0]
 
 
 def test_workspaces_are_shared_by_the_kernels_and_freed_after_the_call(bench: Any, array: Any) -> None:

@@ -66,18 +66,25 @@ def test_forward_is_the_textbook(mask, len_q, len_kv):
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.describe())
 @pytest.mark.parametrize(("len_q", "len_kv"), [(4, 6), (6, 3)])
-def test_backward_is_the_derivative_of_forward(mask, len_q, len_kv):
+@pytest.mark.parametrize("of_lse", [False, True])
+def test_backward_is_the_derivative_of_forward(mask, len_q, len_kv, of_lse):
     spec = AttentionSpec(2, head_dim_v=3, mask=mask)
     q, k, v, do = draw(spec, len_q=len_q, len_kv=len_kv, heads=4, heads_kv=2)
-    gradients = backward(spec, q, k, v, do, scale=0.9)
+    dlse = np.random.default_rng(1).standard_normal((1, 4, len_q)) if of_lse else None
+    gradients = backward(spec, q, k, v, do, scale=0.9, dlse=dlse)
     step = 1e-5
+
+    def loss():
+        o, lse = forward(spec, q, k, v, scale=0.9)
+        return (o * do).sum() + (0.0 if dlse is None else (dlse * lse)[lse > -np.inf].sum())
+
     for x, gradient in zip((q, k, v), gradients, strict=True):
         for index in np.ndindex(x.shape):
             losses = []
             middle = x[index]
             for moved in (middle - step, middle + step):
                 x[index] = moved
-                losses.append((forward(spec, q, k, v, scale=0.9)[0] * do).sum())
+                losses.append(loss())
             x[index] = middle
             assert gradient[index] == pytest.approx((losses[1] - losses[0]) / (2 * step), rel=1e-6, abs=1e-8)
 

@@ -118,3 +118,21 @@ def test_bounds_allow_roundings_and_no_mistake(case: str, dtype: str) -> None:
         wrong[largest] = 0
         assert not oracle.check(wrong, exact[name], bound).ok
         assert not oracle.check(-exact[name], exact[name], bound).ok
+
+
+def test_the_gradient_of_the_lse_reaches_scores_and_sinks() -> None:
+    mask, scored = CASES["softcap and all"]
+    spec = fg.AttentionSpec(8, mask=mask, score=scored)
+    q, k, v, do = problem()
+    dlse = np.random.default_rng(2).standard_normal((2, HEADS, LEN_Q))
+    for name, gradient in oracle.captured_gradients(spec, q, k, v, do, dlse=dlse).items():
+        tensor = np.asarray(spec.tensors[name], np.float64)
+        for at in np.ndindex(tensor.shape):
+            losses = []
+            for step in (1e-6, -1e-6):
+                moved = tensor.copy()
+                moved[at] += step
+                o, lse = oracle.forward(spec, q, k, v, captured={name: moved})
+                losses.append((do * o).sum() + (dlse * lse)[lse > -np.inf].sum())
+            difference = (losses[0] - losses[1]) / 2e-6 if np.isfinite(tensor[at]) else 0.0
+            assert gradient[at] == pytest.approx(difference, rel=1e-5, abs=1e-7), (name, at)

@@ -56,6 +56,19 @@ def test_every_row_of_the_table_fits(dims: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
 @pytest.mark.parametrize("mask", MASKS)
+def test_a_score_that_reads_an_element_for_each_pair_gets_smaller_tiles(dims: tuple[int, int], mask: str) -> None:
+    def tile_kv(score: fg.Score | None) -> int:
+        kernel = forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask], score=score)
+        assert kernel.algorithm == "FlashAttention-3"
+        return int(kernel.constant("tile_kv"))
+
+    bias, relative = fg.bias(np.zeros((2, 2, 2, 2), np.float16)), fg.relative_bias(np.zeros((2, 9), np.float32))
+    slopes = fg.alibi(np.zeros(2, np.float32))
+    assert tile_kv(bias) == tile_kv(relative) == tile_kv(fg.softcap(3.0) >> bias) < tile_kv(slopes) <= tile_kv(None)
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+@pytest.mark.parametrize("mask", MASKS)
 def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_pattern_begins(
     dims: tuple[int, int], mask: str
 ) -> None:

@@ -44,6 +44,8 @@ specs = st.builds(
     mask=st.builds(lambda a, b: a & b, band("bottom-right"), band("top-left")) | st.just(causal()),
     direction=st.sampled_from(["forward", "both"]),
     deterministic=st.booleans(),
+    dropout=st.booleans(),
+    varlen=st.booleans(),
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)

@@ -31,6 +31,8 @@ specs = st.builds(
     mask=st.one_of(st.just(full()), st.just(causal()), windows, st.builds(lambda a, b: a & b, windows, windows)),
     direction=st.sampled_from(["forward", "both"]),
     deterministic=st.booleans(),
+    dropout=st.booleans(),
+    varlen=st.booleans(),
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)

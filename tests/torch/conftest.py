@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,27 +15,20 @@ except ImportError:
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Kernels are built for the emulator; the list holds the spec of each."""
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Kernels run on the emulator; the list holds the spec of each."""
     import flashgen as fg
-    from flashgen.torch import kernels
+    from flashgen.torch import emulate_cpu, kernels
 
     built: list[Any] = []
 
-    def build(spec: Any, **_: Any) -> Any:
+    def build(spec: Any, **options: Any) -> Any:
         built.append(spec)
-        return fg.build(spec, target="emulator")
-
-    class Driver:
-        @staticmethod
-        def capability(device: int) -> int:
-            return 80
+        return fg.build(spec, **options)
 
     monkeypatch.setattr(kernels, "build", build)
-    monkeypatch.setattr(kernels, "get_driver", Driver)
-    monkeypatch.setattr(kernels, "check_device", lambda device: None)
-    monkeypatch.setattr(kernels, "_kernels", {})
-    return built
+    with emulate_cpu():
+        yield built
 
 
 @pytest.fixture

@@ -47,7 +47,42 @@ def test_probabilities_are_asked_for_to_get_the_lse(emulated: Any, inputs: Any, 
     exact, exact_lse = reference(q, k, v, None, 0.5)
     assert torch.allclose(out.double(), exact, atol=4e-3)
     assert torch.allclose(lse.double(), exact_lse, atol=1e-4)
-    assert probabilities is None
+    assert probabilities.shape == (0,)
+
+
+def biased(q: Any, k: Any, v: Any, mask: Any, cap: float, slopes: Any) -> Any:
+    """flash-attn's formula in float64: the cap first, then ALiBi."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if cap:
+        scores = cap * (scores / cap).tanh()
+    if slopes is not None:
+        places = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+        scores = scores - slopes.double()[..., None, None] * (places - torch.arange(k.shape[2])).abs()
+    return (scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("slopes", [None, (4,), (2, 4)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_caps_and_slopes_are_flash_attns(emulated: Any, inputs: Any, cap: float, slopes: Any, compiled: bool) -> None:
+    q, k, v = inputs()
+    alibi = None if slopes is None else torch.rand(slopes)
+    mask = torch.ones(9, 12, dtype=torch.bool).tril(3)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return fg.flash_attn_func(q, k, v, 0.0, None, True, softcap=cap, alibi_slopes=alibi)
+
+    call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    out, exact = call(q, k, v), biased(q, k, v, mask, cap, alibi)
+    assert torch.allclose(out.double(), exact, atol=4e-3)
+    do = torch.randn_like(out)
+    for a, b in zip(
+        torch.autograd.grad(out, (q, k, v), do), torch.autograd.grad(exact, (q, k, v), do.double()), strict=True
+    ):
+        assert torch.allclose(a.double(), b.double(), atol=1e-2)
 
 
 @pytest.mark.parametrize("packed", ["qkv", "kv"])
@@ -70,9 +105,9 @@ def test_packed_inputs_have_packed_gradients(emulated: Any, inputs: Any, packed:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"dropout_p": 0.1}, "dropout_p=0.1 is not supported"),
-        ({"softcap": 30.0}, "softcap=30.0 is not supported"),
-        ({"alibi_slopes": torch.ones(4)}, "alibi_slopes is not supported"),
+        ({"dropout_p": 1.0}, "dropout_p=1.0 is no probability to drop a pair with"),
+        ({"softcap": -1.0}, "softcap=-1.0 is not a limit for logits"),
+        ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes has shape \(3,\); it must be \(4,\) or \(2, 4\)"),
         ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\)"),
     ],
 )

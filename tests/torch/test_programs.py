@@ -181,7 +181,7 @@ def test_captured_tensors_are_not_kept_alive(emulated: Any, inputs: Any) -> None
         ({"score": fg.causal()}, "is not a score"),
         ({"mask": fg.softcap(3.0)}, "is not a mask"),
         ({"score": 3}, "score=3 is not a score"),
-        ({"dropout_p": 0.1}, "dropout_p=0.1 is not supported yet"),
+        ({"dropout_p": -0.1}, "dropout_p=-0.1 is no probability"),
         ({"layout": "sbhd"}, "layout='sbhd' is unknown"),
         ({"score": lambda s, b, h, q, k: s if q > k else 0}, "test_programs.py"),
     ],

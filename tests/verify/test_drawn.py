@@ -36,6 +36,7 @@ def test_lengths_reach_every_edge():
         (80, {case.len_kv for case in drawn}),
     ):
         assert {0, 1, tile - 1, tile, tile + 1, min(3 * tile + 5, LONGEST)} <= lengths
+    assert max(case.len_kv for case in cases(tiles=Tiles(192, 128))) == 3 * 128 + 5
     assert any(case.len_q > case.len_kv > 0 for case in drawn)
     assert any(case.len_q < case.len_kv for case in drawn)
 

@@ -21,15 +21,16 @@ def test_the_text_of_a_trial_is_short_where_it_is_plain():
         layouts=("contiguous", "wide-rows", "contiguous", "reversed"),
         spoil="keys",
         seed=7,
+        p=0.1,
     )
     trial = Trial(case, Mode("random", 5, True, "begin"))
-    text = "Sq=37 Sk=53 B=2 H=6/2 fill=huge scale=0.01 k=wide-rows do=reversed spoil=keys seed=7"
+    text = "Sq=37 Sk=53 B=2 H=6/2 fill=huge scale=0.01 k=wide-rows do=reversed spoil=keys seed=7 p=0.1"
     assert trial_text(trial) == f"{text} schedule=random:5 guard=begin race"
     assert parse_trial(trial_text(trial)) == trial
 
 
 def test_every_drawn_trial_comes_back_from_its_text():
-    spec = AttentionSpec(64, mask=causal())
+    spec = AttentionSpec(64, mask=causal(), dropout=True)
     for index in range(300):
         case = draw(spec, Tiles(), 3, index)
         for mode in modes(3, index, schedules=5, race=index % 2 == 0):
@@ -56,6 +57,7 @@ def test_the_order_of_words_does_not_matter():
         ("Sq=1e3 Sk=2", "Sq=1e3"),
         ("Sq=٣ Sk=2", "Sq=٣"),
         ("Sq= Sk=2", "Sq=, which is not"),
+        ("Sq=1 Sk=2 p=1.0", "p=1.0, which is not a probability from 0 to below 1"),
         ("Sq=99999999999 Sk=2", "from 0 to 65536"),
         ("Sq=1 Sk=2 B=two", "B=two"),
         ("Sq=1 Sk=2 H=4", "H=4, which is not HEADS/KV_HEADS"),

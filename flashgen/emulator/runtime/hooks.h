@@ -32,9 +32,11 @@ inline void check_access(Thread& thread, u64 address, u32 bytes, bool write, boo
   const How how = write ? How::store : How::load;
   const auto* pointer = reinterpret_cast<const void*>(address);
   code = call_before(code);
-  const u64 offset = address - reinterpret_cast<u64>(thread.block->shared);
+  const auto offset = static_cast<i64>(address - reinterpret_cast<u64>(thread.block->shared));
   if (shared_pool.contains(address)) {
-    shared_range(thread, static_cast<u32>(offset) + kSharedBase, bytes, aligned ? bytes : 1, verb);
+    // What 32 bits cannot say is far outside, and must not look as if it were not.
+    const i32 near = offset == static_cast<i32>(offset) ? static_cast<i32>(offset) : INT32_MIN;
+    shared_range(thread, static_cast<u32>(near) + kSharedBase, bytes, aligned ? bytes : 1, verb);
     watch_shared(thread, pointer, bytes, how, code);
   } else if (stacks.contains(address)) {
     fail("stray access", "%s of %u bytes in the local memory of another thread", verb, bytes);

@@ -213,11 +213,12 @@ inline void note_read(const Access& access) {
       return;
     }
     // A read that is ordered before this one need not be remembered beside it.
-    for (u32 index = cell.more_reads; index != 0; index = access.shadow.node(index).next) {
-      Epoch& other = access.shadow.node(index).epoch;
-      if (!is_outdated(other)) continue;
-      other = epoch;
-      return;
+    if (cell.more_reads != 0) {
+      Epoch& newest = access.shadow.node(cell.more_reads).epoch;
+      if (is_outdated(newest)) {
+        newest = epoch;
+        return;
+      }
     }
     cell.read_by_blocks = cell.read.block != epoch.block && !runtime.blocks_synchronise;
     access.shadow.add_read(cell, epoch);

@@ -41,6 +41,8 @@ struct Cell {
   bool in_flight;       // the write is a copy that nobody has waited for
   bool read_by_blocks;  // by more than one, so any write at all would race
   u8 async_readers;     // copies under way that read these bytes
+  u16 reads;            // length of the chain, and the length at which it is worth looking for
+  u16 most_reads;       // reads that later ones of the same thread make needless
 };
 
 struct ReadNode {
@@ -91,14 +93,21 @@ class Shadow {
     }
   }
 
+  // Adds to the front of the chain. Looking each time for what the read makes needless would take time in
+  // proportion to the readers; now and then is enough.
   void add_read(Cell& cell, const Epoch& epoch) {
     const u32 node = new_node();
     nodes_[node] = {epoch, cell.more_reads};
     cell.more_reads = node;
+    if (cell.reads < kMostReads) ++cell.reads;
+    if (cell.reads < (cell.most_reads != 0 ? cell.most_reads : kFewReads)) return;
+    drop_needless_reads(cell, epoch.block);
+    cell.most_reads = static_cast<u16>(cell.reads < kMostReads / 2 ? 2 * cell.reads + kFewReads : kMostReads);
   }
   void drop_reads(Cell& cell) {
     cell.read.clock = 0;
     cell.read_by_blocks = false;
+    cell.reads = cell.most_reads = 0;
     while (cell.more_reads != 0) {
       const u32 node = cell.more_reads;
       cell.more_reads = nodes_[node].next;
@@ -110,6 +119,8 @@ class Shadow {
 
  private:
   static constexpr u64 kCellBytes[3] = {16, 4, 1};
+  static constexpr u16 kFewReads = 16;
+  static constexpr u16 kMostReads = 0xffff;
 
   static size_t cell_bytes(size_t lines, int level) {
     return lines * (16 / kCellBytes[level]) * sizeof(Cell);
@@ -163,12 +174,36 @@ class Shadow {
       copy = cell;
       copy.split = false;
       copy.more_reads = 0;
+      copy.reads = copy.most_reads = 0;
       for (u32 node = cell.more_reads; node != 0; node = nodes_[node].next) {
         const Epoch epoch = nodes_[node].epoch;
         add_read(copy, epoch);
       }
     }
     drop_reads(cell);
+  }
+
+  // Of each agent of a block only the newest read, which stands first, need be remembered.
+  void drop_needless_reads(Cell& cell, i32 block) {
+    ++search_;
+    u32* link = &cell.more_reads;
+    u32 kept = 0;
+    while (*link != 0) {
+      const u32 index = *link;
+      ReadNode& node = nodes_[index];
+      const auto agent = static_cast<size_t>(node.epoch.thread);
+      if (agent >= last_seen_.size()) last_seen_.resize(agent + 1, 0);
+      if (node.epoch.block == block && last_seen_[agent] == search_) {
+        *link = node.next;
+        node.next = free_;
+        free_ = index;
+        continue;
+      }
+      if (node.epoch.block == block) last_seen_[agent] = search_;
+      link = &node.next;
+      ++kept;
+    }
+    cell.reads = static_cast<u16>(kept < kMostReads ? kept : kMostReads);
   }
 
   u32 new_node() {
@@ -187,6 +222,9 @@ class Shadow {
   u32 generation_ = 0;
   std::vector<ReadNode> nodes_;
   u32 free_ = 0;
+  // In which search a read of an agent was last seen.
+  std::vector<u64> last_seen_;
+  u64 search_ = 0;
 };
 
 }  // namespace flashgen::emu

@@ -22,6 +22,12 @@ inline u8* reserve(size_t bytes) {
   return start == MAP_FAILED ? nullptr : static_cast<u8*>(start);
 }
 
+// Address space that traps, apart from what is given access to; null when there is none.
+inline u8* reserve_traps(size_t bytes) {
+  void* start = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return start == MAP_FAILED ? nullptr : static_cast<u8*>(start);
+}
+
 struct Stacks {
   u8* start = nullptr;
   size_t count = 0;
@@ -53,34 +59,43 @@ struct SharedPool {
   static constexpr size_t kAlignment = 1024;
   // Wider than any block's shared memory, so that no wrong offset leads into a neighbour.
   static constexpr size_t kGuardBytes = 256 * 1024;
+  // On either side of all blocks: further than an offset in 32 bits leads.
+  static constexpr size_t kReach = 1ull << 32;
   u8* start = nullptr;
   size_t count = 0;
   size_t pages = 0;
+  size_t reach = 0;
 
   size_t slot_bytes() const { return pages * page_bytes() + 2 * kGuardBytes; }
   bool prepare(size_t wanted, size_t bytes) {
     const size_t wanted_pages = (bytes + page_bytes() - 1) / page_bytes();
     if (wanted <= count && wanted_pages == pages) return true;
-    if (start != nullptr) munmap(start, count * slot_bytes());
+    release();
     count = wanted;
     pages = wanted_pages;
-    start = reserve(count * slot_bytes());
-    if (start == nullptr) {
-      count = 0;
-      return false;
-    }
-    for (size_t i = 0; i < count; ++i) {
-      mprotect(start + i * slot_bytes(), kGuardBytes, PROT_NONE);
-      mprotect(start + (i + 1) * slot_bytes() - kGuardBytes, kGuardBytes, PROT_NONE);
-    }
+    // Where address space is short, the blocks' own guards must do.
+    if (!map(kReach) && !map(0)) return false;
+    for (size_t i = 0; i < count; ++i) mprotect(first(i), pages * page_bytes(), PROT_READ | PROT_WRITE);
     return true;
+  }
+  bool map(size_t wanted_reach) {
+    u8* memory = reserve_traps(count * slot_bytes() + 2 * wanted_reach);
+    if (memory == nullptr) return false;
+    reach = wanted_reach;
+    start = memory + reach;
+    return true;
+  }
+  void release() {
+    if (start != nullptr) munmap(start - reach, count * slot_bytes() + 2 * reach);
+    start = nullptr;
   }
   u8* slot(size_t index, size_t bytes) const {
     const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return start + (index + 1) * slot_bytes() - kGuardBytes - rounded;
   }
   bool contains(u64 address) const {
-    return start != nullptr && address - reinterpret_cast<u64>(start) < count * slot_bytes();
+    return start != nullptr &&
+           address - reinterpret_cast<u64>(start - reach) < count * slot_bytes() + 2 * reach;
   }
   // A place's memory that does not trap.
   u8* first(size_t index) const { return start + index * slot_bytes() + kGuardBytes; }

@@ -22,12 +22,14 @@ struct RingPlace {
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
+  u32 count = 0;
   i32 at = 0;
   u32 round = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
   FLASHGEN_DEVICE void advance() {
+    ++count;
     const bool wraps = at == slots - 1;
     at = wraps ? 0 : at + 1;
     round ^= wraps ? 1u : 0u;

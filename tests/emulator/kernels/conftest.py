@@ -7,7 +7,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +16,14 @@ import pytest
 from flashgen import oracle
 from flashgen.emulator import Buffer, guarded_copy, load
 from flashgen.launch.call import tile_counts
+from flashgen.launch.packed import packed_values
 from flashgen.launch.tensor_map import TensorMap
 from flashgen.plan import plan, workspaces
 from flashgen.plan.model import Box, KernelPlan, Problem, Role
+from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
-from flashgen.spec import AttentionSpec, Schedule
+from flashgen.spec import AttentionSpec, Dropout, Schedule
+from flashgen.verify.packed import Packing
 
 Array = np.ndarray[Any, Any]
 STRIDED = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
@@ -35,6 +38,8 @@ RESULTS: dict[Role, tuple[str, ...]] = {
 Edit = Callable[[str], str]
 #: Blocks of kernels whose blocks stay: fewer than there are tiles.
 STAYING_BLOCKS = 2
+#: Where offsets of such rows lead that overflow in 32 bits must be nothing that this process needs.
+ROOM = 2**34
 #: Linux's; Python has it from 3.13 on.
 MAP_NORESERVE = 0x4000
 
@@ -55,6 +60,16 @@ class Case:
     far: bool = False
     #: The last value is infinite.
     bad_value: bool = False
+    #: Where packed sequences are cut.
+    packing: Packing | None = None
+
+    @property
+    def lengths(self) -> Any:
+        return None if self.packing is None else self.packing.used
+
+    @property
+    def dropout(self) -> Dropout | None:
+        return Dropout(0.4, 2**40 + 1, 2**33 + 4) if self.spec.dropout else None
 
     @property
     def problem(self) -> Problem:
@@ -90,19 +105,35 @@ def expected(case: Case, seed: int) -> Expected:
         inputs["v"][:, -1, :, 0] = np.inf
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
-    o, lse = oracle.forward(spec, q, k, v, scale=scale)
-    gradients = oracle.backward(spec, q, k, v, dout, scale=scale)
+    o, lse = oracle.forward(spec, q, k, v, scale=scale, dropout=case.dropout, lengths=case.lengths)
+    gradients = oracle.backward(spec, q, k, v, dout, scale=scale, dropout=case.dropout, lengths=case.lengths)
     exact = dict(zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), strict=True))
-    return Expected(inputs, exact, oracle.bounds(spec, q, k, v, dout, scale, exact=(o, lse, *gradients)), scale)
+    everything = (o, lse, *gradients)
+    bounds = oracle.bounds(spec, q, k, v, dout, scale, exact=everything, dropout=case.dropout, lengths=case.lengths)
+    expected_of = Expected(inputs, exact, bounds, scale)
+    return expected_of if case.packing is None else packed(expected_of, case.packing)
+
+
+def packed(want: Expected, packing: Packing) -> Expected:
+    """What is expected of the sequences one behind the other; rows that are not used hold NaN."""
+    inputs = {name: packing.pack(x, name in ("k", "v")) for name, x in want.inputs.items()}
+    rows = [(queries, keys) for queries, keys in packing.rows]
+
+    def cut(x: Array, side: int) -> Array:
+        return np.concatenate([one[: of[side]] for one, of in zip(x, rows, strict=True)])
+
+    exact = {name: cut(x, name in ("dk", "dv")) for name, x in want.exact.items() if name != "lse"}
+    lse, limit = (np.moveaxis(cut(np.moveaxis(x, 1, 2), 0), 0, 1) for x in (want.exact["lse"], want.bounds.lse))
+    return replace(want, inputs=inputs, exact={**exact, "lse": lse}, bounds=replace(want.bounds, lse=limit))
 
 
 def far_apart(array: Array) -> Array:
     """A copy of one sequence with rows 2^30 elements apart, in memory of which only the rows are ever there."""
     _, rows, heads, dim = array.shape
     step = 2**30 * array.itemsize
-    memory = mmap.mmap(-1, rows * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    memory = mmap.mmap(-1, rows * step + 2 * ROOM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     strides = (rows * step, step, dim * array.itemsize, array.itemsize)
-    copy: Array = np.ndarray((1, rows, heads, dim), array.dtype, memory, 0, strides)
+    copy: Array = np.ndarray((1, rows, heads, dim), array.dtype, memory, ROOM, strides)
     copy[...] = array
     return copy
 
@@ -134,10 +165,16 @@ class Run:
             **{name: np.full(floats, nan, np.float32) for name, floats in workspaces(self.plan, case.problem).items()},
         }
         everything = {**want.inputs, **made, **outputs, **workspace, "counter": np.zeros(2, np.uint32)}
+        if case.packing is not None:
+            everything |= self.starts(case.packing)
         self.arrays = {
             name: far_apart(a) if case.far and name in STRIDED else guarded_copy(a, at=self.at)  # type: ignore[arg-type]
             for name, a in everything.items()
         }
+
+    def starts(self, packing: Packing) -> dict[str, Array]:
+        given = packing.sequences(self.case.len_q, self.case.len_kv)
+        return {name: getattr(given, name) for name in (*STARTS, *COUNTS)}
 
     def launch(self, role: Role, edit: Edit | None, **options: Any) -> None:
         kernel = self.plan.kernel(role)
@@ -170,11 +207,17 @@ class Run:
             "scale": scale,
             "scale_log2": scale * math.log2(math.e),
             **tile_counts(kernel, case.problem),
+            "dlse": 0,
         }
+        if case.dropout is not None:
+            values |= {"dropout_state": 0, "dropout_seed": case.dropout.seed, "dropout_offset": case.dropout.offset}
+            values |= {"dropout_below": case.dropout.dropped_below, "dropout_factor": case.dropout.factor}
+        if case.packing is not None:
+            values |= packed_values(case.spec.mask, replace(case.problem, len_q=self.arrays["q"].shape[0]))
         for name, array in self.arrays.items():
             values[name] = array.ctypes.data
             if name in STRIDED:
-                steps = [stride // array.itemsize for stride in array.strides]
+                steps = [0] * (4 - array.ndim) + [stride // array.itemsize for stride in array.strides]
                 values |= {f"{name}_batch": steps[0], f"{name}_row": steps[1], f"{name}_head": steps[2]}
         values |= {box.parameter: self.tensor_map(box) for box in kernel.boxes}
         packed = struct.pack(kernel.params.format, *(values[name] for name in kernel.params.names))

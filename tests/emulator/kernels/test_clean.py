@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, full, window
+from flashgen.verify.packed import Packing
 
 Spec = AttentionSpec
+
+PACKING = Packing(((30, 70), (150, 33), (17, 0)), ((20, 65), (150, 33), (0, 0)), True)
 
 
 def split_k(warps: int, **tiles: int) -> Schedule:
@@ -41,6 +44,11 @@ CASES: list[tuple[Spec, tuple[int, int], dict[str, Any]]] = [
             )
         },
     ),
+    (Spec(96, head_dim_v=40, mask=window(20, 10), dropout=True), (70, 90), {"heads": 4}),
+    (Spec(40, dtype="fp32", dropout=True, deterministic=True), (33, 70), {"arch": "sm_75"}),
+    (Spec(64, dtype="fp16", mask=causal(), dropout=True), (20, 150), {"schedule": split_k(2), "arch": "sm_75"}),
+    (Spec(64, mask=window(20, 10), varlen=True, deterministic=True), (150, 70), {"batch": 3, "packing": PACKING}),
+    (Spec(40, dtype="fp16", varlen=True, dropout=True), (150, 70), {"batch": 3, "packing": PACKING, "arch": "sm_75"}),
     # No keys, or none that a tile of queries may attend to: loops that never run.
     (Spec(64), (10, 0), {}),
     (Spec(64, mask=causal()), (200, 10), {}),

@@ -22,6 +22,7 @@ from flashgen.errors import EmulationError
 from flashgen.expr import log
 from flashgen.plan.model import Role
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
+from flashgen.verify.packed import Packing
 
 RING = Schedule(
     tile_q=64,
@@ -39,6 +40,7 @@ ONE_STAGE = Schedule(
 )
 SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 
+PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
 #: name -> (spec, (len_q, len_kv), further fields of a Case)
 CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # Keys minus queries are 30: some tiles of keys end one past the diagonal of the tile of queries.
@@ -56,6 +58,14 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "empty rows": (AttentionSpec(64, mask=causal()), (100, 60), {"schedule": RING}),
     "deterministic": (AttentionSpec(64, deterministic=True), (100, 147), {"schedule": RING}),
     "masked, deterministic": (AttentionSpec(64, mask=causal(), deterministic=True), (100, 147), {"schedule": RING}),
+    "dropout": (AttentionSpec(64, mask=causal(), dropout=True), (70, 90), {"heads": 4, "batch": 2}),
+    "dropout, deterministic": (AttentionSpec(64, deterministic=True, dropout=True), (40, 75), {}),
+    # Some sequences use all of their rows, others do not; one has no queries, one no keys.
+    "packed": (
+        AttentionSpec(64, mask=causal(), varlen=True),
+        (70, 120),
+        {"packing": PACKING, "batch": 4, "schedule": RING},
+    ),
     "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": True}),
     "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": True}),
     # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
@@ -128,13 +138,22 @@ class Mutation:
 
 with (Path(__file__).parent / "mutations.toml").open("rb") as file:
     MUTATIONS = [Mutation(**row) for row in tomllib.load(file)["mutation"]]
-#: Building the kernel for Hopper takes long: a developer's run plants every sixteenth of its bugs, DRAWN_CASES=ci all.
-HOPPER = [mutation for mutation in MUTATIONS if mutation.case.startswith("Hopper")]
-RARE = (
-    set()
-    if os.environ.get("DRAWN_CASES", "sample") != "sample"
-    else {m.name for m in HOPPER} - {m.name for m in HOPPER[::16]}
-)
+#: Building kernels takes long: of the bugs in cases whose names begin so, a developer's run plants every so many, and
+#: DRAWN_CASES=ci all.
+SAMPLED = {"Hopper": 16, "dropout": 4, "packed": 4}
+
+
+def rare() -> set[str]:
+    if os.environ.get("DRAWN_CASES", "sample") != "sample":
+        return set()
+    found = set()
+    for begin, every in SAMPLED.items():
+        names = [mutation.name for mutation in MUTATIONS if mutation.case.startswith(begin)]
+        found |= set(names) - set(names[::every])
+    return found
+
+
+RARE = rare()
 PLANTED = [mutation for mutation in MUTATIONS if mutation.name not in RARE]
 MODES: dict[str, list[dict[str, Any]]] = {
     "plain": [{}],

@@ -1,0 +1,83 @@
+"""What the functions of both flash-attn generations take, as flashgen's own arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.errors import ArgumentError
+from flashgen.torch.entry import attend
+from flashgen.torch.forms import Form, attend_by_form
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    deterministic: bool,
+    *,
+    alibi_slopes: Any = None,
+    attention_chunk: int = 0,
+    dropout_p: float = 0.0,
+) -> tuple[Any, Any]:
+    """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
+    left, right = _limits(causal, window_size)
+    reproducible = True if deterministic else None
+    if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
+        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p)
+    form = Form(
+        left,
+        right,
+        chunk=_chunk(attention_chunk),
+        softcap=_cap(softcap),
+        alibi=None if alibi_slopes is None else _slopes(alibi_slopes, q),
+    )
+    tensors = () if alibi_slopes is None else (alibi_slopes,)
+    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p)
+
+
+def unpack(name: str, packed: Any, count: int) -> Any:
+    """The tensors in one ``(batch, length, count, heads, head_dim)``."""
+    if packed.dim() != 5 or packed.shape[2] != count:
+        raise ArgumentError(
+            f"{name} has shape {tuple(packed.shape)}; it must be (batch, length, {count}, heads, head_dim)"
+        )
+    # unbind, not indexing: its gradient is one stack instead of padded sums.
+    return packed.unbind(2)
+
+
+def _limits(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, int | None]:
+    """How far a query sees; a causal mask has no keys to the right, whatever the window says."""
+    left, right = window_size
+    for value in (left, right):
+        if not isinstance(value, int) or value < -1:
+            raise ArgumentError(f"window_size={window_size!r} must be two whole numbers >= 0, or -1 for no limit")
+    open_right = None if right == -1 else right
+    return None if left == -1 else left, 0 if causal else open_right
+
+
+def _cap(softcap: float) -> str | None:
+    if softcap == 0.0:
+        return None
+    if not softcap > 0.0:
+        raise ArgumentError(f"softcap={softcap!r} is not a limit for logits; pass a positive number, or 0.0 for none")
+    return float(softcap).hex()
+
+
+def _chunk(attention_chunk: int) -> int | None:
+    if attention_chunk == 0:
+        return None
+    if not isinstance(attention_chunk, int) or attention_chunk < 0:
+        raise ArgumentError(f"attention_chunk={attention_chunk!r} is not a length; pass a whole number, or 0 for none")
+    return attention_chunk
+
+
+def _slopes(slopes: Any, q: Any) -> tuple[Any, int]:
+    batch, heads = q.shape[0], q.shape[2]
+    shape = tuple(slopes.shape)
+    if shape not in ((heads,), (batch, heads)):
+        raise ArgumentError(f"alibi_slopes has shape {shape}; it must be {(heads,)} or {(batch, heads)}")
+    return slopes.dtype, len(shape)

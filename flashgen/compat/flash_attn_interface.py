@@ -1,0 +1,93 @@
+"""FlashAttention-3's functions: ``from flashgen.compat.flash_attn_interface import flash_attn_func``.
+
+They differ from flash-attn 2.8's in order, in what they return, and in having no dropout and no ALiBi. ``num_splits``,
+``pack_gqa`` and ``sm_margin`` say how that library is to compute, not what: they are taken, and mean nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.compat.arguments import attention, unpack
+from flashgen.errors import ArgumentError
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of q ``(B, Sq, H, D)`` over k ``(B, Sk, Hk, D)`` and v ``(B, Sk, Hk, Dv)``: ``out``, or ``(out, lse)``.
+
+    With ``attention_chunk`` a query attends to its own chunk of so many positions.
+    """
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    out, lse = attention(
+        q, k, v, softmax_scale, causal, window_size, softcap, deterministic, attention_chunk=attention_chunk
+    )
+    return (out, lse) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Any,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """``flash_attn_func`` with all in one ``(B, S, 3, H, D)``, or ``(B, S, H + 2 Hk, D)`` with ``num_heads_q``."""
+    q, k, v = unpack("qkv", qkv, 3) if num_heads_q is None else _split_heads(qkv, num_heads_q)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        None,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def _split_heads(qkv: Any, heads: int) -> Any:
+    if qkv.dim() != 4 or qkv.shape[2] <= heads or (qkv.shape[2] - heads) % 2:
+        raise ArgumentError(
+            f"qkv has shape {tuple(qkv.shape)}; with num_heads_q={heads} it must be (batch, length, {heads} + 2 * "
+            "heads_kv, head_dim)"
+        )
+    heads_kv = (qkv.shape[2] - heads) // 2
+    return qkv.split([heads, heads_kv, heads_kv], 2)
+
+
+def _refuse(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ArgumentError(f"{name} is not supported; pass None")

@@ -1,0 +1,14 @@
+"""flashgen inside other libraries, by the doors that these have for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashgen.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from flashgen.integrations import transformers
+else:
+    __getattr__, __dir__ = lazy_names(__name__, {}, modules=("transformers",))
+
+__all__ = ["transformers"]

@@ -1,0 +1,57 @@
+"""Calls whose sequences lie behind one another: checked and planned as a batch of one that holds all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from flashgen.errors import ArgumentError
+from flashgen.launch.array import ArrayInfo
+from flashgen.launch.call import Output
+from flashgen.launch.packing import Value
+from flashgen.plan.model import Problem
+from flashgen.spec import Mask
+
+_LAYOUTS = {"q": "(total_q, heads_q, head_dim)", "k": "(total_k, heads_kv, head_dim)", "lse": "(heads_q, total_q)"}
+_LAYOUTS |= {"dlse": _LAYOUTS["lse"], "v": "(total_k, heads_kv, head_dim_v)"} | dict.fromkeys(
+    ("out", "do"), "(total_q, heads_q, head_dim_v)"
+)
+#: Farther than any key, with room for a length to be added in 32 bits.
+_FAR = 2**30
+
+
+def as_batch(infos: Sequence[ArrayInfo]) -> list[ArrayInfo]:
+    """The arrays with a batch dimension of one."""
+    problems = list(_wrong_ranks(infos))
+    if problems:
+        raise ArgumentError("\n".join(problems))
+    return [replace(info, shape=(1, *info.shape), strides=(0, *info.strides)) for info in infos]
+
+
+def without_batch(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Outputs as they are handed back; workspaces have no batch dimension."""
+    return tuple(o._replace(shape=o.shape[1:]) if len(o.shape) > 1 else o for o in outputs)
+
+
+def longest(rows: Problem, sequences: int, lengths: tuple[int, int]) -> Problem:
+    """What grids are made for: as many sequences, each as long as the longest."""
+    len_q, len_kv = lengths
+    return replace(rows, batch=sequences, len_q=min(len_q, rows.len_q), len_kv=min(len_kv, rows.len_kv))
+
+
+def packed_values(mask: Mask, rows: Problem) -> dict[str | None, Value]:
+    """The parameters that only packed sequences have: the bands before the lengths of a sequence are known."""
+    values: dict[str | None, Value] = {"total_q": rows.len_q}
+    for name, band in (("band", mask.bottom_right), ("corner", mask.top_left)):
+        values[f"{name}_lower"] = -_FAR if band.left is None else -min(band.left, _FAR)
+        values[f"{name}_upper"] = _FAR if band.right is None else min(band.right, _FAR)
+    return values
+
+
+def _wrong_ranks(infos: Sequence[ArrayInfo]) -> Iterator[str]:
+    for info in infos:
+        if len(info.shape) != _LAYOUTS[info.name].count(",") + 1:
+            yield (
+                f"{info.name} has shape {info.shape}; this kernel was built with varlen=True "
+                f"and takes {_LAYOUTS[info.name]}"
+            )

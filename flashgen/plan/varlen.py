@@ -1,0 +1,35 @@
+"""What packed sequences add to the kernels of a spec that has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashgen.plan.model import KernelPlan, Param, ParamTable
+
+#: Arrays that say where sequences begin and how much of each is used; of the latter there may be none.
+STARTS = ("cu_seqlens_q", "cu_seqlens_k")
+COUNTS = ("seqused_q", "seqused_k")
+_NOTES = {
+    "cu_seqlens_q": "where the queries of each sequence begin, and where the last one's end",
+    "seqused_q": "how many of them are used; null: all",
+}
+_PARAMS = (
+    *(Param(name, "void*", "const i32*", _NOTES.get(name, "")) for name in (*STARTS, *COUNTS)),
+    Param("total_q", "int64", "i64", "queries of all sequences"),
+    Param("corner_lower", "int32", "i32", "the band of what is aligned at the top left; band_...: at the bottom right"),
+    Param("corner_upper", "int32", "i32"),
+)
+_LENGTHS = (Param("len_q", "int32", "i32", "of the longest sequence"), Param("len_kv", "int32", "i32"))
+_NOTED = {"len_q": "of the longest sequence", "band_lower": "from where the last query and the last key meet"}
+_ROW_NOTES = {"lse": "log-sum-exp, (heads_q, total_q)", "dsum": "D = rowsum(dO * O), (heads_q, total_q)"}
+
+
+def with_varlen(kernel: KernelPlan) -> KernelPlan:
+    """The kernel, finding the rows of its sequence among those of all."""
+    if not kernel.spec.varlen or kernel.fixed_blocks is not None:
+        return kernel
+    notes = _NOTED | _ROW_NOTES
+    own = [replace(p, note=notes.get(p.name, p.note)) for p in kernel.params.params]
+    missing = [p for p in _LENGTHS if p.name not in kernel.params.names]
+    params = ParamTable.widest_first((*own, *missing, *_PARAMS))
+    return replace(kernel, params=params, switches=kernel.switches | {"varlen"})

@@ -1,0 +1,39 @@
+"""``Sequences``: where the sequences of a call of a kernel with ``AttentionSpec(varlen=True)`` begin and end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flashgen.errors import ArgumentError
+from flashgen.spec.show import show
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """Sequence i has queries ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]``, and keys likewise.
+
+    q is (total_q, heads_q, head_dim), k and v are (total_k, heads_kv, ...); the arrays here are of int32, where q is.
+    The last element of each ``cu_seqlens`` is the total. No sequence is longer than ``max_seqlen``. Of sequence i only
+    the first ``seqused[i]`` rows take part, if that is given; the others are never read, and results for them are zeros
+    (of the log-sum-exp, minus infinity). Masks are those of each sequence, and so are q_len and k_len in expressions.
+    """
+
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    max_seqlen_q: int
+    max_seqlen_k: int
+    seqused_q: Any = None
+    seqused_k: Any = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in ("max_seqlen_q", "max_seqlen_k"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**30:
+                problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to below 2^30")
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            if getattr(self, name) is None:
+                problems.append(f"{name}=None says not where sequences begin; pass an int32 array")
+        if problems:
+            raise ArgumentError("\n".join(f"sequences: {problem}" for problem in problems))

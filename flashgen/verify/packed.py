@@ -1,0 +1,75 @@
+"""Cases of packed sequences: a batch whose sequences are cut to different lengths, packed for a run and unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashgen.spec import Sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Rows of each sequence, and how many of them are used: queries and keys of one after another."""
+
+    rows: tuple[tuple[int, int], ...]
+    used: tuple[tuple[int, int], ...]
+    #: Whether a call is told of what is used; it need not be where that is everything.
+    says_used: bool
+
+    @classmethod
+    def drawn(cls, seed: int, batch: int, len_q: int, len_kv: int) -> Packing:
+        """The first sequence has all rows, others any number; some do not use all of theirs."""
+        random = Random(f"packed {seed} {batch} {len_q} {len_kv}")
+        full = (len_q, len_kv)
+        rows = tuple(full if b == 0 else _part(random, full) for b in range(batch))
+        says_used = random.random() < 0.5
+        used = tuple(_part(random, of) for of in rows) if says_used else rows
+        return cls(rows, used, says_used)
+
+    def sequences(self, len_q: int, len_kv: int) -> Sequences:
+        """What a call is told."""
+        starts, used = (np.array(pairs, np.int32).reshape(-1, 2).T.copy() for pairs in (self._starts(), self.used))
+        counts = used if self.says_used else (None, None)
+        return Sequences(starts[0], starts[1], len_q, len_kv, *counts)
+
+    def pack(self, x: NDArray[Any] | None, side: int) -> NDArray[Any] | None:
+        """The rows of all sequences of (batch, length, heads, dim); what is not used is NaN."""
+        if x is None:
+            return None
+        packed = np.full((self._starts()[-1][side], *x.shape[2:]), np.nan, x.dtype)
+        for b, start in enumerate(self._starts()[:-1]):
+            packed[start[side] : start[side] + self.used[b][side]] = x[b, : self.used[b][side]]
+        return packed
+
+    def unpack(self, x: NDArray[Any], side: int, length: int, fill: float = 0.0) -> NDArray[Any]:
+        """A batch again, with ``fill`` for rows that are not there."""
+        batch = np.full((len(self.rows), length, *x.shape[1:]), fill, x.dtype)
+        for b, start in enumerate(self._starts()[:-1]):
+            batch[b, : self.rows[b][side]] = x[start[side] : start[side] + self.rows[b][side]]
+        return batch
+
+    def _starts(self) -> list[tuple[int, int]]:
+        starts = [(0, 0)]
+        for rows in self.rows:
+            starts.append((starts[-1][0] + rows[0], starts[-1][1] + rows[1]))
+        return starts
+
+
+def packed_results(results: Sequence[Any], packing: Packing, len_q: int, len_kv: int) -> list[Any]:
+    """(o, lse) or (o, lse, dq, dk, dv) of a packed call as those of a batch."""
+    o, lse, *gradients = results
+    found = [packing.unpack(o, 0, len_q), np.moveaxis(packing.unpack(np.moveaxis(lse, 0, 1), 0, len_q, -np.inf), 1, 2)]
+    sides = ((0, len_q), (1, len_kv), (1, len_kv))
+    return found + [packing.unpack(x, *side) for x, side in zip(gradients, sides, strict=False)]
+
+
+def _part(random: Random, of: tuple[int, int]) -> tuple[int, int]:
+    """Each all, none, or any number."""
+    q, k = (random.choice((n, 0, random.randint(0, n), random.randint(0, n))) for n in of)
+    return q, k
