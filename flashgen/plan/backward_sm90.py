@@ -29,11 +29,20 @@ class _Row:
     reason: str
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int] = (24, 240)
+    #: The same where the mask leaves holes, so that the producer looks at tiles for everyone.
+    listing_registers: tuple[int, int] = (24, 240)
 
 
 _TABLE = {
     (64, 64): _Row(128, 2, 2, "the longest tile of queries whose scores and gradients find registers"),
-    (96, 96): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries", (40, 232)),
+    (96, 96): _Row(
+        64,
+        3,
+        2,
+        "dK and dV take half of the registers, which leaves them for 64 queries",
+        registers=(40, 232),
+        listing_registers=(40, 232),
+    ),
     (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
 }
 HEAD_DIMS = tuple(_TABLE)
@@ -103,6 +112,7 @@ class _Common:
         """dK and dV, and what each tile of keys adds to dQ."""
         row, mask = self.row, self.spec.mask
         has_start = mask.has_upper or not mask.is_band
+        producer, consumer = row.registers if mask.is_band else row.listing_registers
         return self._kernel(
             "main",
             "backward_main_sm90.cu.j2",
@@ -117,8 +127,8 @@ class _Common:
                 Constant("do_slots", row.do_slots, "tiles of dO under way at once"),
                 Constant("ds_slots", _DS_SLOTS, "tiles of dS that wait for dQ"),
                 Constant("consumers", _CONSUMERS, "warpgroups that compute, 64 keys each"),
-                Constant("producer_registers", row.registers[0]),
-                Constant("consumer_registers", row.registers[1]),
+                Constant("producer_registers", producer),
+                Constant("consumer_registers", consumer),
                 Constant("section_heads", 16 if has_start else 1, "heads that are worked on at the same time"),
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),

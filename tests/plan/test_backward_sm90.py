@@ -53,10 +53,11 @@ def test_every_row_of_the_table_fits(dims: tuple[int, int]) -> None:
         assert all(kernel.reasons)
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_roles_share_the_registers_that_a_block_begins_with(dims: tuple[int, int]) -> None:
+def test_roles_share_the_registers_that_a_block_begins_with(dims: tuple[int, int], mask: str) -> None:
     """Not those of a multiprocessor: 384 threads begin with 168 each, and who asks for more than is left waits."""
-    kernel = backward(head_dim=dims[0], head_dim_v=dims[1])
+    kernel = backward(head_dim=dims[0], head_dim_v=dims[1], mask=MASKS[mask])
     consumers = int(kernel.constant("consumers"))
     producer, consumer = (int(kernel.constant(f"{role}_registers")) for role in ("producer", "consumer"))
     at_launch = registers_at_launch(1 + consumers)

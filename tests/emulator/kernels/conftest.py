@@ -15,6 +15,7 @@ import pytest
 
 from flashgen import oracle
 from flashgen.emulator import Buffer, guarded_copy, load
+from flashgen.launch.call import tile_counts
 from flashgen.launch.packed import packed_values
 from flashgen.launch.tensor_map import TensorMap
 from flashgen.plan import plan, workspaces
@@ -205,8 +206,7 @@ class Run:
             "band_upper": upper,
             "scale": scale,
             "scale_log2": scale * math.log2(math.e),
-            "q_tiles": -(-case.len_q // kernel.grid_tile),
-            "tiles": math.prod(grid_of(kernel, case.problem)),
+            **tile_counts(kernel, case.problem),
             "dlse": 0,
         }
         if case.dropout is not None:

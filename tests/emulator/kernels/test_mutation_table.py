@@ -17,8 +17,8 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "trust.md"
 BEGIN, END = "<!-- planted bugs -->\n", "<!-- end of planted bugs -->\n"
 #: The modes in which the tests run each bug, and what the page calls them.
 MODES = {"plain": "sequential", "random": "random", "race": "race"}
-HOPPER = "forward for Hopper"
-KERNELS = ("forward", HOPPER, "prepare", "main", "query", "finish")
+HOPPER = " for Hopper"
+KERNELS = ("forward", "forward for Hopper", "prepare", "main", "main for Hopper", "query", "finish")
 
 
 def mutations() -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def mutations() -> list[dict[str, Any]]:
 
 
 def kernel_of(row: dict[str, Any]) -> str:
-    return HOPPER if row["case"].startswith("Hopper") else row["role"]
+    return str(row["role"]) + (HOPPER if row["case"].startswith("Hopper") else "")
 
 
 def table() -> str:

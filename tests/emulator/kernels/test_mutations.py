@@ -19,8 +19,9 @@ else:
     import tomli as tomllib
 
 from flashgen.errors import EmulationError
+from flashgen.expr import log
 from flashgen.plan.model import Role
-from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, WarpPartition, causal
+from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
 from flashgen.verify.packed import Packing
 
 RING = Schedule(
@@ -80,6 +81,27 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
         (400, 400),
+        {"arch": "sm_90a"},
+    ),
+    # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.
+    "Hopper, backward": (AttentionSpec(128), (300, 300), {"arch": "sm_90a"}),
+    "Hopper, backward, causal": (AttentionSpec(128, mask=causal()), (300, 330), {"arch": "sm_90a"}),
+    # Two tiles of keys for each head, with one tile of queries, so that nothing but the rings holds the producer back.
+    "Hopper, backward, short": (AttentionSpec(128), (60, 600), {"arch": "sm_90a"}),
+    "Hopper, backward, listed": (
+        AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
+        (300, 300),
+        {"arch": "sm_90a"},
+    ),
+    "Hopper, backward, bad values": (
+        AttentionSpec(128, mask=causal()),
+        (100, 200),
+        {"arch": "sm_90a", "bad_value": True},
+    ),
+    # Keys that do not exist have the largest scores, and queries that do not exist have none that are numbers.
+    "Hopper, backward, score": (
+        AttentionSpec(128, score=Score.of(lambda s, b, h, q, k: s + k * 3.0 + log(300.5 - q))),
+        (300, 300),
         {"arch": "sm_90a"},
     ),
 }

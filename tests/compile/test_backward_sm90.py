@@ -1,0 +1,138 @@
+"""The main backward kernel for Hopper as machine code: nothing of the loop spills, products are as many as the plan
+says, and exponentials run while products do.
+
+A developer's run compiles a few specs; DRAWN_CASES=ci or nightly compiles all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from flashgen.cache import default_cache
+from flashgen.compile import Binary, compile_source, disassemble
+from flashgen.plan import plan
+from flashgen.plan.backward_sm90 import HEAD_DIMS
+from flashgen.plan.model import KernelPlan
+from flashgen.render import render
+from tests.compile.test_forward_sm90 import CASES, Build, each, operation
+
+BUILDS: list[Build] = [
+    (dims, name, dtype)
+    for dims, name, dtype in product(HEAD_DIMS, CASES, ("bf16", "fp16"))
+    if dtype == "bf16" or name in ("full", "causal")
+]
+SAMPLE: list[Build] = [((128, 128), "causal", "bf16"), ((64, 64), "full", "fp16"), ((96, 96), "documents", "bf16")]
+BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
+#: Where a mask leaves holes, the producer has too few registers to look for them in; consumers have what they need.
+PRODUCER_SPILLS = {((64, 64), "documents"), ((128, 128), "documents")}
+
+
+def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
+    spec = replace(CASES[name], head_dim=dims[0], head_dim_v=dims[1], dtype=dtype)
+    return plan(spec, None, "sm_90a").kernel("main")
+
+
+@cache
+def compiled(dims: tuple[int, int], name: str, dtype: str) -> Binary:
+    return default_cache().get_or_compile(render(main(dims, name, dtype)), compile_source)[0]
+
+
+@cache
+def machine_code(dims: tuple[int, int], name: str, dtype: str) -> list[str]:
+    """One instruction a line, without predicates."""
+    text = disassemble(compiled(dims, name, dtype).image)
+    if text is None:
+        pytest.skip("no disassembler reads this cubin")
+    found: list[str] = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)
+    assert len(found) > 500
+    return [operation(line) for line in found]
+
+
+def is_product(line: str, operand: str = "") -> bool:
+    """Whether it is one whose left operand is of that kind: ``gdesc``, in shared memory, or ``R``, in registers."""
+    return re.search(rf"HGMMA\S* R\d+, {operand}", line) is not None
+
+
+def products(lines: list[str]) -> tuple[int, int]:
+    """Where the first and the last one stand: the loop over queries lies between them."""
+    found = [i for i, line in enumerate(lines) if is_product(line)]
+    return found[0], found[-1]
+
+
+@each(BUILT)
+def test_products_wait_for_each_other_nowhere_but_once(dims: tuple[int, int], name: str, dtype: str) -> None:
+    # What the assembler says of others is an error, so that there is a binary at all; C7517 is one before the loop.
+    found = compiled(dims, name, dtype)
+    assert set(re.findall(r"C75\d\d", found.log)) <= {"C7517"}
+    assert found.log.count("C7517") <= 1
+    assert found.resources.static_smem_bytes == 0
+
+
+@each([build for build in BUILT if build[:2] not in PRODUCER_SPILLS])
+def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
+    found = compiled(dims, name, dtype).resources
+    assert (found.spill_bytes, found.stack_bytes) == (0, 0)
+
+
+@each(BUILT)
+def test_nothing_of_the_loop_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype: str) -> None:
+    lines = machine_code(dims, name, dtype)
+    first, last = products(lines)
+    assert not [line for line in lines[first:last] if re.match(r"(LDL|STL)\b", line)]
+
+
+@each(BUILT)
+def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name: str, dtype: str) -> None:
+    kernel = main(dims, name, dtype)
+    queries, keys = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
+    pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
+    found = Counter(match.groups() for line in machine_code(dims, name, dtype) if (match := pattern.search(line)))
+    wanted: Counter[tuple[str, str]] = Counter()
+    # The first scores of a tile of keys and those of the next step; dP of a step.
+    wanted[str(queries), "gdesc"] += (2 * dims[0] + dims[1]) // 16
+    # dQ of the step before, and of the last one; 64 columns of a row for each warpgroup.
+    wanted["64", "gdesc"] += 2 * keys // 16
+    # dV and dK of a step, of scores that are transposed: queries are summed over.
+    wanted[str(dims[1]), "R"] += queries // 16
+    wanted[str(dims[0]), "R"] += queries // 16
+    assert found == wanted
+    assert sum(is_product(line) for line in machine_code(dims, name, dtype)) == sum(found.values())
+
+
+@each(BUILT)
+def test_exponentials_run_while_dp_is_multiplied(dims: tuple[int, int], name: str, dtype: str) -> None:
+    """dP is issued, all exponentials of the step are computed, dV is issued, and only then is dP waited for."""
+    queries = int(main(dims, name, dtype).constant("tile_q"))
+    lines = machine_code(dims, name, dtype)
+    first, last = products(lines)
+    scores = [i for i in range(first, last) if is_product(lines[i], "gdesc")]
+    # S in front of the loop, and then dP.
+    dp = scores[dims[0] // 16 + dims[1] // 16 - 1]
+    dv = next(i for i in range(dp, last) if is_product(lines[i], "R"))
+    # 64 rows of as many columns as queries, divided among 128 threads.
+    assert sum(line.startswith("MUFU.EX2") for line in lines[dp:dv]) >= queries // 2
+    assert not [line for line in lines[dv:last] if line.startswith("MUFU.EX2")]
+    # Nobody waits for all products meanwhile, and dP is waited for while dV is on its way.
+    waits = [i for i in range(dp, last) if lines[i].startswith("WARPGROUP.DEPBAR")]
+    assert [lines[i] for i in waits if i < dv and lines[i].endswith("0x0")] == []
+    assert lines[next(i for i in waits if i > dv)].endswith("0x1")
+
+
+def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
+    assert {dims for dims, _, _ in BUILDS} == set(HEAD_DIMS)
+    switches = frozenset().union(*(main(*build).switches for build in BUILDS))
+    assert switches >= {"masked", "listed", "scales", "score"}
+    assert not all("scales" in main(*build).switches for build in BUILDS)
+    assert set(SAMPLE) <= set(BUILDS)
+
+
+def test_no_spec_is_excused_that_has_no_need_of_it() -> None:
+    for dims, name in PRODUCER_SPILLS if BUILT is BUILDS else ():
+        assert compiled(dims, name, "bf16").resources.spill_bytes
