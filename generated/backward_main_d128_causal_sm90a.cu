@@ -3397,7 +3397,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
 #line 177
           if (strip_is_cut) {
-            for_forbidden<kConfig.tile_q / 2, kScoresEnd>(
+            for_forbidden<kConfig.tile_q / 2, true>(
                 mask_of(p, keys, step.member), first_q, first_key + warp_key, thread, [&](i32 i) {
                   scores[i] = float_of(kForbidden);
                 });

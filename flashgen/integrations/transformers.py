@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from flashgen.errors import ArgumentError
 from flashgen.torch.entry import attend
@@ -39,8 +40,6 @@ def register(name: str = NAME) -> None:
         raise ArgumentError(
             f"name={name!r} holds 'flash', which transformers takes for kernels of its hub; use {NAME!r}"
         )
-    from transformers import AttentionInterface, AttentionMaskInterface
-
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, make_mask)
 
@@ -60,18 +59,14 @@ def make_mask(
     None, or per key a bool (may be attended to) or an integer (its document), leave causality and windows to
     the layer. With four dimensions, of which some may be 1, it is the whole mask.
     """
-    from transformers import masking_utils
-
     whole = {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset}
     if mask_function is masking_utils.bidirectional_mask_function:
         # The layer may believe that it is causal, so None would be misunderstood.
         return _padding(attention_mask, batch_size, kv_length, kv_offset, options.get("device"))[:, None, None]
     documents, known = None, mask_function is masking_utils.causal_mask_function
     if not known and not torch.compiler.is_compiling():  # which does not look into functions
-        documents, inner = _documents(masking_utils, mask_function)
-        known = inner is masking_utils.causal_mask_function or _is_sliding(
-            masking_utils, inner, options.get("local_size")
-        )
+        documents, inner = _documents(mask_function)
+        known = inner is masking_utils.causal_mask_function or _is_sliding(inner, options.get("local_size"))
     # A cache of fixed size has more keys than there are tokens, and counts these on the GPU.
     in_step = not isinstance(q_offset, torch.Tensor) and q_offset + q_length == kv_offset + kv_length
     if not (known and in_step) or (documents is not None and attention_mask is not None):
@@ -94,7 +89,7 @@ def _padding(attention_mask: Any, batch: int, keys: int, offset: int, device: An
     return torch.nn.functional.pad(attention_mask.bool(), (0, max(missing, 0)))[:, offset : offset + keys]
 
 
-def _documents(masking_utils: Any, mask_function: Any) -> tuple[Any, Any]:
+def _documents(mask_function: Any) -> tuple[Any, Any]:
     """Which document each token of packed ones belongs to, and the mask within documents; else None, and the mask.
 
     Positions within a document differ as those of the whole row do, so what holds of these is no other mask.
@@ -110,7 +105,7 @@ def _documents(masking_utils: Any, mask_function: Any) -> tuple[Any, Any]:
     return None, mask_function
 
 
-def _is_sliding(masking_utils: Any, mask_function: Any, size: int | None) -> bool:
+def _is_sliding(mask_function: Any, size: int | None) -> bool:
     """Whether it is a causal mask within a window of the size, which layers are told of as well."""
     parts = _parts(masking_utils.and_masks, mask_function).get("mask_functions", ())
     return (
