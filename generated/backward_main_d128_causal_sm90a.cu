@@ -2468,6 +2468,10 @@ struct PanelTile {
   }
 };
 
+struct Floats2 {
+  float first, second;
+};
+
 // The same tile for ordinary accesses, where shared memory begins at `base`.
 template <class Tile>
 struct SharedPanels {
@@ -2483,6 +2487,11 @@ struct SharedPanels {
     return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
   }
   FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
+  // An element of an even column and its neighbour.
+  FLASHGEN_DEVICE Floats2 pair(i32 row, i32 column) const {
+    const u32 word = reinterpret_cast<const u32&>(at_element(row, column));
+    return {to_float(T{static_cast<u16>(word)}), to_float(T{static_cast<u16>(word >> 16)})};
+  }
   FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
     at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
   }
@@ -2939,9 +2948,12 @@ FLASHGEN_DEVICE void add_product(float (&strip)[count], SharedPanels<A> a, i32 r
     const Thread thread = self.again();
     const float low = a.element(row + thread.row(), k), high = a.element(row + thread.row() + 8, k);
 #pragma unroll
-    for (i32 i = 0; i < count; ++i) {
-      const float x = b.element(k, i / 4 * 8 + thread.column() + i % 2);
-      strip[i] = fused_multiply_add(i % 4 < 2 ? low : high, x, strip[i]);
+    for (i32 n = 0; n < count / 4; ++n) {
+      const Floats2 x = b.pair(k, 8 * n + thread.column());
+      strip[4 * n] = fused_multiply_add(low, x.first, strip[4 * n]);
+      strip[4 * n + 1] = fused_multiply_add(low, x.second, strip[4 * n + 1]);
+      strip[4 * n + 2] = fused_multiply_add(high, x.first, strip[4 * n + 2]);
+      strip[4 * n + 3] = fused_multiply_add(high, x.second, strip[4 * n + 3]);
     }
   }
 }

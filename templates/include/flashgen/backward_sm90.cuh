@@ -303,9 +303,12 @@ FLASHGEN_DEVICE void add_product(float (&strip)[count], SharedPanels<A> a, i32 r
     const Thread thread = self.again();
     const float low = a.element(row + thread.row(), k), high = a.element(row + thread.row() + 8, k);
 #pragma unroll
-    for (i32 i = 0; i < count; ++i) {
-      const float x = b.element(k, i / 4 * 8 + thread.column() + i % 2);
-      strip[i] = fused_multiply_add(i % 4 < 2 ? low : high, x, strip[i]);
+    for (i32 n = 0; n < count / 4; ++n) {
+      const Floats2 x = b.pair(k, 8 * n + thread.column());
+      strip[4 * n] = fused_multiply_add(low, x.first, strip[4 * n]);
+      strip[4 * n + 1] = fused_multiply_add(low, x.second, strip[4 * n + 1]);
+      strip[4 * n + 2] = fused_multiply_add(high, x.first, strip[4 * n + 2]);
+      strip[4 * n + 3] = fused_multiply_add(high, x.second, strip[4 * n + 3]);
     }
   }
 }
