@@ -2468,10 +2468,6 @@ struct PanelTile {
   }
 };
 
-struct Floats2 {
-  float first, second;
-};
-
 // The same tile for ordinary accesses, where shared memory begins at `base`.
 template <class Tile>
 struct SharedPanels {
@@ -2487,11 +2483,6 @@ struct SharedPanels {
     return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
   }
   FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
-  // An element of an even column and its neighbour.
-  FLASHGEN_DEVICE Floats2 pair(i32 row, i32 column) const {
-    const u32 word = reinterpret_cast<const u32&>(at_element(row, column));
-    return {to_float(T{static_cast<u16>(word)}), to_float(T{static_cast<u16>(word >> 16)})};
-  }
   FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
     at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
   }
@@ -2815,8 +2806,7 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow; of queries beyond the last only if they end, as their scores must be 0 already otherwise. The
-// warp's rows begin at first_key.
+// not allow, and if queries end for those beyond the last. The warp's rows begin at first_key.
 template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
@@ -2917,45 +2907,25 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
   return warp_any(bad != 0);
 }
 
-// The scalar product of a row of each.
-template <class A, class B>
-FLASHGEN_DEVICE float dot_rows(SharedPanels<A> a, i32 row_a, SharedPanels<B> b, i32 row_b) {
-  static_assert(A::cols == B::cols, "both sum over the same columns");
-  using T = typename A::Element;
+// The scalar product of a row of a tile and one in global memory.
+template <class Tile>
+FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename Tile::Element* other) {
+  using T = typename Tile::Element;
   float total = 0.0f;
 #pragma unroll 1
-  for (i32 c = 0; c < A::cols / 8; ++c) {
-    const Vec16 x = a.chunk(row_a, c), y = b.chunk(row_b, c);
+  for (i32 c = 0; c < Tile::cols / 8; ++c) {
+    const Vec16 x = tile.chunk(row, c), y = reinterpret_cast<const Vec16*>(other)[c];
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
 #pragma unroll
       for (i32 half = 0; half < 2; ++half) {
-        const T left{static_cast<u16>(x.words[w] >> (16 * half))},
-            right{static_cast<u16>(y.words[w] >> (16 * half))};
+        const T left{static_cast<u16>(x.words[w] >> (16 * half))};
+        const T right{static_cast<u16>(y.words[w] >> (16 * half))};
         total = fused_multiply_add(to_float(left), to_float(right), total);
       }
     }
   }
   return total;
-}
-
-// strip += A B for a warp's 16 rows of A from `row` on.
-template <class A, class B, i32 count>
-FLASHGEN_DEVICE void add_product(float (&strip)[count], SharedPanels<A> a, i32 row, SharedPanels<B> b,
-                                 Thread self) {
-#pragma unroll 1
-  for (i32 k = 0; k < A::cols; ++k) {
-    const Thread thread = self.again();
-    const float low = a.element(row + thread.row(), k), high = a.element(row + thread.row() + 8, k);
-#pragma unroll
-    for (i32 n = 0; n < count / 4; ++n) {
-      const Floats2 x = b.pair(k, 8 * n + thread.column());
-      strip[4 * n] = fused_multiply_add(low, x.first, strip[4 * n]);
-      strip[4 * n + 1] = fused_multiply_add(low, x.second, strip[4 * n + 1]);
-      strip[4 * n + 2] = fused_multiply_add(high, x.first, strip[4 * n + 2]);
-      strip[4 * n + 3] = fused_multiply_add(high, x.second, strip[4 * n + 3]);
-    }
-  }
 }
 
 }  // namespace flashgen
@@ -2988,12 +2958,21 @@ struct Params {
   TensorMap dout_map;
   TensorMap dk_map;
   TensorMap dv_map;
+  const element_t* q;
+  const element_t* dout;
   // of each tile of queries what its rows subtract from their logits, then their D, negated
   const float* row_stats;
   // workspace that dQ is summed in
   float* dq_accum;
   // tiles given out, then blocks that are done; 0 between launches
   u32* counter;
+  // strides are in elements
+  i64 q_batch;
+  i64 q_row;
+  i64 q_head;
+  i64 dout_batch;
+  i64 dout_row;
+  i64 dout_head;
   i32 heads_q;
   i32 heads_kv;
   i32 len_q;
@@ -3007,7 +2986,7 @@ struct Params {
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 896, "the launcher packs Params into 896 bytes");
+static_assert(sizeof(Params) == 960, "the launcher packs Params into 960 bytes");
 
 namespace smem {
 constexpr u32 kK = 0;               // K_j
@@ -3202,7 +3181,8 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
 
 #line 2 "kernels/backward_main_sm90/contain.j2"
 // ---- Tiles of keys with NaN or infinities. These must not reach queries that do not attend to their keys, and
-// in a product 0 * NaN reaches all. Such tiles are rare, and computed by ordinary instructions, pair by pair.
+// in a product 0 * NaN reaches all. Such tiles are rare: what they add to dQ is computed by ordinary instructions,
+// pair by pair. In dK and dV a key's values reach nothing but its own rows, so they are computed as always.
 
 // Whether there are any in K_j; all consumers look, each warp at its own keys.
 FLASHGEN_DEVICE bool has_bad_keys(const Shared& shared, Thread self) {
@@ -3216,56 +3196,50 @@ FLASHGEN_DEVICE bool has_bad_keys(const Shared& shared, Thread self) {
   return any != 0;
 }
 
-// One step: what the pairs of a tile of queries add to dK, dV and, in global memory, to dQ.
-FLASHGEN_DEVICE void add_step_slowly(const Params& p, const Shared& shared, const KeyTile& keys, Step step,
-                                     QRing::Where q_at, DORing::Where at, Shape::DK& dk, Shape::DV& dv,
-                                     Thread self) {
+// What a tile of keys adds to dQ, over pairs that the mask allows. Nothing of it is in the rings yet.
+FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const KeyTile& keys, Thread self) {
   // All addresses are worked out here: what is rare must not take registers from what is not.
   const Thread thread = self.again();
-  const i32 out_warp = thread.warp - 4, warp_key = out_warp * kWarpRows;
+  const i32 warp_key = (thread.warp - 4) * kWarpRows;
+  const i32 index = thread.index() - kWarpgroupSize, threads = kConfig.consumers * kWarpgroupSize;
   const SharedPanels<Shape::KTile> k = {shared.base, shared.k};
   const SharedPanels<Shape::VTile> v = {shared.base, shared.v};
-  const SharedPanels<Shape::QTile> q = {shared.base, shared.q.slot(q_at.slot())};
-  const SharedPanels<Shape::DOTile> dout = {shared.base, shared.dout.slot(at.slot())};
-  const SharedPanels<Shape::DSTile> ds = {shared.base, shared.ds.slot(at.slot())};
-  // The other slot is free: steps do not overlap here.
-  const SharedPanels<Shape::DSTile> probabilities = {shared.base, shared.ds.slot(at.before().slot())};
-  const Mask mask = mask_of(p, keys, step.member);
-  const i32 first_q = step.tile * kConfig.tile_q;
-#line 36
-  for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
-    const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
-    float probability = 0.0f, gradient = 0.0f;
-    if (mask.allows(first_q + column, keys.first_key + row)) {
-      const float product = dot_rows(k, row, q, column), subtracted = shared.lse(q_at)[column];
-#line 42
-      probability = exp2_approx((product + subtracted) * p.scale_log2);
-      const float slope = 1.0f;
-#line 49
-      gradient = probability * slope * (dot_rows(v, row, dout, column) + shared.dsum(at)[column]);
+  const SharedPanels<Shape::DSTile> ds = {shared.base, shared.ds};
+  for (i32 step = 0; step < p.group * p.q_tiles; ++step) {
+    const i32 member = step / p.q_tiles, tile = step % p.q_tiles, head = keys.head * p.group + member;
+    const i32 first_q = tile * kConfig.tile_q;
+    const Mask mask = mask_of(p, keys, member);
+    if (mask.is_empty(first_q, smaller(first_q + kConfig.tile_q, p.len_q), keys.first_key, end_key(p, keys))) continue;
+    const Place place = {tile, head, keys.sequence};
+    const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
+    const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
+    const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
+#line 39
+    for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
+      const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
+      float gradient = 0.0f;
+      if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
+        const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
+#line 45
+        const float probability = exp2_approx((product + subtracted) * p.scale_log2);
+#line 50
+        gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
+      }
+      ds.set_element(row, column, gradient);
     }
-    probabilities.set_element(row, column, probability);
-    ds.set_element(row, column, gradient);
-  }
-  named_barrier_sync(1, kConfig.consumers * kWarpgroupSize);
-  add_product(dv, probabilities, warp_key, dout, thread.again());
-  add_product(dk, ds, warp_key, q, thread.again());
-  const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
-  float* const sum = p.dq_accum + place.number(p.q_tiles, p.heads_q) * Shape::Share::tile_floats;
-  for (i32 i = out_warp * kWarpSize + thread.lane; i < kConfig.tile_q * kConfig.head_dim;
-       i += kConfig.consumers * kWarpgroupSize) {
-    const i32 row = i / kConfig.head_dim, column = i % kConfig.head_dim;
-    float total = 0.0f;
-    for (i32 key = 0; key < kConfig.tile_kv; ++key) {
-      if (mask.allows(first_q + row, keys.first_key + key))
-        total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
+    named_barrier_sync(1, threads);
+    float* const sum = p.dq_accum + place.number(p.q_tiles, p.heads_q) * Shape::Share::tile_floats;
+    for (i32 i = index; i < kConfig.tile_q * kConfig.head_dim; i += threads) {
+      const i32 row = i / kConfig.head_dim, column = i % kConfig.head_dim;
+      float total = 0.0f;
+      for (i32 key = 0; key < kConfig.tile_kv; ++key) {
+        if (mask.allows(first_q + row, keys.first_key + key))
+          total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
+      }
+      reduce_add(sum + Shape::Share::place(row, column), total);
     }
-    reduce_add(sum + Shape::Share::place(row, column), total);
+    named_barrier_sync(1, threads);
   }
-  // Nobody waits for these phases; they have to end all the same.
-  if (thread.lane == 0) mbarrier_arrive(shared.ds_ring.full(at));
-  shared.ds_ring.release(at, thread);
-  named_barrier_sync(1, kConfig.consumers * kWarpgroupSize);
 }
 
 #line 2 "kernels/backward_main_sm90/consumer.j2"
@@ -3332,32 +3306,16 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 77
-    if (goes_on) {
-      shared.k_ring.wait_full(kv_at);
-      if (has_bad_keys(shared, thread)) {
-        shared.v_ring.wait_full(kv_at);
-        Shape::DK dk;
-        Shape::DV dv;
-        clear(dk);
-        clear(dv);
-        while (goes_on) {
-          shared.q_ring.wait_full(q_at);
-          shared.do_ring.wait_full(at);
-          add_step_slowly(p, shared, keys, take_step(), q_at, at, dk, dv, thread);
-          shared.q_ring.release(q_at, thread);
-          shared.do_ring.release(at, thread);
-          q_at.advance();
-          at.advance();
-        }
-        shared.v_ring.release(kv_at, thread);
-        shared.k_ring.release(kv_at, thread);
-        kv_at.advance();
-        write_keys(dk, dv);
-        continue;
-      }
+#line 76
+    if (goes_on) shared.k_ring.wait_full(kv_at);
+#line 78
+    // Where K_j has bad values, dQ is not left to the tensor cores.
+    const bool is_bad = goes_on && has_bad_keys(shared, thread);
+    if (is_bad) {
+      shared.v_ring.wait_full(kv_at);
+      add_slowly(p, shared, keys, thread);
     }
-#line 102
+#line 85
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3370,9 +3328,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       const i32 first_number = (keys.sequence * p.heads_q + keys.head * p.group) * p.q_tiles;
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-#line 115
+#line 98
         spread_columns(scores, shared.lse(at), thread);
-#line 120
+#line 103
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
       // dQ_i from registers to shared memory, from where the copy engine adds it to the sum.
@@ -3384,7 +3342,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       const auto add_to_sum = [&](i32 number) {
         fence_proxy_async_shared();
         warp_sync();
-        if (thread.lane == 0) {
+        if (thread.lane == 0 && !is_bad) {
           float* const sum = p.dq_accum + static_cast<i64>(number) * Share::tile_floats + Share::warp_begin(out_warp);
           bulk_reduce_add(sum, out, Share::warp_floats(consumer) * 4);
           bulk_commit();
@@ -3398,7 +3356,6 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
                                        Share::by_rows ? shared.k : shared.k.panel(consumer));
       };
 
-      shared.k_ring.wait_full(kv_at);
       Shape::Scores scores;
       shared.q_ring.wait_full(q_at);
       multiply_keys(scores, q_at);
@@ -3430,24 +3387,33 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 178
+#line 160
           exponentials(scores, p.scale_log2);
-#line 187
+#line 169
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 195
+#line 177
           if (strip_is_cut) {
-            for_forbidden<kConfig.tile_q / 2, kScoresEnd>(
-                mask_of(p, keys, step.member), first_q, first_key + warp_key, thread, [&](i32 i) {
-                  scores[i] = float_of(kForbidden);
-                });
+            const auto forbid = [&](i32 i) {
+              scores[i] = float_of(kForbidden);
+            };
+#line 184
+            const Mask mask = mask_of(p, keys, step.member);
+#line 186
+            // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
+            // their dS: in the last tile they are forbidden.
+            if (first_q + kConfig.tile_q <= p.len_q) {
+              for_forbidden<kConfig.tile_q / 2, false>(mask, first_q, first_key + warp_key, thread, forbid);
+            } else {
+              for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
+            }
           }
-#line 205
+#line 198
           round_strip<element_t>(probabilities, scores);
 
-#line 208
+#line 201
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 

@@ -1682,10 +1682,6 @@ struct PanelTile {
   }
 };
 
-struct Floats2 {
-  float first, second;
-};
-
 // The same tile for ordinary accesses, where shared memory begins at `base`.
 template <class Tile>
 struct SharedPanels {
@@ -1701,11 +1697,6 @@ struct SharedPanels {
     return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
   }
   FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
-  // An element of an even column and its neighbour.
-  FLASHGEN_DEVICE Floats2 pair(i32 row, i32 column) const {
-    const u32 word = reinterpret_cast<const u32&>(at_element(row, column));
-    return {to_float(T{static_cast<u16>(word)}), to_float(T{static_cast<u16>(word >> 16)})};
-  }
   FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
     at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
   }

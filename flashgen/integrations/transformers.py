@@ -100,11 +100,13 @@ def _documents(masking_utils: Any, mask_function: Any) -> tuple[Any, Any]:
     Positions within a document differ as those of the whole row do, so what holds of these is no other mask.
     """
     parts = _parts(masking_utils.and_masks, mask_function).get("mask_functions", ())
-    if len(parts) == 2:
-        packed = _parts(masking_utils.packed_sequence_mask_function, parts[0])
-        within = _parts(masking_utils.remap_positions_for_packed_sequence, parts[1])
-        if packed and within:
-            return packed["packed_sequence_mask"], within["mask_function"]
+    for part, other in (parts, parts[::-1]) if len(parts) == 2 else ():
+        packed = _parts(masking_utils.packed_sequence_mask_function, part)
+        if packed:
+            # Earlier releases take positions as they are.
+            remap = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+            within = {} if remap is None else _parts(remap, other)
+            return packed["packed_sequence_mask"], within.get("mask_function", other)
     return None, mask_function
 
 

@@ -40,6 +40,7 @@ _TABLE = {
         3,
         2,
         "dK and dV take half of the registers, which leaves them for 64 queries",
+        registers=(40, 232),
         listing_registers=(40, 232),
     ),
     (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
@@ -132,7 +133,7 @@ class _Common:
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),
             ),
-            params=params.MAIN_SM90,
+            params=params.MAIN_SM90 if mask.is_full else params.MAIN_SM90_MASKED,
             smem=self._smem(),
             over="kv",
             boxes=(

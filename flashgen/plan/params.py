@@ -71,17 +71,25 @@ def _sm90(*scales: str) -> ParamTable:
 
 FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
-#: Backward by the copy engine; products with keys bring gradients of both out by it.
-MAIN_SM90 = _table(
-    (),
-    (),
-    row_reads=("row_stats",),
-    row_writes=("dq_accum",),
-    sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles"),
-    scales=("scale", "scale_log2"),
-    maps=("q", "k", "v", "dout", "dk", "dv"),
-    counts=("counter",),
-)
+
+
+def _main_sm90(*reads: str) -> ParamTable:
+    """Backward by the copy engine; ``reads`` are for what it cannot do."""
+    return _table(
+        reads,
+        (),
+        row_reads=("row_stats",),
+        row_writes=("dq_accum",),
+        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles"),
+        scales=("scale", "scale_log2"),
+        maps=("q", "k", "v", "dout", "dk", "dv"),
+        counts=("counter",),
+    )
+
+
+MAIN_SM90 = _main_sm90()
+#: Where a mask cuts tiles.
+MAIN_SM90_MASKED = _main_sm90("q", "dout")
 
 
 def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), scales: tuple[str, ...] = ()) -> ParamTable:

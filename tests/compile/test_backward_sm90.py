@@ -32,9 +32,8 @@ SAMPLE: list[Build] = [((128, 128), "causal", "bf16"), ((64, 64), "full", "fp16"
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
 #: Where a mask leaves holes, the producer has too few registers to look for them in.
 PRODUCER_SPILLS = {(dims, name) for dims in ((64, 64), (128, 128)) for name in ("documents", "bias, documents")}
-#: Bytes that leave the registers elsewhere: where bad keys are worked on, or in the loop, LOOP_SPILLS says how often.
-SPILLS = {**{build: 24 for build in BUILDS if build[0] == (96, 96)}, ((64, 64), "causal", "fp16"): 48}
-LOOP_SPILLS = {((64, 64), "causal", "fp16"): 12, ((64, 64), "bias, documents", "bf16"): 50}
+#: How many instructions of the loop are about registers that have left for local memory.
+LOOP_SPILLS = {((64, 64), "causal", "fp16"): 5, ((64, 64), "bias, documents", "bf16"): 64}
 
 
 def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
@@ -78,9 +77,10 @@ def test_products_wait_for_each_other_nowhere_but_once(dims: tuple[int, int], na
     assert found.resources.static_smem_bytes == 0
 
 
-@each([build for build in BUILT if build[:2] not in PRODUCER_SPILLS])
-def test_no_more_spills_than_is_known(dims: tuple[int, int], name: str, dtype: str) -> None:
-    assert compiled(dims, name, dtype).resources.spill_bytes <= SPILLS.get((dims, name, dtype), 0)
+@each([build for build in BUILT if build[:2] not in PRODUCER_SPILLS and build not in LOOP_SPILLS])
+def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
+    found = compiled(dims, name, dtype).resources
+    assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 
 
 @each(BUILT)

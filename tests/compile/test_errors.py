@@ -6,7 +6,8 @@ import pytest
 
 from flashgen.arch import get_arch
 from flashgen.compile import compile_ptx, compile_source
-from flashgen.errors import CompileError
+from flashgen.compile.registers import require_registers
+from flashgen.errors import CompileError, SerialisedError
 from flashgen.plan.model import Constant
 from flashgen.render import KernelSource, templates_dir
 
@@ -148,6 +149,10 @@ def test_wgmma_that_the_assembler_serialises_is_an_error(source: Source) -> None
   o[thread_idx()] = d[0] + d[1] + d[2] + d[3];
 }
 """
-    message = failure(source(TOP + kernel, arch=get_arch("sm_90a")))
+    made = source(TOP + kernel, arch=get_arch("sm_90a"))
+    binary = compile_source(made)
+    with pytest.raises(SerialisedError) as error:
+        require_registers(made.plan, binary)
+    message = str(error.value)
     assert "wait for each other" in message
     assert "(C75" in message

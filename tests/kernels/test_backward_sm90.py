@@ -22,7 +22,18 @@ from flashgen.plan.backward_sm90 import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Mode, expect, run_case
 from flashgen.verify.trial import ORDERS
-from tests.kernels.test_forward_sm90 import CASES, LEVEL, LOGITS, LONGEST, NAME, OTHER, drawn_case, drawn_mode, launches
+from tests.kernels.test_forward_sm90 import (
+    CASES,
+    IDS,
+    LEVEL,
+    LOGITS,
+    LONGEST,
+    NAME,
+    OTHER,
+    drawn_case,
+    drawn_mode,
+    launches,
+)
 from tests.kernels.test_forward_sm90 import SPECS as FORWARD_SPECS
 
 DIMS = [dim for dim, _ in HEAD_DIMS]
@@ -241,6 +252,38 @@ def test_a_bad_value_stays_where_it_is_attended_to(dim: int, name: str) -> None:
 @pytest.mark.parametrize(("dim", "name"), [(64, "causal"), (96, "window"), (128, "documents")])
 def test_a_bad_key_stays_where_it_is_attended_to(dim: int, name: str) -> None:
     stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("name", ["top-left", "softcap, top-left", "holes"])
+def test_a_bad_value_that_nobody_attends_to_is_not_seen(name: str, which: str) -> None:
+    """Neither where a mask would allow queries beyond the last to attend to it."""
+    fields = {"top-left": {"mask": fg.causal("top-left")}, "holes": {"mask": fg.causal("top-left") & fg.document(IDS)}}
+    spec = fg.AttentionSpec(64, **fields.get(name, {"mask": fg.causal("top-left"), "score": fg.softcap(3.0)}))
+    random = np.random.default_rng(5)
+    x = {
+        n: random.standard_normal((1, length, 1, 64)).astype(spec.element.numpy())
+        for n, length in (("do", 70), ("q", 70), ("k", 120), ("v", 120))
+    }
+    captured = {n: np.zeros((1, 120), np.int32) for n in spec.tensors} or None
+    x[which][:, 100, 0, 3] = np.nan
+    kernel = built(spec)
+    exact = oracle.backward(spec, x["q"], x["k"], x["v"], x["do"], captured=captured)
+    for gradient, expected in zip(backward(kernel, x, captured), exact, strict=True):
+        assert np.isfinite(expected).all()
+        assert within_rounding(gradient, expected)
+
+
+def test_nothing_of_a_bad_value_is_lost_where_probabilities_vanish() -> None:
+    """Most are 0 in float32; times what is no number they are none either."""
+    spec = fg.AttentionSpec(64, **SPECS["causal"])
+    x = Case("vanishing", 100, 100, fill="huge").inputs(spec)
+    x.v[:, 95, :, 3] = np.nan
+    kernel = built(spec)
+    arrays = (x.q, x.k, x.v)
+    found = kernel.backward(x.do, *arrays, *kernel(*arrays))
+    for gradient, expected in zip(found, oracle.backward(spec, *arrays, x.do), strict=True):
+        assert (np.isfinite(gradient.astype(np.float64)) == np.isfinite(expected)).all()
 
 
 @pytest.mark.skipif(LEVEL == "sample", reason="bad keys are slow where each access is watched")

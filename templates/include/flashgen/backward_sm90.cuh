@@ -170,8 +170,7 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow; of queries beyond the last only if they end, as their scores must be 0 already otherwise. The
-// warp's rows begin at first_key.
+// not allow, and if queries end for those beyond the last. The warp's rows begin at first_key.
 template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
@@ -272,45 +271,25 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
   return warp_any(bad != 0);
 }
 
-// The scalar product of a row of each.
-template <class A, class B>
-FLASHGEN_DEVICE float dot_rows(SharedPanels<A> a, i32 row_a, SharedPanels<B> b, i32 row_b) {
-  static_assert(A::cols == B::cols, "both sum over the same columns");
-  using T = typename A::Element;
+// The scalar product of a row of a tile and one in global memory.
+template <class Tile>
+FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename Tile::Element* other) {
+  using T = typename Tile::Element;
   float total = 0.0f;
 #pragma unroll 1
-  for (i32 c = 0; c < A::cols / 8; ++c) {
-    const Vec16 x = a.chunk(row_a, c), y = b.chunk(row_b, c);
+  for (i32 c = 0; c < Tile::cols / 8; ++c) {
+    const Vec16 x = tile.chunk(row, c), y = reinterpret_cast<const Vec16*>(other)[c];
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
 #pragma unroll
       for (i32 half = 0; half < 2; ++half) {
-        const T left{static_cast<u16>(x.words[w] >> (16 * half))},
-            right{static_cast<u16>(y.words[w] >> (16 * half))};
+        const T left{static_cast<u16>(x.words[w] >> (16 * half))};
+        const T right{static_cast<u16>(y.words[w] >> (16 * half))};
         total = fused_multiply_add(to_float(left), to_float(right), total);
       }
     }
   }
   return total;
-}
-
-// strip += A B for a warp's 16 rows of A from `row` on.
-template <class A, class B, i32 count>
-FLASHGEN_DEVICE void add_product(float (&strip)[count], SharedPanels<A> a, i32 row, SharedPanels<B> b,
-                                 Thread self) {
-#pragma unroll 1
-  for (i32 k = 0; k < A::cols; ++k) {
-    const Thread thread = self.again();
-    const float low = a.element(row + thread.row(), k), high = a.element(row + thread.row() + 8, k);
-#pragma unroll
-    for (i32 n = 0; n < count / 4; ++n) {
-      const Floats2 x = b.pair(k, 8 * n + thread.column());
-      strip[4 * n] = fused_multiply_add(low, x.first, strip[4 * n]);
-      strip[4 * n + 1] = fused_multiply_add(low, x.second, strip[4 * n + 1]);
-      strip[4 * n + 2] = fused_multiply_add(high, x.first, strip[4 * n + 2]);
-      strip[4 * n + 3] = fused_multiply_add(high, x.second, strip[4 * n + 3]);
-    }
-  }
 }
 
 }  // namespace flashgen
