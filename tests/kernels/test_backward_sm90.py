@@ -282,7 +282,6 @@ def test_nothing_of_a_bad_value_is_lost_where_probabilities_vanish() -> None:
         assert (np.isfinite(gradient.astype(np.float64)) == np.isfinite(expected)).all()
 
 
-@pytest.mark.skipif(LEVEL == "sample", reason="bad keys are slow where each access is watched")
 def test_a_bad_key_is_worked_on_without_a_race() -> None:
     stays_where_it_is_attended_to(fg.AttentionSpec(128, **SPECS["causal"]), "k", Mode(race=True), 60)
 
