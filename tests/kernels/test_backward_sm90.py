@@ -6,7 +6,6 @@ Cases are drawn from a seed, the same in every run; DRAWN_CASES says how many, a
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -22,7 +21,18 @@ from flashgen.plan.backward_sm90 import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Mode, expect, run_case
 from flashgen.verify.trial import ORDERS
-from tests.kernels.test_forward_sm90 import CASES, LEVEL, LOGITS, LONGEST, NAME, OTHER, drawn_case, drawn_mode, launches
+from tests.kernels.test_forward_sm90 import (
+    CASES,
+    IDS,
+    LEVEL,
+    LOGITS,
+    LONGEST,
+    NAME,
+    OTHER,
+    drawn_case,
+    drawn_mode,
+    launches,
+)
 from tests.kernels.test_forward_sm90 import SPECS as FORWARD_SPECS
 
 DIMS = [dim for dim, _ in HEAD_DIMS]
@@ -76,9 +86,6 @@ def test_gradients_are_within_their_bounds_and_nothing_is_found(dim: int, name: 
         spec = fg.AttentionSpec(dim, dtype=dtype, **SPECS[name])
         main = built(spec).plan.kernel("main")
         case = drawn_case(random, spec, int(main.constant("tile_q")), int(main.constant("tile_kv")))
-        if case.spoil == "keys":
-            # What works on keys that are not numbers is slow here; a test of its own looks at it.
-            case = replace(case, spoil="nothing")
         by = NAME if case.len_q else OTHER
         check(spec, expect(spec, case, any_values=True), drawn_mode(random), by)
 
@@ -243,7 +250,38 @@ def test_a_bad_key_stays_where_it_is_attended_to(dim: int, name: str) -> None:
     stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
 
 
-@pytest.mark.skipif(LEVEL == "sample", reason="bad keys are slow where each access is watched")
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("name", ["top-left", "softcap, top-left", "holes"])
+def test_a_bad_value_that_nobody_attends_to_is_not_seen(name: str, which: str) -> None:
+    """Neither where a mask would allow queries beyond the last to attend to it."""
+    fields = {"top-left": {"mask": fg.causal("top-left")}, "holes": {"mask": fg.causal("top-left") & fg.document(IDS)}}
+    spec = fg.AttentionSpec(64, **fields.get(name, {"mask": fg.causal("top-left"), "score": fg.softcap(3.0)}))
+    random = np.random.default_rng(5)
+    x = {
+        n: random.standard_normal((1, length, 1, 64)).astype(spec.element.numpy())
+        for n, length in (("do", 70), ("q", 70), ("k", 120), ("v", 120))
+    }
+    captured = {n: np.zeros((1, 120), np.int32) for n in spec.tensors} or None
+    x[which][:, 100, 0, 3] = np.nan
+    kernel = built(spec)
+    exact = oracle.backward(spec, x["q"], x["k"], x["v"], x["do"], captured=captured)
+    for gradient, expected in zip(backward(kernel, x, captured), exact, strict=True):
+        assert np.isfinite(expected).all()
+        assert within_rounding(gradient, expected)
+
+
+def test_nothing_of_a_bad_value_is_lost_where_probabilities_vanish() -> None:
+    """Most are 0 in float32; times what is no number they are none either."""
+    spec = fg.AttentionSpec(64, **SPECS["causal"])
+    x = Case("vanishing", 100, 100, fill="huge").inputs(spec)
+    x.v[:, 95, :, 3] = np.nan
+    kernel = built(spec)
+    arrays = (x.q, x.k, x.v)
+    found = kernel.backward(x.do, *arrays, *kernel(*arrays))
+    for gradient, expected in zip(found, oracle.backward(spec, *arrays, x.do), strict=True):
+        assert (np.isfinite(gradient.astype(np.float64)) == np.isfinite(expected)).all()
+
+
 def test_a_bad_key_is_worked_on_without_a_race() -> None:
     stays_where_it_is_attended_to(fg.AttentionSpec(128, **SPECS["causal"]), "k", Mode(race=True), 60)
 

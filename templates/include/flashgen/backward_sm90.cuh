@@ -170,8 +170,7 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow; of queries beyond the last only if they end, as their scores must be 0 already otherwise. The
-// warp's rows begin at first_key.
+// not allow, and if queries end for those beyond the last. The warp's rows begin at first_key.
 template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
