@@ -3396,15 +3396,24 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
 #line 177
           if (strip_is_cut) {
-            for_forbidden<kConfig.tile_q / 2, true>(
-                mask_of(p, keys, step.member), first_q, first_key + warp_key, thread, [&](i32 i) {
-                  scores[i] = float_of(kForbidden);
-                });
+            const auto forbid = [&](i32 i) {
+              scores[i] = float_of(kForbidden);
+            };
+#line 184
+            const Mask mask = mask_of(p, keys, step.member);
+#line 186
+            // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
+            // their dS: in the last tile they are forbidden.
+            if (first_q + kConfig.tile_q <= p.len_q) {
+              for_forbidden<kConfig.tile_q / 2, false>(mask, first_q, first_key + warp_key, thread, forbid);
+            } else {
+              for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
+            }
           }
-#line 187
+#line 198
           round_strip<element_t>(probabilities, scores);
 
-#line 190
+#line 201
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flashgen.arch import Arch
 from flashgen.plan import params
-from flashgen.plan.forward_sm90 import PANEL, ROWS, STORED_ROWS, WARPGROUP
+from flashgen.plan.forward_sm90 import PANEL, ROWS, STORED_ROWS, WARPGROUP, why_not_hopper
 from flashgen.plan.model import Box, Constant, KernelPlan, ParamTable, Role, SmemMap
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.smem import SmemLayout
@@ -29,8 +29,6 @@ class _Row:
     reason: str
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int] = (24, 240)
-    #: The same where the mask leaves holes, so that the producer looks at tiles for everyone.
-    listing_registers: tuple[int, int] = (24, 240)
 
 
 _TABLE = {
@@ -40,8 +38,7 @@ _TABLE = {
         3,
         2,
         "dK and dV take half of the registers, which leaves them for 64 queries",
-        registers=(40, 232),
-        listing_registers=(40, 232),
+        (40, 232),
     ),
     (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
 }
@@ -50,20 +47,10 @@ HEAD_DIMS = tuple(_TABLE)
 
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """Why a backward pass runs by the kernels for all GPUs instead, in a clause; None where it need not."""
-    if schedule.algorithm == "fa2":
-        return "its schedule says algorithm='fa2'"
-    if not arch.has_wgmma:
-        return f"it needs sm_90a, and this is {arch.name}"
-    if not spec.element.is_half:
-        return f"its tensor-core instructions take fp16 and bf16, and dtype is {spec.dtype!r}"
+    if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
+        return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
         return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in HEAD_DIMS)
-    if access_bytes != 16:
-        return "the copy engine needs tensors aligned to 16 bytes"
-    if spec.dropout:
-        return "it has no dropout"
-    if spec.varlen:
-        return "it takes no packed sequences"
     if spec.deterministic:
         return "its sums of dQ have no fixed order, and deterministic=True"
     if schedule.backward != BackwardSchedule():
@@ -112,7 +99,7 @@ class _Common:
         """dK and dV, and what each tile of keys adds to dQ."""
         row, mask = self.row, self.spec.mask
         has_start = mask.has_upper or not mask.is_band
-        producer, consumer = row.registers if mask.is_band else row.listing_registers
+        producer, consumer = row.registers
         return self._kernel(
             "main",
             "backward_main_sm90.cu.j2",

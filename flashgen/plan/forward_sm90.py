@@ -77,23 +77,31 @@ _TABLE = {
 }
 
 
-def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
-    """Why a spec runs by the kernels for all GPUs instead, in a clause; None where it need not."""
+def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
+    """What keeps either pass from Hopper's kernels, in a clause; None where nothing does."""
     if schedule.algorithm == "fa2":
         return "its schedule says algorithm='fa2'"
     if not arch.has_wgmma:
         return f"it needs sm_90a, and this is {arch.name}"
     if not spec.element.is_half:
         return f"its tensor-core instructions take fp16 and bf16, and dtype is {spec.dtype!r}"
-    if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
-        dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
-        return f"it is made for head_dim {dims}"
     if spec.dropout:
         return "it has no dropout"
     if spec.varlen:
         return "it takes no packed sequences"
-    if access_bytes != 16:
+    # Rows of other head dims may be why the alignment is less, and then it is these that matter.
+    if access_bytes != 16 and (spec.head_dim, spec.head_dim_v) in HEAD_DIMS:
         return "the copy engine needs tensors aligned to 16 bytes"
+    return None
+
+
+def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
+    """Why a spec runs by the kernels for all GPUs instead, in a clause; None where it need not."""
+    if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
+        return reason
+    if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
+        dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
+        return f"it is made for head_dim {dims}"
     if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":
         return f"warps={schedule.warps.kind!r} is a partition of the other kernels"
     if not _is_asked(schedule) and (fault := _fault(spec, schedule, arch)) is not None:
