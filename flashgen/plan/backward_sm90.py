@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flashgen.arch import Arch
 from flashgen.plan import params
+from flashgen.plan.backward_wide_sm90 import WIDE_DIMS, plan_wide_sm90
 from flashgen.plan.forward_sm90 import PANEL, ROWS, STORED_ROWS, WARPGROUP, why_not_hopper
 from flashgen.plan.model import Box, Constant, KernelPlan, ParamTable, Role, SmemMap
 from flashgen.plan.naming import kernel_name
@@ -42,7 +43,9 @@ _TABLE = {
     ),
     (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
 }
-HEAD_DIMS = tuple(_TABLE)
+#: Those of one kernel that keeps dK and dV of its keys and adds to a sum of dQ.
+NARROW_DIMS = tuple(_TABLE)
+HEAD_DIMS = (*NARROW_DIMS, *WIDE_DIMS)
 
 
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
@@ -50,8 +53,9 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
         return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
-        return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in HEAD_DIMS)
-    if spec.deterministic:
+        dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
+        return f"its backward kernels are made for head_dim {dims}"
+    if spec.deterministic and (spec.head_dim, spec.head_dim_v) in NARROW_DIMS:
         return "its sums of dQ have no fixed order, and deterministic=True"
     if schedule.backward != BackwardSchedule():
         return "a schedule for the backward pass is one of the other kernels"
@@ -60,8 +64,10 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
 
 def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> tuple[KernelPlan, ...]:
     """The backward kernels of a spec on Hopper, in the order in which they run."""
-    row = _TABLE[spec.head_dim, spec.head_dim_v]
-    common = _Common(spec, arch, row, schedule if schedule != Schedule() else None)
+    asked = schedule if schedule != Schedule() else None
+    if (spec.head_dim, spec.head_dim_v) in WIDE_DIMS:
+        return plan_wide_sm90(spec, asked, arch)
+    common = _Common(spec, arch, _TABLE[spec.head_dim, spec.head_dim_v], asked)
     return common.prepare(), common.main(), common.finish()
 
 

@@ -92,6 +92,25 @@ MAIN_SM90 = _main_sm90()
 MAIN_SM90_MASKED = _main_sm90("q", "dout")
 
 
+def _wide_sm90(reads: tuple[str, ...], writes: tuple[str, ...], tiles: str) -> ParamTable:
+    """Backward by two kernels: results leave from registers."""
+    return _table(
+        reads,
+        writes,
+        row_reads=("row_stats",),
+        sizes=(*_SIZES, *tiles.split(), "tiles"),
+        scales=("scale", "scale_log2"),
+        maps=("q", "k", "v", "dout"),
+        counts=("counter",),
+    )
+
+
+KEYS_SM90 = _wide_sm90((), ("dk", "dv"), "q_tiles kv_tiles")
+QUERY_SM90 = _wide_sm90((), ("dq",), "q_tiles")
+#: Where a mask cuts tiles.
+QUERY_SM90_MASKED = _wide_sm90(("k",), ("dq",), "q_tiles")
+
+
 def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), scales: tuple[str, ...] = ()) -> ParamTable:
     """The rows of O and dO, and what becomes of them."""
     return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, sizes=("heads_q", "len_q"), scales=scales)
@@ -101,6 +120,7 @@ PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
 #: Rows' statistics besides; how the workspace is cleared differs in nothing.
 PREPARE_SM90 = _prepare("dsum", "row_stats", "dq_accum", reads=("lse", "dlse"), scales=("scale",))
+PREPARE_WIDE_SM90 = _prepare("dsum", "row_stats", reads=("lse", "dlse"), scales=("scale",))
 MAIN = _table(
     ("q", "k", "v", "dout"),
     ("dk", "dv"),

@@ -70,13 +70,16 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     values = {c.name: c.value for c in plan.config}
     if "producer_registers" not in values:
         return
-    owned = "queries" if plan.role == "forward" else "keys"
-    inspects = ", and three look through V" if "inspector" in plan.switches else ""
+    owned = "64 keys each" if plan.role == "main" else "64 queries each"
+    if "p_slots" in values:
+        owned = "dV and dK of the same 64 keys"
+    inspected = "V" if plan.role == "forward" else "K"
+    inspects = f", and three look through {inspected}" if "inspector" in plan.switches else ""
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
     yield (
         f"of 1 warpgroup one warp brings tiles{inspects} ({values['producer_registers']} registers a thread); "
-        f"{consumers} {verb}, 64 {owned} each ({values['consumer_registers']})"
+        f"{consumers} {verb}, {owned} ({values['consumer_registers']})"
     )
 
 

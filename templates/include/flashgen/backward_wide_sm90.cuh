@@ -1,0 +1,178 @@
+// What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take
+// all registers of a consumer each. There are two: one keeps keys and sums dK and dV, one keeps queries and
+// sums dQ.
+#pragma once
+#include "flashgen/backward_sm90.cuh"
+
+namespace flashgen {
+
+// ---- dK and dV. Scores are transposed, and both consumers have all keys of the tile: one sums dV, of the P
+// that it makes and hands on, the other one dK.
+
+struct BackwardKeysConfig {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 q_slots;
+  i32 do_slots;
+  i32 p_slots;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  i32 section_heads;
+  bool sums_first;
+  bool has_lower;
+  bool has_upper;
+};
+
+template <BackwardKeysConfig cfg, class T>
+struct BackwardKeysShape {
+  static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using Scores = Strip<cfg.tile_q>;
+  using RoundedScores = Rounded<cfg.tile_q>;
+
+  static constexpr i32 row_bytes = cfg.tile_q * 4;
+  // P of a warp's keys, and of all.
+  static constexpr i32 part_bytes = kWarpRows * cfg.tile_q * 4;
+  static constexpr i32 p_bytes = 4 * part_bytes;
+  static constexpr u32 warps_each = 4;
+};
+
+// dS = P (dP - D), for dP that D has been taken off from, with P as `write_fragments` left it. Where
+// `has_forbidden`, pairs are looked at, and of a forbidden one nothing of dP is to be seen.
+template <u32 forbidden, i32 count>
+FLASHGEN_DEVICE void multiply_by_fragments(float (&dp)[count], const float* part, bool has_forbidden,
+                                           Thread thread) {
+  float p[count];
+  read_fragments(p, part, thread);
+  if (has_forbidden) {
+    multiply_where_allowed<forbidden>(dp, p);
+  } else {
+    multiply_strips(dp, p);
+  }
+}
+
+// ---- dQ. The rows of scores are queries, 64 of them each consumer's, and tiles of keys go by.
+
+struct BackwardQueryConfig {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 k_slots;
+  i32 v_slots;
+  i32 stats_rows;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  i32 section_heads;
+  bool longest_first;
+  bool has_lower;
+  bool has_upper;
+};
+
+template <BackwardQueryConfig cfg, class T>
+struct BackwardQueryShape {
+  static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
+  static_assert((cfg.k_slots & (cfg.k_slots - 1)) == 0 && (cfg.v_slots & (cfg.v_slots - 1)) == 0,
+                "slots of K and V are counted together");
+  static_assert(cfg.stats_rows == kWarpgroupRows, "each consumer's queries have their statistics together");
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  using Scores = Strip<cfg.tile_kv>;
+  using RoundedScores = Rounded<cfg.tile_kv>;
+  using DQ = Strip<cfg.head_dim>;
+
+  // L and D of a consumer's queries.
+  static constexpr i32 stats_bytes = 2 * kWarpgroupRows * 4;
+  static constexpr u32 consumer_warps = 4 * cfg.consumers;
+};
+
+// A tile of queries as the producer tells of it.
+struct QueryTile {
+  RowTile rows;
+  // Whether some query of it attends to some key.
+  i32 attends;
+};
+
+// A tile of keys as the producer tells of it, where the mask is more than a band.
+struct ListedKeys {
+  i32 tile;
+  // Whether it is the tile of queries' last one.
+  i32 is_last;
+  // Bit i, for consumer i and after these for the whole tile of queries: some pair is not allowed.
+  u32 cut;
+};
+
+// Every row of a strip becomes one value: that of row() or of row() + 8.
+template <i32 count>
+FLASHGEN_DEVICE void spread_rows(float (&strip)[count], const float (&rows)[2]) {
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) strip[i] = rows[i / 2 % 2];
+}
+
+// P = exp(score - L) times the slope of the score, of products whose rows are queries.
+template <class Score, i32 count>
+FLASHGEN_DEVICE void score_slopes(float (&products)[count], const Score& score, float scale,
+                                  const float (&negated_lse_log2)[2], i32 first_q, i32 first_key,
+                                  Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) {
+    const i32 h = i / 2 % 2;
+    const ScoreAndSlope of = score.value_and_slope(products[i] * scale, q + 8 * h, key + 8 * (i / 4) + i % 2);
+    products[i] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[h])) * of.slope;
+  }
+}
+
+// ---- Bad values, see contain.cuh. Several warps share a tile: each has four rows of every 4 * `warps`.
+
+template <i32 warps>
+FLASHGEN_DEVICE bool is_row_of_warp(i32 row, i32 warp) {
+  return row / 4 % warps == warp;
+}
+
+// Calls `visit(chunk)` for the chunks of the warp's rows.
+template <class Tile, i32 warps, class Visit>
+FLASHGEN_DEVICE void for_chunks_of_warp(u8* tile, i32 warp, Thread thread, const Visit& visit) {
+#pragma unroll 1
+  for (i32 row = 4 * warp + thread.lane / 8; row < Tile::rows; row += 4 * warps) {
+    u8* const chunks = tile + row * kPanelBytes + thread.lane % 8 * kChunkBytes;
+#pragma unroll 2
+    for (i32 panel = 0; panel < Tile::panels; ++panel)
+      visit(*reinterpret_cast<Vec16*>(chunks + panel * Tile::panel_stride));
+  }
+}
+
+// Whether a lane's chunks hold NaN or infinities.
+template <class Tile, i32 warps>
+FLASHGEN_DEVICE bool holds_bad_values(u8* tile, i32 warp, Thread thread) {
+  u32 bad = 0;
+  for_chunks_of_warp<Tile, warps>(tile, warp, thread, [&](const Vec16& chunk) {
+    const Vec16 read = chunk;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(read.words[w]);
+  });
+  return bad != 0;
+}
+
+// Puts 0 for them.
+template <class Tile, i32 warps>
+FLASHGEN_DEVICE void clear_bad_values(u8* tile, i32 warp, Thread thread) {
+  for_chunks_of_warp<Tile, warps>(tile, warp, thread, [&](Vec16& chunk) {
+#pragma unroll 1
+    for (i32 w = 0; w < 4; ++w) {
+      u32& word = chunk.words[w];
+      word &= ~((signs_of_bad<typename Tile::Element>(word) >> 15) * 0xffffu);
+    }
+  });
+}
+
+}  // namespace flashgen
