@@ -133,7 +133,7 @@ class _Common:
                 Constant(
                     "sums_first",
                     row.sums_first or not self._scales,
-                    "a step's sum is issued before what the next one begins with",
+                    "a step's sum is issued before the next step",
                 ),
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),
