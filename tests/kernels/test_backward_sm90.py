@@ -35,7 +35,7 @@ from tests.kernels.test_forward_sm90 import (
 )
 from tests.kernels.test_forward_sm90 import SPECS as FORWARD_SPECS
 
-DIMS = [dim for dim, _ in HEAD_DIMS]
+DIMS = sorted({dim for dim, _ in HEAD_DIMS})
 SLOPES = np.array([0.5, 0.25, 0.1, 1], np.float32)
 BIAS = np.random.default_rng(1).standard_normal((2, 1, LONGEST, LONGEST)).astype(np.float32)
 
@@ -48,9 +48,9 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 #: A developer's run takes each of these for one width, which is another one for each.
 DRAWN = [
-    (dim, name)
+    (dims, name)
     for number, name in enumerate(SPECS)
-    for dim in (DIMS if LEVEL != "sample" else [DIMS[number % len(DIMS)]])
+    for dims in (HEAD_DIMS if LEVEL != "sample" else [HEAD_DIMS[number % len(HEAD_DIMS)]])
 ]
 
 
@@ -78,12 +78,12 @@ def check(spec: fg.AttentionSpec, expected: Expectation, mode: Mode = Mode(), by
 # ---- Shapes, masks and orders
 
 
-@pytest.mark.parametrize(("dim", "name"), DRAWN)
-def test_gradients_are_within_their_bounds_and_nothing_is_found(dim: int, name: str) -> None:
-    random = Random(f"{dim} {name}")
+@pytest.mark.parametrize(("dims", "name"), DRAWN)
+def test_gradients_are_within_their_bounds_and_nothing_is_found(dims: tuple[int, int], name: str) -> None:
+    random = Random(f"{dims} {name}")
     for number in range(CASES):
-        dtype = ("bf16", "fp16")[(DIMS.index(dim) + list(SPECS).index(name) + number) % 2]
-        spec = fg.AttentionSpec(dim, dtype=dtype, **SPECS[name])
+        dtype = ("bf16", "fp16")[(HEAD_DIMS.index(dims) + list(SPECS).index(name) + number) % 2]
+        spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], dtype=dtype, **SPECS[name])
         main = built(spec).plan.kernel("main")
         case = drawn_case(random, spec, int(main.constant("tile_q")), int(main.constant("tile_kv")))
         by = NAME if case.len_q else OTHER
@@ -113,6 +113,28 @@ def test_every_order_of_warps_gives_the_same_bits_of_dk_and_dv(name: str, race: 
         assert done == {NAME}
         assert [a.tobytes() for a in again[1:]] == [b.tobytes() for b in first[1:]]
         assert all(result.check.ok for result in expected.judge((o, lse, *again)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("dims", "name"), [((256, 256), "causal"), ((192, 128), "documents")][: 1 if LEVEL == "sample" else 2]
+)
+def test_every_order_of_warps_gives_the_same_bits_where_each_sum_is_one_warps(
+    dims: tuple[int, int], name: str, order: Any
+) -> None:
+    spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], deterministic=True, **SPECS[name])
+    expected = expect(spec, Case("several tiles", 150, 200, heads=2))
+    kernel = built(spec)
+    x, captured = expected.inputs, expected.captured or None
+    o, lse = kernel(x.q, x.k, x.v, captured=captured)
+    arrays = (x.do, x.q, x.k, x.v, o, lse)
+    first = kernel.backward(*arrays, captured=captured)
+    for role in ("main", "query"):
+        with launches(kernel, Mode(order, 7, race=True), role) as done:
+            again = kernel.backward(*arrays, captured=captured)
+        assert done == {NAME}
+        assert [a.tobytes() for a in again] == [b.tobytes() for b in first]
+    assert all(result.check.ok for result in expected.judge((o, lse, *first)))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +267,9 @@ def test_a_bad_value_stays_where_it_is_attended_to(dim: int, name: str) -> None:
     stays_where_it_is_attended_to(spec, "v", Mode("random", seed=dim), 200)
 
 
-@pytest.mark.parametrize(("dim", "name"), [(64, "causal"), (96, "window"), (128, "documents")])
+@pytest.mark.parametrize(
+    ("dim", "name"), [(64, "causal"), (96, "window"), (128, "documents"), (192, "documents"), (256, "causal")]
+)
 def test_a_bad_key_stays_where_it_is_attended_to(dim: int, name: str) -> None:
     stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
 
@@ -282,11 +306,14 @@ def test_nothing_of_a_bad_value_is_lost_where_probabilities_vanish() -> None:
         assert (np.isfinite(gradient.astype(np.float64)) == np.isfinite(expected)).all()
 
 
-def test_a_bad_key_is_worked_on_without_a_race() -> None:
-    stays_where_it_is_attended_to(fg.AttentionSpec(128, **SPECS["causal"]), "k", Mode(race=True), 60)
+@pytest.mark.parametrize(("dim", "role"), [(128, "main"), (256, "query")])
+def test_a_bad_key_is_worked_on_without_a_race(dim: int, role: str) -> None:
+    stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS["causal"]), "k", Mode(race=True), 60, role)
 
 
-def stays_where_it_is_attended_to(spec: fg.AttentionSpec, which: str, mode: Mode, length: int) -> None:
+def stays_where_it_is_attended_to(
+    spec: fg.AttentionSpec, which: str, mode: Mode, length: int, role: str = "main"
+) -> None:
     kernel = built(spec)
     dtype, random = spec.element.numpy(), np.random.default_rng(5)
     x = {n: random.standard_normal((1, length, 2, spec.head_dim)).astype(dtype) for n in ("do", "q", "k", "v")}
@@ -295,7 +322,7 @@ def stays_where_it_is_attended_to(spec: fg.AttentionSpec, which: str, mode: Mode
     bad = {length // 3: np.nan, length // 2: np.inf}
     for key, value in bad.items():
         x[which][:, key, 0, 3] = value
-    with launches(kernel, mode, "main") as done:
+    with launches(kernel, mode, role) as done:
         found = backward(kernel, x, captured)
     assert done == {NAME}
     allowed = oracle.Rules(spec, oracle.problem.read_problem(spec, x["q"], x["k"], x["v"])).allowed(0, 0)

@@ -132,30 +132,31 @@ FLASHGEN_DEVICE void score_slopes(float (&products)[count], const Score& score, 
   }
 }
 
-// ---- Bad values, see contain.cuh. Several warps share a tile: each has four rows of every 4 * `warps`.
+// ---- Bad values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a row's 16
+// bytes, so that a column's values are one warp's.
 
-template <i32 warps>
-FLASHGEN_DEVICE bool is_row_of_warp(i32 row, i32 warp) {
-  return row / 4 % warps == warp;
+template <class T, i32 warps>
+FLASHGEN_DEVICE bool is_column_of_warp(i32 column, i32 warp) {
+  constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  return column / elements % warps == warp;
 }
 
-// Calls `visit(chunk)` for the chunks of the warp's rows.
-template <class Tile, i32 warps, class Visit>
-FLASHGEN_DEVICE void for_chunks_of_warp(u8* tile, i32 warp, Thread thread, const Visit& visit) {
+// Calls `visit(chunk)` for those of the warp's chunks that are the lane's, in shared memory from `base` on.
+template <i32 warps, class Tile, class Visit>
+FLASHGEN_DEVICE void for_chunks_of_warp(u8* base, Tile tile, i32 warp, Thread thread, const Visit& visit) {
 #pragma unroll 1
-  for (i32 row = 4 * warp + thread.lane / 8; row < Tile::rows; row += 4 * warps) {
-    u8* const chunks = tile + row * kPanelBytes + thread.lane % 8 * kChunkBytes;
+  for (i32 chunk = warp; chunk < 8 * Tile::panels; chunk += warps) {
 #pragma unroll 2
-    for (i32 panel = 0; panel < Tile::panels; ++panel)
-      visit(*reinterpret_cast<Vec16*>(chunks + panel * Tile::panel_stride));
+    for (i32 row = thread.lane; row < Tile::rows; row += kWarpSize)
+      visit(*reinterpret_cast<Vec16*>(base + (tile.chunk_at(row, chunk) - shared_address(base))));
   }
 }
 
 // Whether a lane's chunks hold NaN or infinities.
-template <class Tile, i32 warps>
-FLASHGEN_DEVICE bool holds_bad_values(u8* tile, i32 warp, Thread thread) {
+template <i32 warps, class Tile>
+FLASHGEN_DEVICE bool holds_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
   u32 bad = 0;
-  for_chunks_of_warp<Tile, warps>(tile, warp, thread, [&](const Vec16& chunk) {
+  for_chunks_of_warp<warps>(base, tile, warp, thread, [&](const Vec16& chunk) {
     const Vec16 read = chunk;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(read.words[w]);
@@ -164,9 +165,9 @@ FLASHGEN_DEVICE bool holds_bad_values(u8* tile, i32 warp, Thread thread) {
 }
 
 // Puts 0 for them.
-template <class Tile, i32 warps>
-FLASHGEN_DEVICE void clear_bad_values(u8* tile, i32 warp, Thread thread) {
-  for_chunks_of_warp<Tile, warps>(tile, warp, thread, [&](Vec16& chunk) {
+template <i32 warps, class Tile>
+FLASHGEN_DEVICE void clear_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
+  for_chunks_of_warp<warps>(base, tile, warp, thread, [&](Vec16& chunk) {
 #pragma unroll 1
     for (i32 w = 0; w < 4; ++w) {
       u32& word = chunk.words[w];

@@ -1,0 +1,123 @@
+"""The backward kernels for Hopper of wide heads as machine code: nothing of a loop spills, products are as many as the
+plan says, and exponentials run while products do.
+
+A developer's run compiles a few specs; DRAWN_CASES=ci or nightly compiles all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from flashgen.cache import default_cache
+from flashgen.compile import Binary, compile_source, disassemble
+from flashgen.plan import plan
+from flashgen.plan.backward_wide_sm90 import WIDE_DIMS
+from flashgen.plan.model import KernelPlan
+from flashgen.render import render
+from tests.compile.test_backward_sm90 import is_product, products
+from tests.compile.test_forward_sm90 import CASES, operation
+
+#: head_dim and head_dim_v, spec, dtype, role.
+Build = tuple[tuple[int, int], str, str, str]
+BUILDS: list[Build] = [
+    (dims, name, dtype, role)
+    for dims, name, dtype, role in product(WIDE_DIMS, CASES, ("bf16", "fp16"), ("main", "query"))
+    if dtype == "bf16" or name in ("full", "causal")
+]
+SAMPLE: list[Build] = [((256, 256), "causal", "bf16", role) for role in ("main", "query")]
+BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
+each = pytest.mark.parametrize(
+    "build", BUILT, ids=["x".join(map(str, dims)) + f" {' '.join(rest)}" for dims, *rest in BUILT]
+)
+#: Where a mask leaves holes, the producer has too few registers to look for them in.
+PRODUCER_SPILLS = {((256, 256), name, "query") for name in ("documents", "bias, documents")}
+
+
+def kernel_of(build: Build) -> KernelPlan:
+    dims, name, dtype, role = build
+    spec = replace(CASES[name], head_dim=dims[0], head_dim_v=dims[1], dtype=dtype)
+    return plan(spec, None, "sm_90a").kernel(role)
+
+
+@cache
+def compiled(build: Build) -> Binary:
+    return default_cache().get_or_compile(render(kernel_of(build)), compile_source)[0]
+
+
+@cache
+def machine_code(build: Build) -> list[str]:
+    """One instruction a line, without predicates."""
+    text = disassemble(compiled(build).image)
+    if text is None:
+        pytest.skip("no disassembler reads this cubin")
+    return [operation(line) for line in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)]
+
+
+@each
+def test_products_wait_for_each_other_nowhere(build: Build) -> None:
+    assert not re.findall(r"C75\d\d", compiled(build).log)
+
+
+@each
+def test_nothing_spills(build: Build) -> None:
+    found = compiled(build).resources
+    if (build[0], build[1], build[3]) in PRODUCER_SPILLS:
+        assert found.spill_bytes
+    else:
+        assert (found.spill_bytes, found.stack_bytes) == (0, 0)
+
+
+@each
+def test_nothing_of_the_loop_has_memory_of_its_own(build: Build) -> None:
+    lines = machine_code(build)
+    first, last = products(lines)
+    assert not [line for line in lines[first:last] if re.match(r"(LDL|STL)\b", line)]
+
+
+@each
+def test_there_are_as_many_products_as_the_plan_says(build: Build) -> None:
+    (dim, dim_v), role, kernel = build[0], build[3], kernel_of(build)
+    queries, keys = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
+    pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
+    found = Counter(match.groups() for line in machine_code(build) if (match := pattern.search(line)))
+    wanted: Counter[tuple[str, str]] = Counter()
+    # S and dP of the first step, and of the next one; the sums of a step, and of the last one.
+    wanted[str(queries if role == "main" else keys), "gdesc"] += 2 * (dim + dim_v) // 16
+    if role == "main":
+        wanted[str(dim_v), "R"] += 2 * queries // 16
+        wanted[str(dim), "R"] += 2 * queries // 16
+    else:
+        wanted[str(dim), "R"] += 2 * keys // 16
+    assert found == wanted
+    assert sum(is_product(line) for line in machine_code(build)) == sum(found.values())
+
+
+@each
+def test_exponentials_run_while_something_is_multiplied(build: Build) -> None:
+    """Where dQ is made, dP is issued in front of them and waited for behind them."""
+    if build[3] == "main":
+        pytest.skip("there they run while the other consumer's products do")
+    lines = machine_code(build)
+    first, last = products(lines)
+    exponentials = [i for i in range(first, last) if lines[i].startswith("MUFU.EX2")]
+    waits = [i for i in range(first, last) if lines[i].startswith("WARPGROUP.DEPBAR")]
+    assert len(exponentials) >= 2 * 64 * int(kernel_of(build).constant("tile_kv")) // 128
+    for i in exponentials:
+        before = [lines[wait] for wait in waits if wait < i]
+        assert before
+        assert before[-1].endswith("0x1")
+
+
+def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
+    assert {build[0] for build in BUILDS} == set(WIDE_DIMS)
+    assert set(SAMPLE) <= set(BUILDS)
+    for role in ("main", "query"):
+        switches = frozenset().union(*(kernel_of(build).switches for build in BUILDS if build[3] == role))
+        assert switches >= {"masked", "listed", "scales", "score"}
