@@ -57,11 +57,15 @@ _TABLE = {
     ),
 }
 WIDE_DIMS = tuple(_TABLE)
+#: Where a mask leaves holes and the table's tile of keys would not leave registers to evaluate it.
+_LISTED = {(256, 256): _Query(48, 2, 2, "fewer keys, as a mask with holes takes registers")}
 
 
 def plan_wide_sm90(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> tuple[KernelPlan, ...]:
     """The backward kernels of a spec with wide heads on Hopper, in the order in which they run."""
     keys, query = _TABLE[spec.head_dim, spec.head_dim_v]
+    if not spec.mask.is_band:
+        query = _LISTED.get((spec.head_dim, spec.head_dim_v), query)
     common = _Common(spec, schedule, arch)
     return common.prepare(keys), common.main(keys), common.query(query, keys.tile_q)
 

@@ -37,7 +37,7 @@ each = pytest.mark.parametrize(
     "build", BUILT, ids=["x".join(map(str, dims)) + f" {' '.join(rest)}" for dims, *rest in BUILT]
 )
 #: Where a mask leaves holes, the producer has too few registers to look for them in.
-PRODUCER_SPILLS = {((256, 256), name, "query") for name in ("documents", "bias, documents")}
+PRODUCER_SPILLS = {"documents", "bias, documents"}
 
 
 def kernel_of(build: Build) -> KernelPlan:
@@ -68,8 +68,8 @@ def test_products_wait_for_each_other_nowhere(build: Build) -> None:
 @each
 def test_nothing_spills(build: Build) -> None:
     found = compiled(build).resources
-    if (build[0], build[1], build[3]) in PRODUCER_SPILLS:
-        assert found.spill_bytes
+    if build[3] == "query" and build[1] in PRODUCER_SPILLS:
+        assert 0 < found.spill_bytes <= 32
     else:
         assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 
