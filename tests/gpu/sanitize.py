@@ -31,6 +31,7 @@ SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
     (fg.AttentionSpec(64, dtype="fp32", mask=fg.causal()), None),
     (fg.AttentionSpec(256, mask=fg.causal()), None),
     (fg.AttentionSpec(192, head_dim_v=128, dtype="fp16", mask=fg.causal()), None),
+    (fg.AttentionSpec(256, mask=fg.causal() & fg.document(IDS), score=fg.softcap(3.0), deterministic=True), None),
     (fg.AttentionSpec(128, mask=fg.causal()), fg.Schedule(algorithm="fa2")),
     (fg.AttentionSpec(128, mask=fg.causal()), fg.Schedule(softmax="running-max")),
     (fg.AttentionSpec(128, mask=fg.causal() & fg.document(IDS), score=fg.softcap(3.0)), None),

@@ -80,6 +80,12 @@ def test_a_score_is_applied_and_differentiated(name: str, judge: Any) -> None:
     check(spec, judge)
 
 
+@pytest.mark.parametrize(("mask", "score"), [("documents", "everything"), ("blocks", "bias"), ("global", "sink")])
+@pytest.mark.parametrize("head_dim", [192, 256])
+def test_wide_heads_obey_masks_and_scores(head_dim: int, mask: str, score: str, judge: Any) -> None:
+    check(fg.AttentionSpec(head_dim, mask=MASKS[mask](device), score=SCORES[score](device)), judge)
+
+
 @pytest.mark.parametrize("name", ["alibi", "bias", "relative", "everything"])
 def test_gradients_of_captured_tensors_have_the_same_bits_in_a_hundred_runs(name: str) -> None:
     spec = fg.AttentionSpec(64, mask=fg.causal(), score=SCORES[name](device), deterministic=True)

@@ -22,6 +22,7 @@ SPECS = [
     fg.AttentionSpec(96, dtype="bf16", mask=fg.causal("top-left")),
     fg.AttentionSpec(256, dtype="bf16", mask=fg.causal()),
     fg.AttentionSpec(192, head_dim_v=128, dtype="bf16", mask=fg.causal()),
+    fg.AttentionSpec(192, dtype="fp16", mask=fg.window(50, 20), deterministic=True),
     fg.AttentionSpec(40, dtype="fp16", mask=fg.window(30, 0), deterministic=True),
     fg.AttentionSpec(16, dtype="bf16"),
     fg.AttentionSpec(80, head_dim_v=48, dtype="fp16", mask=fg.causal() & fg.window(64, None, align="top-left")),

@@ -36,11 +36,11 @@ def test_rows_without_keys_are_empty_and_have_no_gradient(make: Any, verify: Any
 
 
 @pytest.mark.parametrize(("len_q", "len_kv"), [(0, 5), (5, 0), (0, 0), (1, 1), (1, 300), (300, 1)])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, False), (64, True), (256, False)])
 def test_short_problems_write_every_output(
-    len_q: int, len_kv: int, deterministic: bool, make: Any, verify: Any
+    len_q: int, len_kv: int, head_dim: int, deterministic: bool, make: Any, verify: Any
 ) -> None:
-    spec = fg.AttentionSpec(64, dtype="bf16", mask=fg.causal(), deterministic=deterministic)
+    spec = fg.AttentionSpec(head_dim, dtype="bf16", mask=fg.causal(), deterministic=deterministic)
     for result in verify(spec, *problem(make, spec, len_q, len_kv)):
         assert not torch.isnan(result).any()
 
@@ -140,7 +140,7 @@ def test_the_forward_pass_is_bitwise_reproducible(spec: fg.AttentionSpec, make: 
         assert all(torch.equal(a, b) for a, b in zip(kernel(q, k, v), first, strict=True))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_deterministic_backward_pass_is_bitwise_reproducible(head_dim: int, make: Any) -> None:
     spec = fg.AttentionSpec(head_dim, dtype="bf16", mask=fg.causal(), deterministic=True)
     q, k, v, do = problem(make, spec, 1000, 1100, heads=8, heads_kv=2)

@@ -354,10 +354,10 @@ def backward(kernel: fg.Kernel, x: dict[str, Any], captured: Any) -> Any:
 # ---- Gradients of captured tensors
 
 
-@pytest.mark.parametrize("name", ["slopes", "bias", "sink"])
-def test_gradients_of_captured_tensors_come_with_the_others(name: str) -> None:
+@pytest.mark.parametrize(("dim", "name"), [(64, "slopes"), (64, "bias"), (64, "sink"), (256, "slopes")])
+def test_gradients_of_captured_tensors_come_with_the_others(dim: int, name: str) -> None:
     score = {"slopes": fg.alibi(SLOPES), "bias": fg.bias(BIAS[:, :, :70, :150]), "sink": fg.sink(LOGITS)}[name]
-    spec = fg.AttentionSpec(64, mask=fg.causal(), score=score)
+    spec = fg.AttentionSpec(dim, mask=fg.causal(), score=score)
     x = Case("captured", 70, 150, batch=2, heads=4, heads_kv=2).inputs(spec)
     kernel = built(spec)
     with launches(kernel, Mode(), "main") as done:
