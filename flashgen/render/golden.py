@@ -55,6 +55,8 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(128, mask=causal(), direction="forward"), "sm_90a", ("forward",)),
     # Its backward pass.
     Golden(AttentionSpec(128, mask=causal()), "sm_90a", ("main", "finish")),
+    # That of wide heads: dK and dV by one kernel, dQ by another.
+    Golden(AttentionSpec(256, mask=causal()), "sm_90a", ("main", "query")),
     # The forward pass for smaller heads, without a mask.
     Golden(AttentionSpec(64, mask=full(), direction="forward"), "sm_90a", ("forward",)),
     # The same with packed documents, between whose tiles there are holes, and a score.
