@@ -2657,6 +2657,7 @@ struct BackwardSm90Config {
   i32 q_slots;
   i32 do_slots;
   i32 ds_slots;
+  i32 sum_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -2709,6 +2710,8 @@ struct BackwardSm90Shape {
   // A warp's rows of dK and dV.
   using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
   using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
+  // A warp's share of dQ, when it is finished.
+  using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
   using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
 
   using Scores = Strip<cfg.tile_q>;
@@ -2735,6 +2738,21 @@ struct alignas(16) ListedQueries {
   i32 is_last;
   // Bit i, for consumer i: some pair is not allowed.
   u32 cut;
+};
+
+// Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
+struct alignas(32) SumPart {
+  // Where the results go.
+  i32 column;
+  i32 row;
+  i32 head;
+  i32 sequence;
+  // The sum, if another head is still to have its place.
+  float* to_clear;
+  // Its size; 0 if there are no more.
+  u32 bytes;
+  // Of the tile's.
+  u32 is_last;
 };
 
 // Every row of a strip becomes `columns`, which are one float for each column.
@@ -2870,24 +2888,23 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&dq)[count], const float* part, Thread thread) {
+// Rounds a part, as many columns of 16 rows, into a tile in shared memory.
+template <class Tile>
+FLASHGEN_DEVICE void finish_part(Tile rows, const float* part, i32 columns, float scale, Thread thread) {
+  using T = typename Tile::Element;
+#pragma unroll 1
+  for (i32 n = 0; n < columns / 8; n += 2) {
+    u32 words[4];
 #pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+    for (i32 i = 0; i < 2; ++i) {
+      const Vec16 four = reinterpret_cast<const Vec16*>(part)[(n + i) * kWarpSize + thread.lane];
 #pragma unroll
-    for (i32 e = 0; e < 4; ++e) dq[4 * n + e] = float_of(four.words[e]);
+      for (i32 h = 0; h < 2; ++h)
+        words[2 * i + h] =
+            pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
+    }
+    stmatrix_x4(rows.chunk_at(thread.lane % 16, n + thread.lane / 16), words);
   }
-}
-
-// A warp's part of dQ, as the tensor type: `columns` of rows from `row` on.
-template <i32 columns, class T>
-FLASHGEN_DEVICE void finish_part(const float* part, GlobalRows<T> results, i32 row, float scale,
-                                 Thread thread) {
-  Strip<columns> dq;
-  read_fragments(dq, part, thread);
-  const float scales[2] = {scale, scale};
-  write_strip<T, columns>(results, row, dq, scales, thread);
 }
 
 // ---- Bad values, see contain.cuh
@@ -2972,6 +2989,17 @@ struct BackwardKeysShape {
   static constexpr i32 p_bytes = 4 * part_bytes;
   static constexpr u32 warps_each = 4;
 };
+
+// What `write_fragments` has left.
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+  }
+}
 
 // dS = P (dP - D), for dP that D has been taken off from, with P as `write_fragments` left it. Where
 // `has_forbidden`, pairs are looked at, and of a forbidden one nothing of dP is to be seen.
@@ -3135,14 +3163,11 @@ struct Params {
   TensorMap k_map;
   TensorMap v_map;
   TensorMap dout_map;
+  TensorMap row_stats_map;
   element_t* dk;
   element_t* dv;
-  // of each tile of queries what its rows subtract from their logits, then their D, negated
-  const float* row_stats;
-  // tiles given out, then blocks that are done; 0 between launches
-  u32* counter;
-  // strides are in elements
-  i64 dk_batch;
+  u32* counter;  // tiles given out, then blocks that are done; 0 between launches
+  i64 dk_batch;  // strides are in elements
   i64 dk_row;
   i64 dk_head;
   i64 dv_batch;
@@ -3161,7 +3186,7 @@ struct Params {
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 640, "the launcher packs Params into 640 bytes");
+static_assert(sizeof(Params) == 768, "the launcher packs Params into 768 bytes");
 
 namespace smem {
 constexpr u32 kK = 0;               // K_j
@@ -3263,8 +3288,8 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 // ---- The producer: one warp that draws tiles of keys and has the copy engine bring K and V, and for each of
 // their steps Q, dO and the rows' statistics. One lane waits and copies: another that came late to a barrier
 // could miss a whole round.
-FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
-  const Thread thread = Thread::current().again();
+FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
+  const Thread thread = self.again();
   const Shared shared = Shared::at(base);
   const bool elected = thread.lane == 0;
   KRing::Where kv_at;
@@ -3276,6 +3301,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.dout_map);
+    prefetch_tensormap(&p.row_stats_map);
   }
 
   // Line 6: load K_j, V_j. The tile is read again where it was written, as registers are few.
@@ -3294,18 +3320,18 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 43
+#line 44
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
-      const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
+      const i32 number = static_cast<i32>(place.number(p.q_tiles, p.heads_q));
       mbarrier_arrive_expect_tx(full, tile.bytes + Shape::row_bytes);
       tile.load(map, full, first_q, place.head, place.sequence);
-      bulk_load(shared_address(rows), stats + part * kConfig.tile_q, Shape::row_bytes, full);
+      tma_load_4d(shared_address(rows), &p.row_stats_map, full, 0, 2 * number + part, 0, 0);
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 56
+#line 57
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -3316,8 +3342,10 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
     do_at.advance();
   };
 
-  i32 number = block_idx_x();
   while (true) {
+    // Even the first tile is drawn: so only blocks that run have tiles that others wait for. Consumers are steps
+    // behind, so that nobody waits for a draw.
+    const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
@@ -3341,8 +3369,6 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
-    // Consumers are steps behind, so that nobody waits for the draw.
-    number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
   if (elected) leave_counters(p);
 }
@@ -3591,7 +3617,7 @@ FLASHGEN_KERNEL(384, 1) backward_main_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   // few are left for copying that nothing else is to be kept.
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
-    if (thread.warp == 0) produce(p, base);
+    if (thread.warp == 0) produce(p, base, thread);
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     if (thread.warp < 8) {

@@ -1,4 +1,4 @@
-"""Planning the backward kernels for Hopper: prepare, main (dK, dV and a sum of dQ by the copy engine), finish."""
+"""Planning the backward kernels for Hopper: prepare, and main, which makes dK, dV and dQ."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flashgen.plan.forward_sm90 import PANEL, ROWS, STORED_ROWS, WARPGROUP, why_
 from flashgen.plan.model import Box, Constant, KernelPlan, ParamTable, Role, SmemMap
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.smem import SmemLayout
+from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 
 _CONSUMERS = 2
@@ -30,10 +31,12 @@ class _Row:
     reason: str
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int] = (24, 240)
+    #: Parts of dQ under way to be finished.
+    sum_slots: int = 2
 
 
 _TABLE = {
-    (64, 64): _Row(128, 2, 2, "the longest tile of queries whose scores and gradients find registers"),
+    (64, 64): _Row(128, 2, 2, "the longest tile of queries whose scores and gradients find registers", sum_slots=4),
     (96, 96): _Row(
         64,
         3,
@@ -68,7 +71,7 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     if (spec.head_dim, spec.head_dim_v) in WIDE_DIMS:
         return plan_wide_sm90(spec, asked, arch)
     common = _Common(spec, arch, _TABLE[spec.head_dim, spec.head_dim_v], asked)
-    return common.prepare(), common.main(), common.finish()
+    return common.prepare(), common.main()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,12 @@ class _Common:
     def _scales(self) -> bool:
         """Whether logits are nothing but scaled products, so that L can be taken off before the scale."""
         return self.spec.score is None or not self.spec.score.changes_logits
+
+    @property
+    def _section_heads(self) -> int:
+        """Heads that are worked on at the same time; longest tiles go first where their lengths differ."""
+        mask = self.spec.mask
+        return 16 if mask.has_upper or not mask.is_band else 1
 
     def prepare(self) -> KernelPlan:
         """What the rows of queries subtract, and a cleared workspace."""
@@ -104,7 +113,6 @@ class _Common:
     def main(self) -> KernelPlan:
         """dK and dV, and what each tile of keys adds to dQ."""
         row, mask = self.row, self.spec.mask
-        has_start = mask.has_upper or not mask.is_band
         producer, consumer = row.registers
         return self._kernel(
             "main",
@@ -119,10 +127,11 @@ class _Common:
                 Constant("q_slots", row.q_slots, "tiles of Q under way at once"),
                 Constant("do_slots", row.do_slots, "tiles of dO under way at once"),
                 Constant("ds_slots", _DS_SLOTS, "tiles of dS that wait for dQ"),
+                Constant("sum_slots", row.sum_slots, "parts of dQ under way to be finished"),
                 Constant("consumers", _CONSUMERS, "warpgroups that compute, 64 keys each"),
                 Constant("producer_registers", producer),
                 Constant("consumer_registers", consumer),
-                Constant("section_heads", 16 if has_start else 1, "heads that are worked on at the same time"),
+                Constant("section_heads", self._section_heads, "heads that are worked on at the same time"),
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),
             ),
@@ -134,8 +143,10 @@ class _Common:
                 Box("k", _TILE_KV, PANEL),
                 Box("v", _TILE_KV, PANEL),
                 Box("dout", row.tile_q, PANEL),
+                Box("row_stats", 1, row.tile_q, swizzle=0, element="fp32"),
                 Box("dk", STORED_ROWS, PANEL),
                 Box("dv", STORED_ROWS, PANEL),
+                Box("dq", STORED_ROWS, PANEL),
             ),
             reasons=(row.reason,),
             switches={
@@ -143,23 +154,6 @@ class _Common:
                 for name, on in (("masked", not mask.is_full), ("listed", not mask.is_band), ("scales", self._scales))
                 if on
             },
-        )
-
-    def finish(self) -> KernelPlan:
-        """dQ from the workspace to its dtype."""
-        return self._kernel(
-            "finish",
-            "backward_finish_sm90.cu.j2",
-            threads=WARPGROUP * _CONSUMERS,
-            config_type="FinishConfig",
-            config=(
-                Constant("head_dim", self.spec.head_dim),
-                Constant("tile_q", self.row.tile_q),
-                Constant("consumers", _CONSUMERS, "warpgroups that made dQ"),
-            ),
-            params=params.FINISH,
-            smem=SmemMap(),
-            switches={"narrow_end"} if self.spec.head_dim % PANEL else set(),
         )
 
     def _kernel(
@@ -201,6 +195,7 @@ class _Common:
             reasons=reasons,
             schedule=self.schedule,
             switches=frozenset(switches),
+            sums=SumRing(_TILE_KV, self._section_heads),
         )
 
     def _smem(self) -> SmemMap:
@@ -215,6 +210,9 @@ class _Common:
             .then("do", row.do_slots * row.tile_q * dim_v, f"dO_i, {do_slots}")
             .then("ds", _DS_SLOTS * _TILE_KV * row.tile_q * size, f"dS_ij, {_DS_SLOTS} slots")
             .then("dq", 4 * _CONSUMERS * _DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
+            .then("sums", row.sum_slots * _DQ_BYTES, f"rows of dQ_i to be finished, {row.sum_slots} slots")
+            .then("dq_rows", 2 * STORED_ROWS * PANEL * size, "and when they are, 2 slots")
+            .then("zeros", _DQ_BYTES, "what their sum is cleared with")
             .then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")
             .then("dsum", row.do_slots * row.tile_q * 4, f"-D_i, {do_slots}")
             .then("k_barriers", 16, "for each slot: it is full, it is empty")
@@ -222,6 +220,9 @@ class _Common:
             .then("q_barriers", 16 * row.q_slots)
             .then("do_barriers", 16 * row.do_slots)
             .then("ds_barriers", 16 * _DS_SLOTS)
+            .then("sum_barriers", 16 * row.sum_slots)
+            .then("turn_barriers", 16)
+            .then("sum_parts", 32 * row.sum_slots, "which parts of dQ the slots hold")
             .then("tile_barriers", 32)
             .then("tiles", 32, "which tiles of keys come next")
         )

@@ -149,6 +149,7 @@ class _Common:
                 Box("k", ROWS, PANEL),
                 Box("v", ROWS, PANEL),
                 Box("dout", row.tile_q, PANEL),
+                Box("row_stats", 1, row.tile_q, swizzle=0, element="fp32"),
             ),
             reasons=(row.reason,),
             switches=self._switches,

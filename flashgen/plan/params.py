@@ -9,6 +9,8 @@ _NOTES = {
     "dsum": "D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)",
     "dlse": "gradient of lse, (batch, heads_q, len_q); null where it is zero",
     "dq_accum": "workspace that dQ is summed in",
+    "head_counts": "tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished",
+    "sum_heads": "heads that dq_accum has room for",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
     "scale_log2": "scale * log2(e)",
@@ -73,53 +75,61 @@ FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
-def _main_sm90(*reads: str) -> ParamTable:
-    """Backward by the copy engine; ``reads`` are for what it cannot do."""
+def _main_sm90(*reads: str, row_reads: tuple[str, ...] = ()) -> ParamTable:
+    """Backward by the copy engine; ``reads`` and ``row_reads`` are for what it cannot do."""
     return _table(
         reads,
         (),
-        row_reads=("row_stats",),
+        row_reads=row_reads,
         row_writes=("dq_accum",),
-        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles"),
+        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", "sum_heads"),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout", "dk", "dv"),
-        counts=("counter",),
+        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", "dq"),
+        counts=("counter", "head_counts"),
     )
 
 
 MAIN_SM90 = _main_sm90()
 #: Where a mask cuts tiles.
-MAIN_SM90_MASKED = _main_sm90("q", "dout")
+MAIN_SM90_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",))
 
 
-def _wide_sm90(reads: tuple[str, ...], writes: tuple[str, ...], tiles: str) -> ParamTable:
+def _wide_sm90(reads: tuple[str, ...], writes: tuple[str, ...], tiles: str, **more: tuple[str, ...]) -> ParamTable:
     """Backward by two kernels: results leave from registers."""
     return _table(
         reads,
         writes,
-        row_reads=("row_stats",),
         sizes=(*_SIZES, *tiles.split(), "tiles"),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout"),
         counts=("counter",),
+        **{"maps": ("q", "k", "v", "dout"), **more},
     )
 
 
-KEYS_SM90 = _wide_sm90((), ("dk", "dv"), "q_tiles kv_tiles")
-QUERY_SM90 = _wide_sm90((), ("dq",), "q_tiles")
+KEYS_SM90 = _wide_sm90((), ("dk", "dv"), "q_tiles kv_tiles", maps=("q", "k", "v", "dout", "row_stats"))
+QUERY_SM90 = _wide_sm90((), ("dq",), "q_tiles", row_reads=("row_stats",))
 #: Where a mask cuts tiles.
-QUERY_SM90_MASKED = _wide_sm90(("k",), ("dq",), "q_tiles")
+QUERY_SM90_MASKED = _wide_sm90(("k",), ("dq",), "q_tiles", row_reads=("row_stats",))
 
 
-def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), scales: tuple[str, ...] = ()) -> ParamTable:
+def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), **more: tuple[str, ...]) -> ParamTable:
     """The rows of O and dO, and what becomes of them."""
-    return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, sizes=("heads_q", "len_q"), scales=scales)
+    fields = {"sizes": ("heads_q", "len_q"), "scales": (), **more}
+    return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, **fields)
 
 
 PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
 #: Rows' statistics besides; how the workspace is cleared differs in nothing.
-PREPARE_SM90 = _prepare("dsum", "row_stats", "dq_accum", reads=("lse", "dlse"), scales=("scale",))
+PREPARE_SM90 = _prepare(
+    "dsum",
+    "row_stats",
+    "dq_accum",
+    reads=("lse", "dlse"),
+    sizes=("heads_q", "len_q", "sum_heads"),
+    scales=("scale",),
+    counts=("head_counts",),
+)
 PREPARE_WIDE_SM90 = _prepare("dsum", "row_stats", reads=("lse", "dlse"), scales=("scale",))
 MAIN = _table(
     ("q", "k", "v", "dout"),

@@ -31,7 +31,7 @@ BUILDS: list[Build] = [
 SAMPLE: list[Build] = [((128, 128), "causal", "bf16"), ((64, 64), "full", "fp16"), ((96, 96), "documents", "bf16")]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
 #: Where a mask leaves holes, the producer has too few registers to look for them in.
-PRODUCER_SPILLS = {(dims, name) for dims in ((64, 64), (128, 128)) for name in ("documents", "bias, documents")}
+PRODUCER_SPILLS = {(dims, name) for dims in NARROW_DIMS for name in ("documents", "bias, documents")}
 #: How many instructions of the loop are about registers that have left for local memory.
 LOOP_SPILLS = {((64, 64), "causal", "fp16"): 5, ((64, 64), "bias, documents", "bf16"): 64}
 
