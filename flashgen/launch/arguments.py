@@ -114,9 +114,11 @@ def _shapes(spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> It
                 f"{a.name} has shape {a.shape}, so its head dimension is {a.shape[3]}; "
                 f"this kernel was built for {name}={dim}"
             )
+    # A cache may have more rows than a call has sequences, or is one of pages.
+    reference = k if spec.cache else q
     for a in (k, v):
-        if a.shape[0] != q.shape[0]:
-            yield f"{a.name} has batch {a.shape[0]} and q has batch {q.shape[0]}; they must be equal"
+        if a.shape[0] != reference.shape[0]:
+            yield f"{a.name} has batch {a.shape[0]} and {reference.name} has batch {reference.shape[0]}; they must be equal"
     if v.shape[1] != k.shape[1]:
         yield f"v has {v.shape[1]} keys and k has {k.shape[1]}; they must be equal"
     if v.shape[2] != k.shape[2]:

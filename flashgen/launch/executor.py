@@ -8,9 +8,11 @@ from typing import Any
 
 from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError, LaunchError
+from flashgen.launch.append import Appender
 from flashgen.launch.arguments import check_backward, check_forward, check_scale
 from flashgen.launch.array import MAX_ACCESS_BYTES, ArrayInfo, Framework, alignment, canonical
 from flashgen.launch.boxes import encoded_maps
+from flashgen.launch.cached import cached_values, partial_outputs, with_room, with_splits
 from flashgen.launch.call import (
     BACKWARD_OUTPUTS,
     BACKWARD_ROLES,
@@ -32,7 +34,7 @@ from flashgen.launch.side import NOTHING, Side, SideArguments, check_on_host
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
-from flashgen.spec import Dropout, Sequences
+from flashgen.spec import Dropout, KVCache, Rotary, Sequences
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
@@ -69,6 +71,7 @@ class Executor:
         self._tables = 0 if expressions is None else len(expressions.tables)
         self._gradients = Gradients(expressions)
         self._side = SideArguments(self.spec)
+        self._append = Appender(self.spec, target, lambda device, stream: self._kernels(self._default, device, stream))
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -82,10 +85,11 @@ class Executor:
         captured: Mapping[str, Any] | None = None,
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
-        side = self._side.of(dropout, sequences)
+        side = self._side.of(dropout, sequences, cache)
         plain = self._captures is None and not captured and side is NOTHING
         arrays = (q, k, v) if plain else (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
@@ -161,6 +165,20 @@ class Executor:
         names = self._gradients.names
         return made[0], made[1], made[2], dict(zip(names, made[BACKWARD_OUTPUTS:], strict=False))
 
+    def append(
+        self,
+        k: Any,
+        v: Any,
+        new_k: Any,
+        new_v: Any,
+        cache: KVCache,
+        q: Any = None,
+        rotary: Rotary | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Puts new keys and values into the cache; the queries, turned where there is a ``rotary``."""
+        return self._append(k, v, new_k, new_v, cache, q, rotary, stream)
+
     def load(self, device: int, access_bytes: int | None = None, captured_gradients: bool = False) -> None:
         """Compiles and loads a variant now (the default one unless ``access_bytes`` names another)."""
         access = self._default if access_bytes is None else min(access_bytes, self._default)
@@ -215,28 +233,37 @@ class Executor:
             infos = as_batch(infos)
         check = check_forward if pass_ == "forward" else check_backward
         rows = problem = check(spec, *infos, on_host=self.target.on_host)
-        count = self._side.check(beside, infos[_NAMES[pass_].index("q")])
+        q, k = (infos[_NAMES[pass_].index(name)] for name in ("q", "k"))
+        count = self._side.check(beside, q, k)
+        if spec.cache:
+            problem = with_room(rows, beside, k)
         if spec.varlen:
             problem = longest(rows, count, side.longest)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
         factor = spec.default_scale if scale is None else scale
-        outputs = self._outputs(pass_, rows, {})
+        outputs, roles = self._outputs(pass_, rows, {}), _ROLES[pass_]
         access, maps = self._mapped(pass_, access, problem, factor, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
-        roles = _ROLES[pass_]
+        if spec.cache:
+            most = self.target.multiprocessors(device)
+            problem = with_splits(problem, side.num_splits, self._variants[access].plan.kernel("forward"), most)
+            roles = (*roles, "combine") if problem.splits > 1 else roles
         if captured_gradients:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
         if pass_ == "backward":
             outputs = self._outputs(pass_, rows, self._workspaces(self._variants[access].plan, problem))
-        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band and not spec.varlen else (0, 0)
+        fixed = spec.mask.is_band and not spec.has_own_lengths
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if fixed else (0, 0)
         values = {**call_values(problem, band, factor, infos, outputs), **side.parameters}
         if spec.varlen:
             values |= packed_values(spec.mask, rows)
             outputs = without_batch(outputs)
+        if spec.cache:
+            values |= cached_values(spec.mask, beside, k, problem.splits)
         if self._captures is not None:
-            self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
+            self._captures.check(extra, q, problem)
             values |= self._captures.values(extra)
             if captured_gradients:
                 outputs += self._gradients.outputs(extra)
@@ -244,6 +271,8 @@ class Executor:
             expressions = self._variants[access].plan.kernels[0].expressions
             assert expressions is not None, "all variants evaluate the same"
             outputs += self._captures.tables(extra, expressions.stretch)
+        if spec.cache:
+            outputs += partial_outputs(problem, spec.head_dim_v)
         return Call(device, make_steps(kernels, roles, problem, values, maps), outputs)
 
     def _outputs(self, pass_: Pass, problem: Problem, workspaces: Mapping[str, int]) -> tuple[Output, ...]:

@@ -40,8 +40,13 @@ def longest(rows: Problem, sequences: int, lengths: tuple[int, int]) -> Problem:
 
 
 def packed_values(mask: Mask, rows: Problem) -> dict[str | None, Value]:
-    """The parameters that only packed sequences have: the bands before the lengths of a sequence are known."""
-    values: dict[str | None, Value] = {"total_q": rows.len_q}
+    """The parameters that only packed sequences have."""
+    return {"total_q": rows.len_q, **band_values(mask)}
+
+
+def band_values(mask: Mask) -> dict[str | None, Value]:
+    """The bands before the lengths of a sequence are known."""
+    values: dict[str | None, Value] = {}
     for name, band in (("band", mask.bottom_right), ("corner", mask.top_left)):
         values[f"{name}_lower"] = -_FAR if band.left is None else -min(band.left, _FAR)
         values[f"{name}_upper"] = _FAR if band.right is None else min(band.right, _FAR)

@@ -1,4 +1,4 @@
-"""What a call brings beside its tensors: which pairs are dropped, and where packed sequences begin and end."""
+"""What a call brings beside its tensors: which pairs are dropped, and where packed or cached sequences lie."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.packing import Value
+from flashgen.launch.cache_arrays import check_cache, given_arrays
+from flashgen.plan.cache import cache_arrays
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
-from flashgen.spec import AttentionSpec, Dropout, Sequences
+from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
 
 
 class Side(NamedTuple):
@@ -26,6 +28,8 @@ class Side(NamedTuple):
     values: tuple[tuple[str, float], ...] = ()
     #: Queries and keys of the longest of packed sequences.
     longest: tuple[int, int] = (0, 0)
+    #: How many splits of the keys of a cache are asked for.
+    num_splits: int = 0
 
     @property
     def parameters(self) -> dict[str | None, Value]:
@@ -45,15 +49,20 @@ class SideArguments:
     """Those that calls of one spec bring."""
 
     def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
         self._has_dropout, self._is_packed = spec.dropout, spec.varlen
         #: The parameters that point to arrays, in the order in which a call hands over their addresses.
         self.places: tuple[str, ...] = (STATE,) * spec.dropout + (*STARTS, *COUNTS) * spec.varlen
+        if spec.cache:
+            self.places += cache_arrays(spec)
         self.number_names: tuple[str, ...] = NUMBERS if spec.dropout else ()
 
-    def of(self, dropout: Dropout | None, sequences: Sequences | None) -> Side:
+    def of(self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None) -> Side:
         """The side arguments of a call."""
-        if dropout is None and sequences is None and not self.places:
+        if dropout is None and sequences is None and cache is None and not self.places:
             return NOTHING
+        if self._spec.cache or cache is not None:
+            return self._cached(cache)
         drop, packed = self._dropped(dropout), self._packed(sequences)
         return drop._replace(
             names=drop.names + packed.names,
@@ -92,13 +101,26 @@ class SideArguments:
         longest = sequences.max_seqlen_q, sequences.max_seqlen_k
         return Side(names, arrays, key=(names, longest), longest=longest)
 
+    def _cached(self, cache: KVCache | None) -> Side:
+        if not self._spec.cache:
+            raise ArgumentError(
+                "cache was given, but this kernel was built without; build one with cache='contiguous' or 'paged'"
+            )
+        names, arrays = given_arrays(self._spec, cache)
+        assert cache is not None, "given_arrays refuses None"
+        values = (("appended", cache.appended),)
+        return Side(names, arrays, key=(names, values, cache.num_splits), values=values, num_splits=cache.num_splits)
+
     def addresses(self, side: Side, pointers: Sequence[int]) -> tuple[int, ...]:
         """One for each place, 0 where there is no array."""
         given = dict(zip(side.names, pointers, strict=True))
         return tuple(given.get(place, 0) for place in self.places)
 
-    def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo) -> int:
+    def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
         """How many packed sequences there are; ArgumentError for arrays that kernels cannot read."""
+        if self._spec.cache:
+            check_cache(infos, q, k)
+            return 0
         shapes = {info.name: info.shape for info in infos}
         sequences = max((shapes.get(STARTS[0]) or (1,))[0] - 1, 0)
         for info in infos:
