@@ -210,8 +210,8 @@ class Kernel:
         Runs on the arguments' device and on their library's current stream; ``stream`` is for arrays of
         libraries other than torch and CuPy. ``captured`` gives tensors of the mask and the score by name, in
         place of those that the spec was made with. A spec with dropout=True needs ``dropout``, and one with
-        varlen=True ``sequences``; the backward call takes the same. A spec with a cache needs ``cache``, and k and v are
-        that cache. No gradients are recorded.
+        varlen=True ``sequences``; the backward call takes the same. A spec with a cache needs ``cache``, and then k and
+        v are that cache. No gradients are recorded.
         """
         if self._tensors:
             captured = {**self._tensors, **(captured or {})}

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flashgen.errors import ArgumentError
-from flashgen.launch.arguments import check_forward
-from flashgen.launch.array import ArrayInfo, Framework, canonical, contiguous_strides
-from flashgen.launch.cache_arrays import append_order, capacity, check_cache, given_arrays
+from flashgen.launch.append_arguments import DISPLAYED, append_values, check_append
+from flashgen.launch.array import Framework, canonical
+from flashgen.launch.cache_arrays import append_order, given_arrays
 from flashgen.launch.call import Call, Output, host_buffer, make_steps
 from flashgen.launch.frameworks import common_framework
-from flashgen.launch.packing import POINTERS, Value
+from flashgen.launch.packing import POINTERS
 from flashgen.launch.target import Buffer, Ready, Target
-from flashgen.plan.cache import cache_arrays
 from flashgen.plan.model import Problem, Role
 from flashgen.spec import AttentionSpec, KVCache, Rotary
 
+#: How many combinations of shapes and strides are remembered.
 _CALLS_KEPT = 1024
-_STRIDED = ("q", "new_k", "new_v", "k", "v", "rotated_q")
-_NAMES = {"rotary_positions": "rotary.positions", "rotary_cos": "rotary.cos", "rotary_sin": "rotary.sin"}
+#: Where queries go.
+_TURNED = "rotated_q"
+_WRITTEN = ("k", "v", _TURNED)
 
 #: ``load(device, stream) -> kernels by role``.
 Load = Callable[[int, int | None], Mapping[Role, Ready]]
 
 
 class Appender:
-    """Calls of the append kernel of one spec."""
+    """Calls of the append kernel of one spec; safe to use from many threads."""
 
     def __init__(self, spec: AttentionSpec, target: Target, load: Load) -> None:
         self._spec, self._target, self._load = spec, target, load
@@ -39,7 +40,7 @@ class Appender:
         self._target.check()
         arrays = self._arrays(k, v, new_k, new_v, cache, q, rotary)
         names, given = tuple(arrays), tuple(arrays.values())
-        framework = common_framework(names, given)
+        framework = common_framework([DISPLAYED.get(name, name) for name in names], given)
         signature, pointers = framework.signature(given, stream)
         key = (names, signature, None if rotary is None else (rotary.interleaved, rotary.one_position))
         call = self._calls.get(key)
@@ -48,10 +49,12 @@ class Appender:
                 self._calls.clear()
             call = self._calls[key] = self._prepare(framework, arrays, rotary, stream)
         handle = framework.stream(call.device, stream)
-        turned = [framework.empty(new_k, o.shape, o.dtype, handle) for o in call.outputs]
+        turned = [framework.empty(new_k, output.shape, output.dtype, handle) for output in call.outputs]
         if call.steps:
-            at = dict(zip(names, pointers, strict=True)) | {"rotated_q": framework.pointer(x) for x in turned}
-            addresses = [at.get(name, 0) for name in (*append_order(self._spec), *POINTERS)]
+            places = dict(zip(names, pointers, strict=True))
+            if turned:
+                places[_TURNED] = framework.pointer(turned[0])
+            addresses = [places.get(name, 0) for name in (*append_order(self._spec), *POINTERS)]
             buffers = self._buffers(framework, arrays, turned) if self._target.on_host else ()
             self._target.launch(call.steps, call.device, handle, addresses, buffers)
         return turned[0] if turned else q
@@ -59,101 +62,33 @@ class Appender:
     def _arrays(
         self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None
     ) -> dict[str, Any]:
-        """The arrays of a call by name; q is one only where it is to be turned."""
+        """The arrays of a call by parameter; q is one only where it is to be turned."""
         names, given = given_arrays(self._spec, cache)
-        arrays = dict(zip(names, given, strict=True)) | {"k": k, "v": v, "new_k": new_k, "new_v": new_v}
         if cache.seqlens is None:
             raise ArgumentError("cache.seqlens=None: new keys come behind those that are there; say how many these are")
-        if rotary is not None:
-            arrays |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin}
-            arrays |= {} if rotary.positions is None else {"rotary_positions": rotary.positions}
-            arrays |= {} if q is None else {"q": q}
-        return arrays
+        arrays = dict(zip(names, given, strict=True)) | {"k": k, "v": v, "new_k": new_k, "new_v": new_v}
+        if rotary is None:
+            return arrays
+        optional = {"rotary_positions": rotary.positions, "q": q}
+        arrays |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin}
+        return arrays | {name: array for name, array in optional.items() if array is not None}
 
     def _prepare(self, framework: Framework, arrays: Mapping[str, Any], rotary: Rotary | None, stream: Any) -> Call:
-        spec = self._spec
-        infos = {name: canonical(framework.describe(name, x)) for name, x in arrays.items()}
-        new_k, k = infos["new_k"], infos["k"]
-        beside = [infos[name] for name in cache_arrays(spec) if name in infos]
-        check_forward(spec, infos.get("q", new_k), k, infos["v"], on_host=self._target.on_host)
-        check_forward(spec, infos.get("q", new_k), new_k, infos["new_v"], on_host=self._target.on_host)
-        check_cache(beside, new_k, k)
-        problems = list(_problems(infos, beside))
-        if problems:
-            raise ArgumentError("\n".join(problems))
-        q = infos.get("q")
-        outputs = () if q is None else (Output("rotated_q", q.shape, spec.dtype),)
-        values = _values(infos, beside, rotary, outputs)
+        infos = {name: canonical(framework.describe(DISPLAYED.get(name, name), x)) for name, x in arrays.items()}
+        check_append(self._spec, infos, on_host=self._target.on_host)
+        q, new_k, device = infos.get("q"), infos["new_k"], infos["k"].device
+        outputs = () if q is None else (Output(_TURNED, q.shape, self._spec.dtype),)
         heads = max(new_k.shape[2], q.shape[2] if q else 0)
         rows = Problem(new_k.shape[0], heads, heads, max(new_k.shape[1], q.shape[1] if q else 0), 0)
-        kernels = self._load(k.device, framework.stream(k.device, stream))
-        return Call(k.device, make_steps(kernels, ("append",), rows, values, {}), outputs)
+        kernels = self._load(device, framework.stream(device, stream))
+        values = append_values(self._spec, infos, rotary, outputs)
+        return Call(device, make_steps(kernels, ("append",), rows, values, {}), outputs)
 
     def _buffers(self, framework: Framework, arrays: Mapping[str, Any], turned: Sequence[Any]) -> tuple[Buffer, ...]:
         """What the emulator may let the kernel touch."""
         found = []
-        for name, array in (*arrays.items(), *(("rotated_q", x) for x in turned)):
+        for name, array in (*arrays.items(), *((_TURNED, x) for x in turned)):
             info = canonical(framework.describe(name, array))
             item = self._spec.element.bytes if info.dtype == self._spec.dtype else 4
-            found.append(host_buffer(info, item, writable=name in ("k", "v", "rotated_q")))
+            found.append(host_buffer(info, item, writable=name in _WRITTEN))
         return tuple(found)
-
-
-def _values(
-    infos: Mapping[str, ArrayInfo], beside: Sequence[ArrayInfo], rotary: Rotary | None, outputs: Sequence[Output]
-) -> dict[str | None, Value]:
-    """All parameters but the addresses; strides of what is not there mean nothing."""
-    q, new_k, k = infos.get("q"), infos["new_k"], infos["k"]
-    cos, sin = infos.get("rotary_cos"), infos.get("rotary_sin")
-    values: dict[str | None, Value] = {
-        None: 0,
-        "heads_q": q.shape[2] if q else 0,
-        "heads_kv": new_k.shape[2],
-        "len_q": q.shape[1] if q else 0,
-        "len_kv": capacity(beside, k),
-        "len_new": new_k.shape[1],
-        "page_size": k.shape[1],
-        "table_row": next((a.strides[0] for a in beside if a.name == "block_table"), 0),
-        "rotary_rows": cos.shape[0] if cos else 0,
-        "rotary_dim": 2 * cos.shape[1] if cos else 0,
-        "cos_row": cos.strides[0] if cos else 0,
-        "sin_row": sin.strides[0] if sin else 0,
-        "interleaved": int(rotary is not None and rotary.interleaved),
-        "q_advance": int(rotary is not None and not rotary.one_position),
-    }
-    strides = {name: info.strides for name, info in infos.items()}
-    strides |= {o.name: contiguous_strides(o.shape) for o in outputs}
-    for name in _STRIDED:
-        values |= dict(zip((f"{name}_batch", f"{name}_row", f"{name}_head"), strides.get(name, (0, 0, 0, 0)), strict=False))
-    return values
-
-
-def _problems(infos: Mapping[str, ArrayInfo], beside: Sequence[ArrayInfo]) -> Iterator[str]:
-    """How new keys, caches and the table of angles fit each other."""
-    new_k, k = infos["new_k"], infos["k"]
-    if new_k.shape[2] != k.shape[2]:
-        yield f"new k has {new_k.shape[2]} heads, and the cache has {k.shape[2]}; they must be equal"
-    if "q" in infos and infos["q"].shape[0] != new_k.shape[0]:
-        yield f"new k has batch {new_k.shape[0]}, and q has batch {infos['q'].shape[0]}; they must be equal"
-    if (positions := infos.get("rotary_positions")) is not None:
-        known = positions.dtype.rpartition(".")[2] == "int32" and positions.shape == (new_k.shape[0],)
-        if not known or positions.device != k.device or (positions.shape[0] > 1 and positions.strides != (1,)):
-            yield f"rotary.positions is {positions.dtype} of shape {positions.shape} on {positions.where}; pass {new_k.shape[0]} integers of 32 bits, side by side, where q is"
-    if "rotary_cos" in infos:
-        yield from _angle_problems(infos, capacity(beside, k))
-
-
-def _angle_problems(infos: Mapping[str, ArrayInfo], room: int) -> Iterator[str]:
-    cos, k = infos["rotary_cos"], infos["k"]
-    for name in ("rotary_cos", "rotary_sin"):
-        a = infos[name]
-        if a.dtype != k.dtype or a.device != k.device or len(a.shape) != 2 or a.shape != cos.shape or (a.shape[1] > 1 and a.strides[1] != 1):
-            yield (
-                f"{_NAMES[name]} is {a.dtype} of shape {a.shape} on {a.where}; pass (positions, rotary_dim / 2) in {k.dtype} "
-                "where the cache is, both of one shape, the elements of a row side by side"
-            )
-            return
-    if 2 * cos.shape[1] > k.shape[3]:
-        yield f"rotary.cos has shape {cos.shape}, for {2 * cos.shape[1]} elements of each head; heads have {k.shape[3]}"
-    if cos.shape[0] < room:
-        yield f"rotary.cos has {cos.shape[0]} positions, and sequences have room for {room} keys; pass as many"

@@ -16,6 +16,8 @@ _LAYOUTS = {
     "q": "(batch, len_q, heads_q, head_dim)",
     "k": "(batch, len_kv, heads_kv, head_dim)",
     "v": "(batch, len_kv, heads_kv, head_dim_v)",
+    "k_cache": "(rows or pages, keys, heads_kv, head_dim)",
+    "v_cache": "(rows or pages, keys, heads_kv, head_dim_v)",
     "out": "(batch, len_q, heads_q, head_dim_v)",
     "do": "(batch, len_q, heads_q, head_dim_v)",
 }
@@ -115,10 +117,10 @@ def _shapes(spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> It
                 f"this kernel was built for {name}={dim}"
             )
     # A cache may have more rows than a call has sequences, or is one of pages.
-    reference = k if spec.cache else q
+    first = k if spec.cache else q
     for a in (k, v):
-        if a.shape[0] != reference.shape[0]:
-            yield f"{a.name} has batch {a.shape[0]} and {reference.name} has batch {reference.shape[0]}; they must be equal"
+        if a.shape[0] != first.shape[0]:
+            yield f"{a.name} has batch {a.shape[0]} and {first.name} has batch {first.shape[0]}; they must be equal"
     if v.shape[1] != k.shape[1]:
         yield f"v has {v.shape[1]} keys and k has {k.shape[1]}; they must be equal"
     if v.shape[2] != k.shape[2]:

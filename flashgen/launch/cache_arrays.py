@@ -54,12 +54,12 @@ def _problems(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> Iterat
         if a.device != q.device:
             yield f"{label} is on {a.where}, and q on {q.where}; move it there"
         if a.name == "block_table":
-            if not _is_ints(a, 2) or (not has_rows and a.shape[0] != batch):
+            if not is_ints(a, 2) or (not has_rows and a.shape[0] != batch):
                 yield (
-                    f"{label} is {a.dtype} of shape {a.shape}; pass a row of int32 page numbers, side by side, for each "
-                    f"of {batch} sequences"
+                    f"{label} is {a.dtype} of shape {a.shape}; pass a row of int32 page numbers, side by side, for "
+                    f"each of {batch} sequences"
                 )
-        elif not _is_ints(a, 1) or a.shape != (batch,):
+        elif not is_ints(a, 1) or a.shape != (batch,):
             yield f"{label} is {a.dtype} of shape {a.shape}; pass {batch} integers of 32 bits, side by side"
     if capacity(arrays, k) >= _LENGTH_LIMIT:
         yield f"the cache has room for {capacity(arrays, k)} keys of a sequence; it must be below 2^30"
@@ -70,7 +70,7 @@ def _problems(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> Iterat
         )
 
 
-def _is_ints(a: ArrayInfo, rank: int) -> bool:
+def is_ints(a: ArrayInfo, rank: int) -> bool:
     """Whether an array holds integers of 32 bits, those of a row side by side."""
     known = a.dtype.rpartition(".")[2] == "int32" and len(a.shape) == rank
     return known and (a.shape[-1] <= 1 or a.strides[-1] == 1)

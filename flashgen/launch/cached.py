@@ -27,12 +27,10 @@ def with_splits(problem: Problem, asked: int, forward: KernelPlan, multiprocesso
     return replace(problem, splits=asked or choose_splits(blocks, key_tiles, multiprocessors))
 
 
-def cached_values(
-    mask: Mask, arrays: Sequence[ArrayInfo], k: ArrayInfo, splits: int
-) -> dict[str | None, Value]:
+def cached_values(mask: Mask, arrays: Sequence[ArrayInfo], k: ArrayInfo, splits: int) -> dict[str | None, Value]:
     """The parameters that only calls with a cache have, but for the addresses."""
-    values: dict[str | None, Value] = {"splits": splits, "page_size": k.shape[1], **band_values(mask)}
-    return values | {"table_row": a.strides[0] for a in arrays if a.name == "block_table"}
+    table_row = next((a.strides[0] for a in arrays if a.name == "block_table"), 0)
+    return {"splits": splits, "page_size": k.shape[1], "table_row": table_row, **band_values(mask)}
 
 
 def partial_outputs(problem: Problem, head_dim_v: int) -> tuple[Output, ...]:

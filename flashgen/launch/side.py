@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.launch.packing import Value
 from flashgen.launch.cache_arrays import check_cache, given_arrays
+from flashgen.launch.packing import Value
 from flashgen.plan.cache import cache_arrays
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS

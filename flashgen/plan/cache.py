@@ -15,7 +15,10 @@ PARTIALS = ("o_partial", "lse_partial")
 APPENDED = ("rotary_positions", "rotary_cos", "rotary_sin", "new_k", "new_v", "rotated_q")
 _WARPS = 4
 _APPENDED_ROWS = 8
+_CORNER_NOTE = "the band of what is aligned at the top left; band_...: at the bottom right"
 _TABLE_NOTE = "the pages of each sequence; beyond its length it says nothing"
+#: What a parameter of any forward kernel means here.
+_NOTED = {"len_kv": "room for keys in each sequence", "band_lower": "from where the last query and the last key meet"}
 _NOTES = {
     "cache_seqlens": "how many keys each sequence has, and had before some were appended; null: as many as fit",
     "cache_batch_idx": "its row; null: its own number",
@@ -43,12 +46,11 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
         *(replace(p, declared="float*") for p in partials),
         Param("splits", "int32", "i32", "blocks that share the keys of a tile of queries"),
         Param("appended", "int32", "i32", "keys that were put behind those that cache_seqlens counts"),
-        Param("corner_lower", "int32", "i32", "the band of what is aligned at the top left; band_...: at the bottom right"),
+        Param("corner_lower", "int32", "i32", _CORNER_NOTE),
         Param("corner_upper", "int32", "i32"),
         Param("batch", "int32", "i32"),
     ]
-    noted = {"len_kv": "room for keys in each sequence", "band_lower": "from where the last query and the last key meet"}
-    params = [replace(p, note=noted.get(p.name, p.note)) for p in kernel.params.params]
+    params = [replace(p, note=_NOTED.get(p.name, p.note)) for p in kernel.params.params]
     return replace(
         kernel,
         params=ParamTable.widest_first((*params, *own)),

@@ -126,10 +126,18 @@ PAIRS = _table(
 )
 #: O and L of several splits into one.
 COMBINE = _table(
-    (), ("o",), row_reads=("o_partial", "lse_partial"), row_writes=("lse",), sizes=("batch", "heads_q", "len_q", "splits"), scales=()
+    (),
+    ("o",),
+    row_reads=("o_partial", "lse_partial"),
+    row_writes=("lse",),
+    sizes=("batch", "heads_q", "len_q", "splits"),
+    scales=(),
 )
 #: New keys and values into a cache, and queries turned on the way.
 APPEND = _table(
-    ("q", "new_k", "new_v"), ("k", "v", "rotated_q"), sizes=("heads_q", "heads_kv", "len_q", "len_kv", "len_new"), scales=()
+    ("q", "new_k", "new_v"),
+    ("k", "v", "rotated_q"),
+    sizes=("heads_q", "heads_kv", "len_q", "len_kv", "len_new"),
+    scales=(),
 )
 SINK = _table((), (), row_reads=("lse", "dsum"), sizes=("heads_q", "len_q", "len_kv"), scales=())

@@ -86,7 +86,8 @@ struct PagedStream<TileStream<Tile, threads, head_dim, access_bytes, asynchronou
   FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
 #pragma unroll
     for (i32 i = 0; i < per_thread; ++i) {
-      const i32 index = thread.index() + i * threads, row = index / Tile::chunks, chunk = index % Tile::chunks;
+      const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
+                chunk = index % Tile::chunks;
       if (index >= count) break;
       const i32 column = chunk * Tile::chunk_elements;
       const bool exists = first_row + row < source.row_count && column < head_dim;

@@ -22,7 +22,9 @@ struct Rotary {
   bool interleaved;
 
   FLASHGEN_DEVICE i32 first_of(i32 pair) const { return pair < pairs && !interleaved ? pair : 2 * pair; }
-  FLASHGEN_DEVICE i32 second_of(i32 pair) const { return first_of(pair) + (pair < pairs && !interleaved ? pairs : 1); }
+  FLASHGEN_DEVICE i32 second_of(i32 pair) const {
+    return first_of(pair) + (pair < pairs && !interleaved ? pairs : 1);
+  }
 
   // Copies one pair of a head of `head_dim` elements, turned as its position says.
   FLASHGEN_DEVICE void copy(T* to, const T* from, i32 pair, i32 head_dim, i32 position) const {

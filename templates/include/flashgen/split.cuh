@@ -5,8 +5,8 @@
 
 namespace flashgen {
 
-// Calls mark(row, column) for each result of the tile of queries that a bad value in a tile that the mask cuts
-// through should have reached; every thread takes columns of its own. See mark_bad_results.
+// Calls mark(row, column) for each result of the tile of queries that a bad value in a tile that the mask
+// cuts through should have reached; every thread takes columns of its own. See mark_bad_results.
 template <i32 threads, i32 head_dim, i32 tile_kv, i32 tile_q, class Rows, class Mask, class Mark>
 FLASHGEN_DEVICE void visit_bad_results(i32 first_q, Rows source, Range keys, const Mask& mask, Thread thread,
                                        const Mark& mark) {
@@ -26,7 +26,8 @@ FLASHGEN_DEVICE void visit_bad_results(i32 first_q, Rows source, Range keys, con
   }
 }
 
-// Writes the rows of a warp, from `first_row` of the tile on, in float32: row r at destination + r * head_dim.
+// Writes the rows of a warp, from `first_row` of the tile on, in float32: row r at destination + r *
+// head_dim.
 template <i32 head_dim, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void store_partial(float* destination, i32 row_count, i32 first_row,
                                    const Accumulator<row_blocks, column_blocks>& out,
