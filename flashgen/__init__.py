@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
     )
+    from flashgen.compat.kvcache import flash_attn_with_kvcache
     from flashgen.errors import (
         ArgumentError,
         CacheError,
@@ -71,6 +72,7 @@ else:
                 "flash_attn_kvpacked_func",
                 "flash_attn_qkvpacked_func",
             ),
+            "flashgen.compat.kvcache": ("flash_attn_with_kvcache",),
             "flashgen.errors": (
                 "ArgumentError",
                 "CacheError",
@@ -189,6 +191,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "full",
     "global_tokens",
     "integrations",

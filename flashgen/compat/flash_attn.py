@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.compat.arguments import attention, unpack
+from flashgen.compat.kvcache import flash_attn_with_kvcache as flash_attn_with_kvcache
 
 
 def flash_attn_func(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.compat.arguments import attention, unpack
+from flashgen.compat.kvcache_interface import flash_attn_with_kvcache as flash_attn_with_kvcache
 from flashgen.errors import ArgumentError
 
 

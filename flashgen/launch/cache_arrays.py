@@ -49,6 +49,7 @@ def check_cache(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> None
 
 def _problems(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> Iterator[str]:
     batch, has_rows = q.shape[0], any(a.name == "cache_batch_idx" for a in arrays)
+    table = next((a for a in arrays if a.name == "block_table"), None)
     for a in arrays:
         label = f"cache.{a.name.removeprefix(_PREFIX)}"
         if a.device != q.device:
@@ -61,9 +62,11 @@ def _problems(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> Iterat
                 )
         elif not is_ints(a, 1) or a.shape != (batch,):
             yield f"{label} is {a.dtype} of shape {a.shape}; pass {batch} integers of 32 bits, side by side"
+    if table is not None and len(table.shape) != 2:
+        return
     if capacity(arrays, k) >= _LENGTH_LIMIT:
         yield f"the cache has room for {capacity(arrays, k)} keys of a sequence; it must be below 2^30"
-    if not (has_rows or any(a.name == "block_table" for a in arrays)) and k.shape[0] < batch:
+    if not has_rows and table is None and k.shape[0] < batch:
         yield (
             f"k has {k.shape[0]} rows and q has batch {batch}; pass a cache with a row for each sequence, or say in "
             "cache.batch_idx which row it has"

@@ -13,6 +13,7 @@ from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch.array import HOST, dtype_name
 from flashgen.launch.driver import get_driver
 from flashgen.spec import AttentionSpec, Mask
+from flashgen.spec.attention import CacheKind
 from flashgen.spec.mask import Band
 from flashgen.torch.programs import spec_of
 from flashgen.torch.switch import Switch
@@ -54,6 +55,18 @@ def forward_kernel(q: Any, v: Any, what: What, *, deterministic: bool, drops: bo
     return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops)
 
 
+def cached_kernel_for(q: Any, v_cache: Any, program: str, cache: CacheKind) -> Kernel:
+    """The kernel for queries that attend to a cache, on their device."""
+    key = (q.shape[-1], v_cache.shape[-1], q.dtype, program, cache, q.get_device())
+    kernel = _kernels.get(key)
+    if kernel is None:
+        _check_dtype(q.dtype)
+        dims = {"head_dim": q.shape[-1], "head_dim_v": v_cache.shape[-1], "dtype": dtype_name(str(q.dtype))}
+        spec = replace(spec_of(program), **dims, direction="forward", cache=cache)
+        kernel = _kernels[key] = _build_on(q.get_device(), spec)
+    return kernel
+
+
 def emulate_cpu() -> Switch:
     """Runs calls on CPU tensors on the emulator, which is slow, until the result's ``remove()`` or ``with`` ends.
 
@@ -87,8 +100,7 @@ def _build(
     drops: bool,
     device: int,
 ) -> Kernel:
-    if dtype not in _DTYPES:
-        raise ArgumentError(f"q is {dtype}; convert it: attention computes in float16, bfloat16 and float32")
+    _check_dtype(dtype)
     base = spec_of(what) if isinstance(what, str) else AttentionSpec(1, mask=Mask(Band(*what[:2]), Band(*what[2:])))
     spec = replace(
         base,
@@ -99,6 +111,15 @@ def _build(
         deterministic=deterministic,
         dropout=drops,
     )
+    return _build_on(device, spec)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in _DTYPES:
+        raise ArgumentError(f"q is {dtype}; convert it: attention computes in float16, bfloat16 and float32")
+
+
+def _build_on(device: int, spec: AttentionSpec) -> Kernel:
     if device != HOST:
         _refuse_capture()
         return build(spec, arch=arch_for_capability(get_driver().capability(device)))
