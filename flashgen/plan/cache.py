@@ -7,7 +7,7 @@ from dataclasses import replace
 from flashgen.plan.model import Constant, KernelPlan, Param, ParamTable, SmemMap
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import APPEND, COMBINE
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, full
 
 #: Where the splits of a call leave their results.
 PARTIALS = ("o_partial", "lse_partial")
@@ -99,11 +99,12 @@ def _combine(forward: KernelPlan) -> KernelPlan:
 
 
 def _beside(forward: KernelPlan, role: str, dims: tuple[str, ...]) -> KernelPlan:
-    """A kernel that moves rows of elements; tiles, masks and scores are no concern of it."""
+    """A kernel that moves rows of elements: the same for every mask and score, and so is its name."""
+    bare = replace(forward.spec, mask=full(), score=None)
     config = [Constant(name, forward.constant(name)) for name in dims]
     return replace(
         forward,
-        name=kernel_name(forward.spec, role, forward.arch),
+        name=kernel_name(bare, role, forward.arch),
         role=role,
         threads=_WARPS * 32,
         config=(*config, Constant("rows", _APPENDED_ROWS if role == "append" else _WARPS), Constant("warps", _WARPS)),

@@ -1,5 +1,5 @@
-// combine_d64_causal_pages_sm80: FlashAttention-2, after a forward pass: O and the log-sum-exp of each row
-// from those of its splits.
+// combine_d64_pages_sm80: FlashAttention-2, after a forward pass: O and the log-sum-exp of each row from
+// those of its splits.
 //
 // spec     {"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"causal","direction":"forward","deterministic":false,"cache":"paged"}
 // rebuild  flashgen build --head-dim 64 --dtype bf16 --causal --forward-only --cache paged --arch sm_80
@@ -503,7 +503,7 @@ struct Params {
 static_assert(sizeof(Params) == 72, "the launcher packs Params into 72 bytes");
 
 #line 14
-FLASHGEN_KERNEL(128, 1) combine_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
+FLASHGEN_KERNEL(128, 1) combine_d64_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Thread thread = Thread::current();
   const Place place = Place::current();
 

@@ -1,5 +1,5 @@
-// append_d64_causal_pages_sm80: FlashAttention-2, before a forward pass: new keys and values into the cache,
-// turned by their positions, and so queries.
+// append_d64_pages_sm80: FlashAttention-2, before a forward pass: new keys and values into the cache, turned
+// by their positions, and so queries.
 //
 // spec     {"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"causal","direction":"forward","deterministic":false,"cache":"paged"}
 // rebuild  flashgen build --head-dim 64 --dtype bf16 --causal --forward-only --cache paged --arch sm_80
@@ -1441,7 +1441,7 @@ struct Params {
 static_assert(sizeof(Params) == 304, "the launcher packs Params into 304 bytes");
 
 #line 15
-FLASHGEN_KERNEL(128, 1) append_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
+FLASHGEN_KERNEL(128, 1) append_d64_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Thread thread = Thread::current();
   const Place place = Place::current();
   const i32 first_row = place.tile * kConfig.rows;
