@@ -1629,10 +1629,12 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softm
 
 namespace flashgen {
 
-// The row of a cache, or of a table of pages, that belongs to a sequence, and which of its keys are there.
+// The row of a cache, or of a table of pages, that belongs to a sequence, which of its keys are there, and
+// where its queries begin among those of all, if they are packed.
 struct CachedSequence {
   i64 row;
   i32 first_key;
+  i32 first_q;
   i32 len_q, len_kv;
 
   // What an array says is never taken for more than there is room for.
@@ -1640,7 +1642,16 @@ struct CachedSequence {
   FLASHGEN_DEVICE static CachedSequence of(const Params& p, i32 sequence) {
     const i32 end = smaller(before(p, sequence) + p.appended, p.len_kv);
     const i32 first = p.cache_leftpad == nullptr ? 0 : larger(0, smaller(p.cache_leftpad[sequence], end));
-    return {row_of(p, sequence), first, p.len_q, end - first};
+    const Range queries = queries_of(p, sequence);
+    return {row_of(p, sequence), first, queries.begin, queries.size(), end - first};
+  }
+
+  // No more than the longest sequence may have.
+  template <class Params>
+  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+    if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
+    const i32 first = p.cu_seqlens_q[sequence];
+    return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
   }
 
   template <class Params>
@@ -1828,6 +1839,8 @@ struct Params {
   const i32* cache_leftpad;
   // the pages of each sequence; beyond its length it says nothing
   const i32* block_table;
+  // where its queries begin among those of all; null: they have a batch of their own
+  const i32* cu_seqlens_q;
   // of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)
   float* o_partial;
   // and its log-sum-exp, (splits, batch, heads_q, len_q)
@@ -1846,6 +1859,9 @@ struct Params {
   i64 o_row;
   i64 o_head;
   i64 table_row;  // how far one row of the table lies behind the one before
+  i64 lse_batch;  // rows of results from one sequence to the next; 0 where queries are packed
+  i64 lse_head;
+  i64 lse_rows;  // and from one split to the next
   i32 heads_q;
   i32 heads_kv;
   i32 len_q;
@@ -1858,10 +1874,9 @@ struct Params {
   i32 appended;      // keys that were put behind those that cache_seqlens counts
   i32 corner_lower;  // the band of what is aligned at the top left; band_...: at the bottom right
   i32 corner_upper;
-  i32 batch;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 248, "the launcher packs Params into 248 bytes");
+static_assert(sizeof(Params) == 280, "the launcher packs Params into 280 bytes");
 
 namespace smem {
 constexpr u32 kQ = 0;      // Q_i
@@ -1882,23 +1897,24 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
 #line 43
   // This block computes O_i: one tile of queries of one head of one sequence. The last tiles, which a causal
   // mask makes the longest, go first.
-  const i32 q_tiles = ceil_div(p.len_q, kConfig.tile_q);
   // Blocks that share the keys of a tile lie side by side.
   const i32 split = block_idx_x() % p.splits;
   const Place place{block_idx_x() / p.splits, block_idx_y(), block_idx_z()};
   const CachedSequence cached = CachedSequence::of(p, place.sequence);
-#line 51
+  const i32 q_tiles = ceil_div(cached.len_q, kConfig.tile_q);
+  if (place.tile >= q_tiles) return;
+#line 52
   const i32* const pages = p.block_table + cached.row * p.table_row;
-#line 57
+#line 58
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (q_tiles - 1 - place.tile) * kConfig.tile_q;
 
   const Mask mask = band_of<Mask>(p, cached);
-#line 64
-  const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
-#line 66
+#line 65
+  const i32 end_q = smaller(first_q + kConfig.tile_q, cached.len_q);
+#line 67
   const Range keys = part_of(mask.key_tiles(first_q, end_q, kConfig.tile_kv), split, p.splits);
-#line 70
+#line 71
   const auto visited = [&](i32 tile) {
     return !mask.is_empty(first_q, end_q, tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
   };
@@ -1911,18 +1927,18 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
   const Shape::QTile q_tile{shared + smem::kQ};
   const Shape::KTile k_ring{shared + smem::kK};
   const Shape::VTile v_ring{shared + smem::kV};
-  Shape::QStream q_stream({p.q + place.sequence * p.q_batch + place.head * p.q_head, p.q_row, p.len_q}, first_q, thread);
-#line 84
+  Shape::QStream q_stream({p.q + place.sequence * p.q_batch + cached.first_q * p.q_row + place.head * p.q_head, p.q_row, cached.len_q}, first_q, thread);
+#line 85
   const auto k_rows = PagedRows<const element_t>{p.k + head_kv * p.k_head, p.k_batch, p.k_row, pages, p.page_size, cached.first_key, cached.len_kv};
   const auto v_rows = PagedRows<const element_t>{p.v + head_kv * p.v_head, p.v_batch, p.v_row, pages, p.page_size, cached.first_key, cached.len_kv};
   PagedStream<Shape::KStream> k_stream(k_rows, keys.begin * kConfig.tile_kv, thread);
   PagedStream<Shape::VStream> v_stream(v_rows, keys.begin * kConfig.tile_kv, thread);
 
-#line 93
+#line 94
   // Line 4: load Q_i from global to shared memory (and start on the first keys and values).
   q_stream.fetch(q_tile, thread);
   q_stream.land(q_tile, thread);
-#line 97
+#line 98
   // The next tile into a slot of the ring; its number is kept until it is its turn.
   const auto fetch_next = [&](i32 slot, Thread thread) {
     const i32 left_out = ahead.advance(thread, visited);
@@ -1939,25 +1955,25 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
 #pragma unroll
   for (i32 slot = 0; slot < kConfig.stages - 1; ++slot) under_way[slot] = fetch_next(slot, thread);
 
-#line 127
+#line 128
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Shape::Output out;
   clear(out);
   OnlineSoftmax<Shape::row_blocks> softmax;
   softmax.reset();
-#line 137
+#line 138
   bool has_bad_values = false;
 
-#line 144
+#line 145
   // Line 6: for each tile of keys that some query of this tile may attend to.
   for (i32 step = 0; under_way[0] < keys.end; ++step) {
     const i32 j = under_way[0];
-#line 151
+#line 152
     const Thread here = thread.again();
     // Floats leave no registers to keep the addresses of operands from one tile to the next.
     const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;
-#line 156
+#line 157
     // Line 7: K_j and V_j have arrived, and no warp needs the slot that the next copies overwrite.
     wait_for_copies<kConfig.async_copy, kConfig.stages - 2>();
     block_sync();
@@ -1967,13 +1983,13 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
     const Shape::KTile k_tile = k_ring.slot(step % kConfig.stages);
     const Shape::VTile v_tile = v_ring.slot(step % kConfig.stages);
 
-#line 178
+#line 179
     // A warp none of whose pairs is allowed sits this tile out.
     const i32 row = first_q + warp_row, key = first_key + warp_key;
-    const i32 row_end = smaller(row + Shape::warp_rows, p.len_q);
+    const i32 row_end = smaller(row + Shape::warp_rows, cached.len_q);
     const bool idle = row >= row_end || mask.is_empty(row, row_end, key, key + Shape::warp_keys);
     Shape::Scores scores;
-#line 187
+#line 188
     if (!idle) {
       // Line 8: S_ij = Q_i K_j^T.
       clear(scores);
@@ -1981,16 +1997,16 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
           scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
     }
 
-#line 205
+#line 206
     // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
     if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
-#line 208
+#line 209
       // A bad value of V must not reach queries that do not attend to its key.
       if (holds_bad_value<Shape::threads>(v_tile, here)) {
         take_out_bad_values<Shape::threads>(v_tile, here);
         has_bad_values = true;
       }
-#line 214
+#line 215
       if (!idle) mask_pairs(scores, -kInfinity, mask, row, key, reader);
     }
 
@@ -1998,68 +2014,68 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
       softmax.update(scores, out, p.scale_log2);
 
-#line 224
+#line 225
       // Line 10: O_i += P_ij V_j.
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
           out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
     }
   }
 
-#line 233
+#line 234
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 242
+#line 243
   constexpr bool writes = true;
 
-#line 247
+#line 248
   // What bad values of V should have reached, once the results are where `mark` puts NaN.
   const auto visit_bad = [&](const auto& mark) {
     block_sync();
     visit_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv, kConfig.tile_q>(
         first_q, v_rows, keys, mask, thread, mark);
   };
-#line 254
+#line 255
   if (p.splits > 1) {
     // O_i and L_i of these keys alone; the combine kernel does the rest.
-    const i64 first_row = ((static_cast<i64>(split) * p.batch + place.sequence) * p.heads_q + place.head) * p.len_q + first_q;
+    const i64 first_row = split * p.lse_rows + place.sequence * p.lse_batch + place.head * p.lse_head + cached.first_q + first_q;
     float* const o_partial = p.o_partial + first_row * kConfig.head_dim_v;
     if (writes) {
-      store_partial<kConfig.head_dim_v>(o_partial, p.len_q - first_q, warp_row, out, softmax, thread);
+      store_partial<kConfig.head_dim_v>(o_partial, cached.len_q - first_q, warp_row, out, softmax, thread);
       for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
-        if (first_q + warp_row + row < p.len_q) p.lse_partial[first_row + warp_row + row] = log_sum_exp;
+        if (first_q + warp_row + row < cached.len_q) p.lse_partial[first_row + warp_row + row] = log_sum_exp;
       });
     }
-#line 265
+#line 266
     if (has_bad_values) {
       visit_bad([&](i32 row, i32 column) { o_partial[static_cast<i64>(row) * kConfig.head_dim_v + column] = not_a_number<float>(); });
     }
-#line 269
+#line 270
     return;
   }
 
-#line 273
+#line 274
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
     store_accumulator(o_tile, warp_row, 0, out, thread, [&](i32 m, i32 h) { return softmax.normalizer(m, h); });
-    float* const lse = p.lse + (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + warp_row;
+    float* const lse = p.lse + place.sequence * p.lse_batch + place.head * p.lse_head + cached.first_q + first_q + warp_row;
     for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
-#line 283
-      if (first_q + warp_row + row < p.len_q) lse[row] = log_sum_exp;
+#line 284
+      if (first_q + warp_row + row < cached.len_q) lse[row] = log_sum_exp;
     });
   }
 
-#line 289
+#line 290
   if (has_bad_values) {
-#line 291
+#line 292
     visit_bad([&](i32 row, i32 column) { *o_tile.element_at(row, column) = not_a_number<element_t>(); });
   }
 
-#line 308
+#line 309
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(
-      o_tile, {p.o + place.sequence * p.o_batch + place.head * p.o_head, p.o_row, p.len_q}, first_q, thread);
+      o_tile, {p.o + place.sequence * p.o_batch + cached.first_q * p.o_row + place.head * p.o_head, p.o_row, cached.len_q}, first_q, thread);
 }

@@ -77,29 +77,45 @@ def with_kvcache(
     return_lse: bool,
 ) -> Any:
     """What both generations' functions do."""
-    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
-        if x is not None and x.dim() != 4:
-            raise ArgumentError(f"{name} has shape {tuple(x.shape)}; it must have 4 dimensions")
+    ranks = {"q": (q, 4 if cache.cu_seqlens_q is None else 3)}
+    ranks |= {"k_cache": (k_cache, 4), "v_cache": (v_cache, 4), "k": (k, 4), "v": (v, 4)}
+    for name, (x, rank) in ranks.items():
+        if x is not None and x.dim() != rank:
+            raise ArgumentError(f"{name} has shape {tuple(x.shape)}; it must have {rank} dimensions")
     if (k is None) != (v is None):
         raise ArgumentError("k and v go together: pass both, or neither")
     if k is None and rotary is not None:
         raise ArgumentError("rotary_cos and rotary_sin turn new keys and the queries beside them; pass k and v too")
+    if rotary is not None and cache.cu_seqlens_q is not None:
+        raise ArgumentError("rotary_cos and rotary_sin do not go with cu_seqlens_q; turn q and k before, or pad q")
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
     left, right = _limits(causal, window_size)
-    form = Form(left, right, chunk=_chunk(attention_chunk), softcap=_cap(softcap), alibi=_slopes(alibi_slopes, q))
+    form = Form(
+        left, right, chunk=_chunk(attention_chunk), softcap=_cap(softcap), alibi=_slopes(alibi_slopes, q, cache)
+    )
     tensors = () if alibi_slopes is None else (alibi_slopes,)
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, k=k, v=v, rotary=rotary, scale=scale)
     return (out, lse) if return_lse else out
 
 
 def cache_of(
-    q: Any, cache_seqlens: Any, cache_batch_idx: Any, cache_leftpad: Any, block_table: Any, num_splits: int
+    q: Any,
+    cache_seqlens: Any,
+    cache_batch_idx: Any,
+    cache_leftpad: Any,
+    block_table: Any,
+    num_splits: int,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int | None = None,
 ) -> KVCache:
     """Where the keys of each sequence lie; one length for all may be a number."""
     if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
-    return KVCache(cache_seqlens, cache_batch_idx, cache_leftpad, block_table, num_splits=num_splits)
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    longest = 0 if cu_seqlens_q is None else max_seqlen_q or q.shape[0]
+    places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
+    return KVCache(*places, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest)
 
 
 def rotary_of(
@@ -113,10 +129,11 @@ def rotary_of(
     return Rotary(cos, sin, interleaved, positions, one_position=not causal and tuple(window_size) == (-1, -1))
 
 
-def _slopes(slopes: Any, q: Any) -> tuple[Any, int] | None:
+def _slopes(slopes: Any, q: Any, cache: KVCache) -> tuple[Any, int] | None:
     if slopes is None:
         return None
-    shape, allowed = tuple(slopes.shape), ((q.shape[2],), (q.shape[0], q.shape[2]))
+    batch = q.shape[0] if cache.cu_seqlens_q is None else cache.cu_seqlens_q.shape[0] - 1
+    shape, allowed = tuple(slopes.shape), ((q.shape[-2],), (batch, q.shape[-2]))
     if shape not in allowed:
         raise ArgumentError(f"alibi_slopes has shape {shape}; it must be {allowed[0]} or {allowed[1]}")
     return slopes.dtype, len(shape)

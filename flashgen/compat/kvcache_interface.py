@@ -42,13 +42,14 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """flash-attn 2's function with FlashAttention-3's arguments; ``page_table`` is its ``block_table``.
 
+    With ``cu_seqlens_q`` q is ``(total_q, H, D)``, and so is the output; the log-sum-exp is ``(H, total_q)``.
     ``rotary_seqlens`` ``(B,)`` says at which positions the first new keys are, where it is not ``cache_seqlens``. With
     ``attention_chunk`` a query attends to its own chunk of so many positions. v_cache may have a head dimension of its
     own. ``scheduler_metadata``, ``pack_gqa`` and ``sm_margin`` say how that library is to compute, and mean nothing
     here.
     """
     refused = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    refused |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "max_seqlen_q": max_seqlen_q}
+    refused["cu_seqlens_k_new"] = cu_seqlens_k_new
     for name, value in refused.items():
         if value is not None:
             raise ArgumentError(f"{name} is not supported; pass None")
@@ -59,7 +60,9 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, rotary_seqlens),
-        cache=cache_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, num_splits),
+        cache=cache_of(
+            q, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, num_splits, cu_seqlens_q, max_seqlen_q
+        ),
         scale=softmax_scale,
         causal=causal,
         window_size=window_size,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.plan.cache import APPENDED, cache_arrays
+from flashgen.plan.cache import APPENDED, PACKED_QUERIES, cache_arrays
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
@@ -40,18 +40,26 @@ def capacity(arrays: Sequence[ArrayInfo], k: ArrayInfo) -> int:
     return k.shape[1] if table is None else table.shape[1] * k.shape[1]
 
 
-def check_cache(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> None:
-    """ArgumentError for arrays that kernels cannot read, or that do not fit q and k."""
-    problems = list(_problems(arrays, q, k))
+def check_cache(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
+    """How many sequences there are; ArgumentError for arrays that kernels cannot read, or that do not fit q and k."""
+    starts = next((a for a in arrays if a.name == PACKED_QUERIES), None)
+    batch = q.shape[0] if starts is None else max((starts.shape or (1,))[0] - 1, 0)
+    problems = list(_problems(arrays, batch, q, k))
     if problems:
         raise ArgumentError("\n".join(problems))
+    return batch
 
 
-def _problems(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> Iterator[str]:
-    batch, has_rows = q.shape[0], any(a.name == "cache_batch_idx" for a in arrays)
+def is_packed(names: Iterable[str]) -> bool:
+    """Whether the queries of a call lie behind one another."""
+    return PACKED_QUERIES in names
+
+
+def _problems(arrays: Sequence[ArrayInfo], batch: int, q: ArrayInfo, k: ArrayInfo) -> Iterator[str]:
+    has_rows = any(a.name == "cache_batch_idx" for a in arrays)
     table = next((a for a in arrays if a.name == "block_table"), None)
     for a in arrays:
-        label = f"cache.{a.name.removeprefix(_PREFIX)}"
+        label, size = f"cache.{a.name.removeprefix(_PREFIX)}", batch + (a.name == PACKED_QUERIES)
         if a.device != q.device:
             yield f"{label} is on {a.where}, and q on {q.where}; move it there"
         if a.name == "block_table":
@@ -60,8 +68,8 @@ def _problems(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> Iterat
                     f"{label} is {a.dtype} of shape {a.shape}; pass a row of int32 page numbers, side by side, for "
                     f"each of {batch} sequences"
                 )
-        elif not is_ints(a, 1) or a.shape != (batch,):
-            yield f"{label} is {a.dtype} of shape {a.shape}; pass {batch} integers of 32 bits, side by side"
+        elif not is_ints(a, 1) or a.shape != (size,):
+            yield f"{label} is {a.dtype} of shape {a.shape}; pass {size} integers of 32 bits, side by side"
     if table is not None and len(table.shape) != 2:
         return
     if capacity(arrays, k) >= _LENGTH_LIMIT:

@@ -12,7 +12,8 @@ from flashgen.launch.append import Appender
 from flashgen.launch.arguments import check_backward, check_forward, check_scale
 from flashgen.launch.array import MAX_ACCESS_BYTES, ArrayInfo, Framework, alignment, canonical
 from flashgen.launch.boxes import encoded_maps
-from flashgen.launch.cached import cached_values, partial_outputs, with_room, with_splits
+from flashgen.launch.cache_arrays import is_packed
+from flashgen.launch.cached import cached_problem, cached_values, combine_steps, partial_outputs, with_splits
 from flashgen.launch.call import (
     BACKWARD_OUTPUTS,
     BACKWARD_ROLES,
@@ -28,7 +29,7 @@ from flashgen.launch.call import (
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.gradients import Gradients
-from flashgen.launch.packed import as_batch, longest, packed_values, without_batch
+from flashgen.launch.packed import as_batch, longest, packed_values, queries_as_batch, without_batch
 from flashgen.launch.packing import Value
 from flashgen.launch.side import NOTHING, Side, SideArguments, check_on_host
 from flashgen.launch.target import Buffer, Ready, Target
@@ -97,7 +98,7 @@ class Executor:
         framework = framework_of(q)
         signature, pointers = _signature(framework, "forward", arrays, stream)
         key = (signature, scale, side.key)
-        if self.target.on_host and side.longest != (0, 0):
+        if self.target.on_host and self.spec.varlen:
             check_on_host(side)
         call = self._forward_calls.get(key)
         if call is None:
@@ -229,14 +230,17 @@ class Executor:
         common_framework(names, arrays)
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
         beside, extra, infos = self._split(side, infos)
+        packed_queries = spec.cache is not None and is_packed(side.names)
         if spec.varlen:
             infos = as_batch(infos)
+        elif packed_queries:
+            infos = queries_as_batch(infos)
         check = check_forward if pass_ == "forward" else check_backward
         rows = problem = check(spec, *infos, on_host=self.target.on_host)
         q, k = (infos[_NAMES[pass_].index(name)] for name in ("q", "k"))
         count = self._side.check(beside, q, k)
         if spec.cache:
-            problem = with_room(rows, beside, k)
+            problem = cached_problem(rows, count, side.longest[0], beside, k)
         if spec.varlen:
             problem = longest(rows, count, side.longest)
         device = infos[0].device
@@ -248,7 +252,6 @@ class Executor:
         if spec.cache:
             most = self.target.multiprocessors(device)
             problem = with_splits(problem, side.num_splits, self._variants[access].plan.kernel("forward"), most)
-            roles = (*roles, "combine") if problem.splits > 1 else roles
         if captured_gradients:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
@@ -259,9 +262,10 @@ class Executor:
         values = {**call_values(problem, band, factor, infos, outputs), **side.parameters}
         if spec.varlen:
             values |= packed_values(spec.mask, rows)
+        if spec.varlen or packed_queries:
             outputs = without_batch(outputs)
         if spec.cache:
-            values |= cached_values(spec.mask, beside, k, problem.splits)
+            values |= cached_values(spec.mask, rows, beside, k, problem.splits)
         if self._captures is not None:
             self._captures.check(extra, q, problem)
             values |= self._captures.values(extra)
@@ -272,8 +276,11 @@ class Executor:
             assert expressions is not None, "all variants evaluate the same"
             outputs += self._captures.tables(extra, expressions.stretch)
         if spec.cache:
-            outputs += partial_outputs(problem, spec.head_dim_v)
-        return Call(device, make_steps(kernels, roles, problem, values, maps), outputs)
+            outputs += partial_outputs(rows, problem.splits, spec.head_dim_v)
+        steps = make_steps(kernels, roles, problem, values, maps)
+        if spec.cache:
+            steps += combine_steps(kernels, rows, problem.splits, values)
+        return Call(device, steps, outputs)
 
     def _outputs(self, pass_: Pass, problem: Problem, workspaces: Mapping[str, int]) -> tuple[Output, ...]:
         spec = self.spec

@@ -108,8 +108,9 @@ class SideArguments:
             )
         names, arrays = given_arrays(self._spec, cache)
         assert cache is not None, "given_arrays refuses None"
-        values = (("appended", cache.appended),)
-        return Side(names, arrays, key=(names, values, cache.num_splits), values=values, num_splits=cache.num_splits)
+        values, longest = (("appended", cache.appended),), (cache.max_seqlen_q, 0)
+        key = names, values, cache.num_splits, longest
+        return Side(names, arrays, key=key, values=values, longest=longest, num_splits=cache.num_splits)
 
     def addresses(self, side: Side, pointers: Sequence[int]) -> tuple[int, ...]:
         """One for each place, 0 where there is no array."""
@@ -117,10 +118,9 @@ class SideArguments:
         return tuple(given.get(place, 0) for place in self.places)
 
     def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
-        """How many packed sequences there are; ArgumentError for arrays that kernels cannot read."""
+        """How many packed or cached sequences there are; ArgumentError for arrays that kernels cannot read."""
         if self._spec.cache:
-            check_cache(infos, q, k)
-            return 0
+            return check_cache(infos, q, k)
         shapes = {info.name: info.shape for info in infos}
         sequences = max((shapes.get(STARTS[0]) or (1,))[0] - 1, 0)
         for info in infos:

@@ -13,6 +13,8 @@ from flashgen.spec import AttentionSpec, full
 PARTIALS = ("o_partial", "lse_partial")
 #: What a call of the append kernel brings beside q, k and v, in this order and after what says where sequences lie.
 APPENDED = ("rotary_positions", "rotary_cos", "rotary_sin", "new_k", "new_v", "rotated_q")
+#: Says where those of each sequence begin.
+PACKED_QUERIES = "cu_seqlens_q"
 _WARPS = 4
 _APPENDED_ROWS = 8
 _CORNER_NOTE = "the band of what is aligned at the top left; band_...: at the bottom right"
@@ -24,6 +26,7 @@ _NOTES = {
     "cache_batch_idx": "its row; null: its own number",
     "cache_leftpad": "how many of its first keys are not there; null: none",
     "block_table": _TABLE_NOTE,
+    "cu_seqlens_q": "where its queries begin among those of all; null: they have a batch of their own",
 }
 
 
@@ -32,7 +35,8 @@ def cache_arrays(spec: AttentionSpec) -> tuple[str, ...]:
 
     Any but the table of pages may be left out.
     """
-    return ("cache_seqlens", "cache_batch_idx", "cache_leftpad", *(("block_table",) if spec.cache == "paged" else ()))
+    table = ("block_table",) if spec.cache == "paged" else ()
+    return ("cache_seqlens", "cache_batch_idx", "cache_leftpad", *table, PACKED_QUERIES)
 
 
 def with_cache(kernel: KernelPlan) -> KernelPlan:
@@ -48,7 +52,9 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
         Param("appended", "int32", "i32", "keys that were put behind those that cache_seqlens counts"),
         Param("corner_lower", "int32", "i32", _CORNER_NOTE),
         Param("corner_upper", "int32", "i32"),
-        Param("batch", "int32", "i32"),
+        Param("lse_batch", "int64", "i64", "rows of results from one sequence to the next; 0 where queries are packed"),
+        Param("lse_head", "int64", "i64"),
+        Param("lse_rows", "int64", "i64", "and from one split to the next"),
     ]
     params = [replace(p, note=_NOTED.get(p.name, p.note)) for p in kernel.params.params]
     return replace(
@@ -67,7 +73,7 @@ def plan_cache(forward: KernelPlan) -> tuple[KernelPlan, ...]:
 def _append(forward: KernelPlan) -> KernelPlan:
     spec = forward.spec
     tables = [
-        *(p for p in _places(spec) if p.name != "cache_leftpad"),
+        *(p for p in _places(spec) if p.name not in ("cache_leftpad", PACKED_QUERIES)),
         Param("rotary_positions", "void*", "const i32*", "of the first new key and query; null: cache_seqlens"),
         Param("rotary_cos", "void*", "const element_t*", "(positions, rotary_dim / 2)"),
         Param("rotary_sin", "void*", "const element_t*"),

@@ -25,6 +25,10 @@ class KVCache:
     these all from ``leftpad[i]`` on. ``appended`` more were just put behind them by ``Kernel.append``. Masks count keys
     from ``leftpad`` on, and the last key is that of the last query.
 
+    Queries are ``(batch, len_q, heads_q, head_dim)``, or with ``cu_seqlens_q`` those of sequence i are rows
+    ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` of ``(total_q, heads_q, head_dim)``, at most ``max_seqlen_q``; the
+    last element is the total.
+
     ``num_splits`` parts of the keys are worked on by blocks of their own, whose results are then combined; 0 leaves the
     number to flashgen. Results differ by rounding alone.
     """
@@ -35,15 +39,19 @@ class KVCache:
     block_table: Any = None
     appended: int = 0
     num_splits: int = 0
+    cu_seqlens_q: Any = None
+    max_seqlen_q: int = 0
 
     def __post_init__(self) -> None:
         problems = []
-        for name, most in (("appended", 2**30), ("num_splits", MOST_SPLITS)):
+        for name, most in (("appended", 2**30), ("num_splits", MOST_SPLITS), ("max_seqlen_q", 2**30)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to {most}")
         if self.appended and self.seqlens is None:
             problems.append("appended keys lie behind those that were there; say in seqlens how many these were")
+        if (self.cu_seqlens_q is None) != (not self.max_seqlen_q):
+            problems.append(f"cu_seqlens_q and max_seqlen_q={self.max_seqlen_q} go together; pass both, or neither")
         if problems:
             raise ArgumentError("\n".join(f"cache: {problem}" for problem in problems))
 

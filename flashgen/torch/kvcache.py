@@ -5,6 +5,7 @@ Both are for inference, and have no gradients. Lengths and places stay on the de
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ library.define(
 )
 library.define(
     "cache_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor[] captured, str program, "
-    f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None) -> (Tensor, Tensor)"
+    f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0) "
+    "-> (Tensor, Tensor)"
 )
 
 
@@ -54,7 +56,8 @@ def attend_to_cache(
         q, appended = q if rotary is None else turned, k.shape[1]
     captured = [tensors[i] for i in order]
     result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
-        q, k_cache, v_cache, captured, text, *places, appended, cache.num_splits, scale
+        *(q, k_cache, v_cache, captured, text, *places, appended),
+        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q),
     )
     return result
 
@@ -106,11 +109,13 @@ def _forward(
     appended: int = 0,
     num_splits: int = 0,
     scale: float | None = None,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int = 0,
 ) -> tuple[Any, Any]:
     q, names = rows_contiguous(q), program_named(program).names
     check_tensors(names, tuple(captured), q.device)
-    places = (_plain(x) for x in (seqlens, batch_idx, leftpad, block_table))
-    cache = KVCache(*places, appended, num_splits)
+    places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
+    cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q)
     kernel = _kernel(q, v_cache, program, block_table)
     given = dict(zip(names, captured, strict=True))
     out, lse = kernel(q, k_cache, v_cache, scale=scale, captured=given, cache=cache)
@@ -151,9 +156,9 @@ def _append_shapes(
 
 
 def _forward_shapes(q: Any, k_cache: Any, v_cache: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-    batch, len_q, heads, _dim = q.shape
-    out = q.new_empty((batch, len_q, heads, v_cache.shape[-1]))
-    return out, q.new_empty((batch, heads, len_q), dtype=torch.float32)
+    *batch, len_q, heads, _dim = q.shape
+    out = q.new_empty((*batch, len_q, heads, v_cache.shape[-1]))
+    return out, q.new_empty((*batch, heads, len_q), dtype=torch.float32)
 
 
 torch.library.register_fake("flashgen::cache_append", _append_shapes, lib=library)
@@ -183,6 +188,6 @@ def _forward_flops(
     **__: Any,
 ) -> int:
     """Two products over as many keys as there is room for: how many there are is known on the device alone."""
-    batch, len_q, heads, dim = q
+    *rows, heads, dim = q
     keys = k_cache[1] * (1 if block_table is None else block_table[1])
-    return int(2 * batch * heads * len_q * keys * (dim + v_cache[-1]))
+    return int(2 * math.prod(rows) * heads * keys * (dim + v_cache[-1]))

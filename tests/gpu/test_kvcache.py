@@ -195,6 +195,21 @@ def test_a_captured_step_of_decoding_goes_on_at_each_replay(plain_outputs: None)
     assert all(torch.equal(a, b) for a, b in zip(caches, after, strict=True))
 
 
+def test_packed_queries_are_those_of_each_sequence(plain_outputs: None) -> None:
+    from flashgen.compat.flash_attn_interface import flash_attn_with_kvcache
+
+    problem = Problem(Random(3), 128, (70, 900), (8, 2), 16, True, False, False)
+    lengths, table = torch.tensor(problem.seqlens, dtype=torch.int32, device="cuda"), problem.table
+    options = {"cache_seqlens": lengths, "page_table": table, "causal": True, "num_splits": 3}
+    caches = problem.k_cache, problem.v_cache
+    alone = flash_attn_with_kvcache(problem.q, *caches, **options)
+    starts = torch.tensor([0, 70, 73], dtype=torch.int32, device="cuda")
+    # Of the second sequence the last queries alone, which see what they saw before.
+    packed = torch.cat([problem.q[0], problem.q[1, -3:]])
+    found = flash_attn_with_kvcache(packed, *caches, cu_seqlens_q=starts, max_seqlen_q=70, **options)
+    torch.testing.assert_close(found, torch.cat([alone[0], alone[1, -3:]]), atol=2e-3, rtol=1e-2)
+
+
 def test_the_same_bits_in_250_runs(plain_outputs: None) -> None:
     problem = Problem(Random(1), 128, (3, 5000), (8, 2), 100, True, False, False)
     first = problem.call(0)

@@ -17,6 +17,7 @@ from flashgen.verify import Mode, Tiles, draw, expect, modes, run_case
 DIM = 10
 PAGED = fg.AttentionSpec(DIM, dtype="fp32", mask=fg.causal(), direction="forward", cache="paged")
 ROWS = fg.AttentionSpec(DIM, dtype="fp32", mask=fg.window(20, 3), direction="forward", cache="contiguous")
+PLACES = ("seqlens", "batch_idx", "leftpad", "block_table")
 TINY = fg.Schedule(tile_q=16, tile_kv=16, warps=fg.WarpPartition("split_q", 1))
 
 
@@ -260,3 +261,28 @@ def test_what_does_not_fit_is_refused_in_a_sentence(name: str) -> None:
 def test_what_no_cache_can_be_is_refused(fields: Any, words: str) -> None:
     with pytest.raises(fg.ArgumentError, match=words):
         fg.KVCache(**fields)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("spec", [PAGED, ROWS], ids=["paged", "contiguous"])
+def test_packed_queries_give_what_each_sequence_gives_alone(spec: fg.AttentionSpec, splits: int) -> None:
+    call = Call((40, 0, 55), (3, 0, 0), 7, 60, 5, 20, (4, 2), splits, 0, False, False, 6, Mode(race=True))
+    cache, x = arrays_of(call, paged=spec.cache == "paged")
+    kernel = kernel_of(spec)
+    kernel.target.options = call.mode.options  # type: ignore[attr-defined]
+    kernel.append(x["k_cache"], x["v_cache"], x["k"], x["v"], cache=cache)
+    cache = replace(cache, appended=call.new)
+    starts = np.array([0, 17, 17, 37], np.int32)
+    q = np.concatenate([x["q"][0, :17], x["q"][2]])
+    packed = replace(cache, cu_seqlens_q=starts, max_seqlen_q=20)
+    o, lse = kernel(q, x["k_cache"], x["v_cache"], cache=packed)
+    assert (o.shape, lse.shape) == ((37, 4, DIM), (4, 37))
+    for b, rows in ((0, slice(0, 17)), (2, slice(17, 37))):
+        own = replace(cache, **{n: a[b : b + 1] for n in PLACES if (a := getattr(cache, n)) is not None})
+        own_o, own_lse = kernel(q[None, rows], x["k_cache"], x["v_cache"], cache=own)
+        assert np.array_equal(o[rows], own_o[0])
+        assert np.array_equal(lse[:, rows], own_lse[0])
+    with pytest.raises(fg.ArgumentError, match=r"the call has cache\.cu_seqlens_q and takes"):
+        kernel(q[None], x["k_cache"], x["v_cache"], cache=packed)
+    with pytest.raises(fg.ArgumentError, match="pass both, or neither"):
+        fg.KVCache(cu_seqlens_q=starts)

@@ -179,6 +179,25 @@ def test_the_third_generation_has_chunks_positions_and_values_of_their_own_width
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("page_size", [None, 5])
+def test_packed_queries_are_those_of_each_sequence(emulated: Any, page_size: int | None) -> None:
+    at = Caches(page_size)
+    places = at.places if page_size is None else {"page_table": at.table}
+    options = {"cache_seqlens": at.seqlens, "causal": True, "return_softmax_lse": True, **places}
+    alone, alone_lse = fa3(at.q, at.k_cache, at.v_cache, **options)
+    packed = torch.cat([at.q[0], at.q[1, 1:]])
+    starts = {"cu_seqlens_q": ints(0, 3, 5), "max_seqlen_q": 3}
+    out, lse = fa3(packed, at.k_cache, at.v_cache, **options, **starts, num_splits=2)
+    assert torch.allclose(out.float(), torch.cat([alone[0], alone[1, 1:]]).float(), atol=2e-3)
+    assert torch.allclose(lse, torch.cat([alone_lse[0], alone_lse[1, :, 1:]], -1), atol=1e-4)
+    at.seqlens = ints(9, 9)
+    one_length, _ = fa3(packed, at.k_cache, at.v_cache, **{**options, "cache_seqlens": at.seqlens}, **starts)
+    as_number, _ = fa3(packed, at.k_cache, at.v_cache, **{**options, "cache_seqlens": 9}, **starts)
+    assert torch.equal(one_length, as_number)
+    with pytest.raises(fg.ArgumentError, match="do not go with cu_seqlens_q"):
+        fa3(packed, at.k_cache, at.v_cache, at.k, at.v, None, at.cos, at.sin, **options, **starts)
+
+
 def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
     from flashgen.torch.forms import Form, program_for
 
@@ -199,7 +218,6 @@ def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
     )
     appending = (at.k_cache, at.v_cache, at.k, at.v, at.q, text, *places)
     torch.library.opcheck(ops.cache_append.default, (*appending, None, None, at.cos, at.sin))
-    torch.library.opcheck(ops.cache_append.default, appending)
 
 
 def test_strided_arguments_are_taken_and_gradients_are_refused(emulated: Any) -> None:
@@ -224,7 +242,8 @@ def test_strided_arguments_are_taken_and_gradients_are_refused(emulated: Any) ->
         (fa2, {"num_splits": 1000}, "num_splits=1000 is out of range"),
         (fa2, {"k": torch.ones(2, 3, 16)}, "k has shape .* must have 4 dimensions"),
         (fa3, {"qv": 1}, "qv is not supported"),
-        (fa3, {"cu_seqlens_q": 1}, "cu_seqlens_q is not supported"),
+        (fa3, {"cu_seqlens_k_new": 1}, "cu_seqlens_k_new is not supported"),
+        (fa3, {"cu_seqlens_q": torch.ones(3)}, "q has shape .* must have 3 dimensions"),
         (fa3, {"v_descale": 1}, "v_descale is not supported"),
     ],
 )

@@ -6,10 +6,12 @@
 
 namespace flashgen {
 
-// The row of a cache, or of a table of pages, that belongs to a sequence, and which of its keys are there.
+// The row of a cache, or of a table of pages, that belongs to a sequence, which of its keys are there, and
+// where its queries begin among those of all, if they are packed.
 struct CachedSequence {
   i64 row;
   i32 first_key;
+  i32 first_q;
   i32 len_q, len_kv;
 
   // What an array says is never taken for more than there is room for.
@@ -17,7 +19,16 @@ struct CachedSequence {
   FLASHGEN_DEVICE static CachedSequence of(const Params& p, i32 sequence) {
     const i32 end = smaller(before(p, sequence) + p.appended, p.len_kv);
     const i32 first = p.cache_leftpad == nullptr ? 0 : larger(0, smaller(p.cache_leftpad[sequence], end));
-    return {row_of(p, sequence), first, p.len_q, end - first};
+    const Range queries = queries_of(p, sequence);
+    return {row_of(p, sequence), first, queries.begin, queries.size(), end - first};
+  }
+
+  // No more than the longest sequence may have.
+  template <class Params>
+  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+    if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
+    const i32 first = p.cu_seqlens_q[sequence];
+    return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
   }
 
   template <class Params>
