@@ -103,9 +103,10 @@ def test_the_signatures_are_flash_attns() -> None:
     ]
 
 
-@pytest.mark.parametrize("page_size", [None, 5])
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(
+    ("page_size", "interleaved", "is_causal"),
+    [(None, True, True), (None, False, False), (5, True, True), (5, False, True)],
+)
 def test_new_keys_are_turned_put_into_the_cache_and_attended_to(
     emulated: Any, reference: Any, page_size: int | None, interleaved: bool, is_causal: bool
 ) -> None:
