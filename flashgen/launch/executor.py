@@ -137,6 +137,8 @@ class Executor:
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
+        if self.spec.cache:
+            raise ArgumentError("attention to a cache has no backward pass; build the spec without cache")
         side = self._side.of(dropout, sequences)
         extra = (*side.arrays, *self._captured(captured))
         arrays = (*extra, do, q, k, v, out, lse) if dlse is None else (*extra, do, q, k, v, out, lse, dlse)

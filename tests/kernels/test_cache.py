@@ -222,6 +222,7 @@ def complaint(name: str) -> tuple[Any, str]:
         "lengths of three": (attend(rows, fg.KVCache(np.zeros(3, np.int32))), "of shape \\(3,\\); pass 2 integers"),
         "too few rows": (attend(rows, here, floats[:1]), "k has 1 rows and q has batch 2"),
         "a kernel without": (attend(plain, here), "build one with cache='contiguous' or 'paged'"),
+        "backward": (lambda: rows.backward(floats, floats, floats, floats, floats, floats), "has no backward pass"),
         "append to none": (lambda: plain.append(floats, floats, floats, floats, cache=here), "built without a cache"),
         "append nowhere": (append(fg.KVCache()), "say how many these are"),
         "heads": (append(here, np.zeros((2, 8, 2, DIM), np.float32)), "k has 2 heads and k_cache has 1"),
@@ -240,7 +241,15 @@ def complaint(name: str) -> tuple[Any, str]:
     "name",
     [
         *("no cache", "no table", "a table", "a flat table", "long lengths", "lengths of three", "too few rows"),
-        *("a kernel without", "append to none", "append nowhere", "heads", "three dimensions", "half an angle"),
+        *(
+            "a kernel without",
+            "backward",
+            "append to none",
+            "append nowhere",
+            "heads",
+            "three dimensions",
+            "half an angle",
+        ),
         *("many angles", "few positions", "positions"),
     ],
 )
