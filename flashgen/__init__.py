@@ -16,6 +16,9 @@ if TYPE_CHECKING:
         flash_attn_func,
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
     )
     from flashgen.errors import (
         ArgumentError,
@@ -68,6 +71,9 @@ else:
                 "flash_attn_func",
                 "flash_attn_kvpacked_func",
                 "flash_attn_qkvpacked_func",
+                "flash_attn_varlen_func",
+                "flash_attn_varlen_kvpacked_func",
+                "flash_attn_varlen_qkvpacked_func",
             ),
             "flashgen.errors": (
                 "ArgumentError",
@@ -183,6 +189,9 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "full",
     "global_tokens",
     "integrations",

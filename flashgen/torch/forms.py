@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.spec import Mask, Score, alibi, chunked, softcap, window
+from flashgen.spec import Mask, Score, Sequences, alibi, chunked, softcap, window
 from flashgen.spec import sink as sink_of
 from flashgen.torch.entry import attend_program, by_operator
 from flashgen.torch.programs import Program, program_of
@@ -93,13 +93,15 @@ def attend_by_form(
     scale: float | None,
     deterministic: bool | None = None,
     dropout_p: float = 0.0,
+    sequences: Sequences | None = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
     if torch.compiler.is_compiling():
-        captured = [tensors[i] for i in order_for(*form)]
-        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic, dropout_p)
+        captured = tuple(tensors[i] for i in order_for(*form))
+        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic, dropout_p, sequences)
     program, order = program_for(form)
-    return attend_program(q, k, v, program, tuple(tensors[i] for i in order), scale, deterministic, dropout_p)
+    captured = tuple(tensors[i] for i in order)
+    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences)
 
 
 def _mask(tensor: Any, axes: str) -> Mask:

@@ -36,22 +36,34 @@ def limits_of(mask: Mask) -> Limits:
     return bottom_right.left, bottom_right.right, top_left.left, top_left.right
 
 
-def kernel_for(q: Any, v: Any, what: What, *, gradients: bool, deterministic: bool, drops: bool = False) -> Kernel:
+def kernel_for(
+    q: Any,
+    v: Any,
+    what: What,
+    *,
+    gradients: bool,
+    deterministic: bool,
+    drops: bool = False,
+    packed: bool = False,
+) -> Kernel:
     """The kernel for these tensors, on their device."""
-    key = (q.shape[-1], v.shape[-1], q.dtype, what, gradients, gradients and deterministic, drops, q.get_device())
+    options = gradients, gradients and deterministic, drops, packed
+    key = (q.shape[-1], v.shape[-1], q.dtype, what, *options, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
         kernel = _kernels[key] = _build(*key)
     return kernel
 
 
-def forward_kernel(q: Any, v: Any, what: What, *, deterministic: bool, drops: bool = False) -> Kernel:
+def forward_kernel(
+    q: Any, v: Any, what: What, *, deterministic: bool, drops: bool = False, packed: bool = False
+) -> Kernel:
     """A kernel that has at least the forward pass: one built for training too, if there is one already."""
     for reproducible in (deterministic, not deterministic):
-        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, drops, q.get_device())
+        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, drops, packed, q.get_device())
         if key in _kernels:
             return _kernels[key]
-    return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops)
+    return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops, packed=packed)
 
 
 def emulate_cpu() -> Switch:
@@ -85,6 +97,7 @@ def _build(
     gradients: bool,
     deterministic: bool,
     drops: bool,
+    packed: bool,
     device: int,
 ) -> Kernel:
     if dtype not in _DTYPES:
@@ -98,6 +111,7 @@ def _build(
         direction="both" if gradients else "forward",
         deterministic=deterministic,
         dropout=drops,
+        varlen=packed,
     )
     if device != HOST:
         _refuse_capture()
