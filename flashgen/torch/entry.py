@@ -11,7 +11,7 @@ from flashgen.errors import ArgumentError
 from flashgen.spec import Mask, Score, Sequences, causal, full, window
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
 from flashgen.torch.function import AttentionFunction, ProgramFunction, rows_contiguous
-from flashgen.torch.kernels import NO_LIMITS, Limits, kernel_for, limits_of
+from flashgen.torch.kernels import NO_LIMITS, What, kernel_for, limits_of
 from flashgen.torch.packed import arrays_of, check_sequences
 from flashgen.torch.programs import Program, check_tensors, mask_of, program_of, score_of
 from flashgen.torch.randomness import drawn_state, dropout_of
@@ -79,7 +79,7 @@ def attend(
     q: Any,
     k: Any,
     v: Any,
-    limits: Limits,
+    what: What,
     scale: float | None,
     deterministic: bool | None,
     dropout_p: float = 0.0,
@@ -89,18 +89,18 @@ def attend(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_compiling() or _is_watched(q, k, v):
-        if sequences is not None:
-            text = compiled.text(None, None, *limits)
+        if sequences is not None or isinstance(what, str):
+            text = what if isinstance(what, str) else compiled.text(None, None, *what)
             return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences)
         state = drawn_state(dropout_p, q)
-        result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *limits, deterministic, dropout_p, state)
+        result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *what, deterministic, dropout_p, state)
         return result
     q, k, v = _ready(q, k, v)
     packed = sequences is not None
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q))
     drops = dropout is not None
-    kernel = kernel_for(q, v, limits, gradients=gradients, deterministic=deterministic, drops=drops, packed=packed)
+    kernel = kernel_for(q, v, what, gradients=gradients, deterministic=deterministic, drops=drops, packed=packed)
     if gradients:
         out, lse = AttentionFunction.apply(q, k, v, scale, kernel, dropout, sequences)  # type: ignore[no-untyped-call]
         return out, lse
@@ -119,6 +119,8 @@ def attend_program(
     sequences: Sequences | None = None,
 ) -> tuple[Any, Any]:
     """The same for a mask or a score that is an expression, with the tensors that it captured."""
+    if not captured:
+        return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     watched = _is_watched(q, k, v)

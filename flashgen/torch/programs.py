@@ -64,8 +64,11 @@ def program_of(mask: Mask, score: Score | None) -> tuple[Program, tuple[Any, ...
     """The program of a mask and a score, and the tensors that they hold now, in the program's order."""
     tensors = tensors_of(mask, score)
     # Names depend on which tensors are the same, since those are captured once.
-    same = tuple(next(i for i, other in enumerate(tensors) if other is tensor) for tensor in tensors)
-    key = (_key_of(mask), None if score is None else _key_of_score(score), same)
+    same = tuple([next(i for i, other in enumerate(tensors) if other is tensor) for tensor in tensors])
+    # Forms say all that texts say, keep no tensor alive, and are one object each, which is quick to look up.
+    bands = mask.bottom_right, mask.top_left
+    limits = bands[0].left, bands[0].right, bands[1].left, bands[1].right
+    key = (limits if mask.form is None else mask.form, None if score is None else score.form, same)
     found = _programs.get(key)
     if found is None:
         if len(_programs) >= _PROGRAMS_KEPT:
@@ -95,15 +98,6 @@ def _text_of(spec: AttentionSpec) -> str:
     text = json.dumps({name: value for name, value in spec_to_dict(spec).items() if name in TEXT_FIELDS})
     assert spec_of(text) == spec, f"the written form of {spec.describe()} reads as something else"
     return text
-
-
-def _key_of(mask: Mask) -> tuple[object, ...]:
-    """All that a mask's text says; it keeps no tensor alive."""
-    return mask.bottom_right, mask.top_left, None if mask.rest is None else mask.rest.key
-
-
-def _key_of_score(score: Score) -> tuple[object, ...]:
-    return score.traced.key, None if score.sink is None else score.sink.key
 
 
 def program_named(text: str) -> Program:
