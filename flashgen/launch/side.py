@@ -55,6 +55,8 @@ class SideArguments:
         if dropout is None and sequences is None and not self.places:
             return NOTHING
         drop, packed = self._dropped(dropout), self._packed(sequences)
+        if drop is NOTHING or packed is NOTHING:
+            return packed if drop is NOTHING else drop
         return drop._replace(
             names=drop.names + packed.names,
             arrays=drop.arrays + packed.arrays,
