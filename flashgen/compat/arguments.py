@@ -25,12 +25,13 @@ def attention(
     attention_chunk: int = 0,
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
-    left, right = _limits(causal, window_size)
+    left, right = limits_of(causal, window_size)
     reproducible = True if deterministic else None
     if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p, sequences)
+        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p, sequences, state)
     form = Form(
         left,
         right,
@@ -39,7 +40,7 @@ def attention(
         alibi=None if alibi_slopes is None else _slopes(alibi_slopes, q, sequences),
     )
     tensors = () if alibi_slopes is None else (alibi_slopes,)
-    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences)
+    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state)
 
 
 def sequences_of(
@@ -64,7 +65,7 @@ def unpack(name: str, packed: Any, count: int, rows: str = "batch, length") -> A
     return packed.unbind(-3)
 
 
-def _limits(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, int | None]:
+def limits_of(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, int | None]:
     """How far a query sees; a causal mask has no keys to the right, whatever the window says."""
     left, right = window_size
     for value in (left, right):

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.compat.arguments import attention, sequences_of, unpack
+from flashgen.compat.arguments import attention, limits_of, sequences_of, unpack
+from flashgen.compat.probabilities import signed_probabilities
 from flashgen.errors import ArgumentError
+from flashgen.spec import Dropout, Sequences
+from flashgen.torch.randomness import drawn_state
 
 
 def flash_attn_func(
@@ -31,22 +34,12 @@ def flash_attn_func(
     ``window_size=(left, right)`` lets query i see the keys from ``i + Sk - Sq - left`` to
     ``i + Sk - Sq + right``, -1 meaning no limit. ``softcap`` is the limit of ``tanh``, 0 for none, and
     ``alibi_slopes``, ``(H,)`` or ``(B, H)``, a penalty on ``|i + Sk - Sq - j|``. ``deterministic=False`` still follows
-    torch's global switch. With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``; the last is
-    empty, as there without dropout: probabilities are never in memory.
+    torch's global switch. With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``. The last is empty
+    without dropout, as there; else it holds the probabilities of all pairs, ``(B, H, Sq, Sk)`` with lengths rounded up
+    to 128, below 0 where a pair was dropped.
     """
-    out, lse = attention(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        deterministic,
-        alibi_slopes=alibi_slopes,
-        dropout_p=dropout_p,
-    )
-    return (out, lse, out.new_empty(0)) if return_attn_probs else out
+    options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    return _attend(q, k, v, None, dropout_p, *options)
 
 
 def flash_attn_kvpacked_func(
@@ -134,20 +127,9 @@ def flash_attn_varlen_func(
             "block_table is not supported; pass k and v as (total_k, heads_kv, head_dim), one sequence behind another, "
             "and None"
         )
-    out, lse = attention(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        deterministic,
-        alibi_slopes=alibi_slopes,
-        dropout_p=dropout_p,
-        sequences=sequences_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-    )
-    return (out, lse, out.new_empty(0)) if return_attn_probs else out
+    sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    return _attend(q, k, v, sequences, dropout_p, *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -219,3 +201,33 @@ def flash_attn_varlen_qkvpacked_func(
         deterministic,
         return_attn_probs,
     )
+
+
+def _attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    sequences: Sequences | None,
+    dropout_p: float,
+    scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,
+    return_attn_probs: bool,
+) -> Any:
+    """``out``, or all three results."""
+    state = drawn_state(dropout_p, q) if return_attn_probs else None
+    arguments = q, k, v, scale, causal, window_size, softcap, deterministic
+    more = {"alibi_slopes": alibi_slopes, "dropout_p": dropout_p, "sequences": sequences, "state": state}
+    out, lse = attention(*arguments, **more)
+    if not return_attn_probs:
+        return out
+    if state is None:
+        return out, lse, out.new_empty(0)
+    rules = {"scale": scale, "limits": limits_of(causal, window_size), "softcap": softcap, "slopes": alibi_slopes}
+    dropout = Dropout(dropout_p, state=state)
+    # Autocast may have changed what was attended to.
+    q, k = q.to(out.dtype), k.to(out.dtype)
+    return out, lse, signed_probabilities(q, k, lse, dropout, **rules, sequences=sequences)

@@ -84,21 +84,25 @@ def attend(
     deterministic: bool | None,
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
-    """``(out, lse)`` through the short door where nobody watches, else through the dispatcher."""
+    """``(out, lse)`` through the short door where nobody watches, else through the dispatcher.
+
+    ``state`` decides which pairs are dropped; it is drawn where none is given.
+    """
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_compiling() or _is_watched(q, k, v):
         if sequences is not None or isinstance(what, str):
             text = what if isinstance(what, str) else compiled.text(None, None, *what)
-            return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences)
-        state = drawn_state(dropout_p, q)
+            return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences, state)
+        state = drawn_state(dropout_p, q, state)
         result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *what, deterministic, dropout_p, state)
         return result
     q, k, v = _ready(q, k, v)
     packed = sequences is not None
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q))
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
     drops = dropout is not None
     kernel = kernel_for(q, v, what, gradients=gradients, deterministic=deterministic, drops=drops, packed=packed)
     if gradients:
@@ -117,21 +121,22 @@ def attend_program(
     deterministic: bool | None,
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """The same for a mask or a score that is an expression, with the tensors that it captured."""
     if not captured:
-        return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences)
+        return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences, state)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     watched = _is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):
-        return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p, sequences)
+        return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p, sequences, state)
     q, k, v = _ready(q, k, v)
     inputs = (q, k, v, *captured)
     packed = sequences is not None
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q))
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
     drops = dropout is not None
     options = {"gradients": gradients, "deterministic": deterministic, "drops": drops, "packed": packed}
     kernel = kernel_for(q, v, program.text, **options)
@@ -185,11 +190,12 @@ def by_operator(
     deterministic: bool | None,
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """The same through the dispatcher, whoever watches."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    program = list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q)
+    program = list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q, state)
     result: tuple[Any, Any]
     if sequences is None:
         result = torch.ops.flashgen.program_forward(q, k, v, *program)

@@ -94,14 +94,15 @@ def attend_by_form(
     deterministic: bool | None = None,
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
     if torch.compiler.is_compiling():
         captured = tuple(tensors[i] for i in order_for(*form))
-        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic, dropout_p, sequences)
+        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic, dropout_p, sequences, state)
     program, order = program_for(form)
     captured = tuple(tensors[i] for i in order)
-    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences)
+    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences, state)
 
 
 def _mask(tensor: Any, axes: str) -> Mask:
