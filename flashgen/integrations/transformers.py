@@ -146,11 +146,9 @@ def attention(
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     mask, packed = attention_mask, None
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-        _check_packed(query, attention_mask, position_bias, cu_seq_lens_q, cu_seq_lens_k)
-        mask, q, k, v = None, q[0], k[0], v[0]
-        # Grids are made for the longest; no sequence is longer than all together.
-        longest = max_length_q or query.shape[2], max_length_k or key.shape[2]
-        packed = Sequences(cu_seq_lens_q.int(), cu_seq_lens_k.int(), *longest)
+        where = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
+        packed, mask = _packed(query, attention_mask, position_bias, *where), None
+        q, k, v = q[0], k[0], v[0]
     if mask is not None and mask.shape[-1] != k.shape[1]:
         raise ArgumentError(
             f"attention_mask has {mask.shape[-1]} keys and key has {k.shape[1]}; make the mask for the cache in use"
@@ -202,13 +200,17 @@ def _limits(causal: bool, sliding_window: int | None, keys: int) -> tuple[int | 
     return None, None
 
 
-def _check_packed(query: Any, mask: Any, position_bias: Any, starts_q: Any, starts_k: Any) -> None:
+def _packed(
+    query: Any, mask: Any, position_bias: Any, starts_q: Any, starts_k: Any, longest_q: Any, longest_k: Any
+) -> Sequences:
     """Sequences in one row, of which a mask may say no more than that again: which document each token is of."""
     says_documents = mask is not None and mask.dim() == 2 and not mask.is_floating_point() and mask.dtype != torch.bool
-    if starts_q is None or starts_k is None or query.shape[0] != 1 or not (mask is None or says_documents):
+    whole = None not in (longest_q, longest_k) and starts_q is not None and starts_k is not None
+    if not whole or query.shape[0] != 1 or not (mask is None or says_documents):
         raise ArgumentError(
-            "cu_seq_lens_q and cu_seq_lens_k go together, with a batch of 1 and without attention_mask; pass "
-            "position_ids that start at 0 for each document instead"
+            "cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k go together, with a batch of 1 and without "
+            "attention_mask; pass position_ids that start at 0 for each document instead"
         )
     if position_bias is not None:
         raise ArgumentError("position_bias is not supported with cu_seq_lens_q; pass position_ids instead")
+    return Sequences(starts_q.int(), starts_k.int(), longest_q, longest_k)

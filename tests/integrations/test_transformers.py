@@ -200,7 +200,7 @@ CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool() if torch else None
 def test_lengths_of_documents_are_documents(documents: bool) -> None:
     starts = torch.tensor([0, 4, 9], dtype=torch.int32)
     ids = (torch.arange(LENGTH) >= 4).int()
-    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts} | ({} if documents else {"max_length_q": 5})
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 5, "max_length_k": 5}
     found, *inputs = attended(ids[None] if documents else None, **lengths)
     assert close(found, plain(*inputs, CAUSAL & (ids[:, None] == ids)))
 
@@ -227,6 +227,10 @@ def test_a_mask_of_numbers_and_a_position_bias_are_added() -> None:
     assert close(found, plain(*inputs, torch.ones_like(CAUSAL), bias[:, :, :1]))
 
 
+LENGTHS: dict[str, Any] = dict.fromkeys(("max_length_q", "max_length_k"), 5)
+LENGTHS |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 5]))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -235,7 +239,9 @@ def test_a_mask_of_numbers_and_a_position_bias_are_added() -> None:
         ({"cache": object()}, "cache=<object"),
         ({"attention_mask": torch.ones(1, 4, dtype=torch.bool)}, "attention_mask has 4 keys and key has 5"),
         ({"sliding_window": 2, "is_causal": False}, "sliding_window=2 without a causal mask"),
-        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "cu_seq_lens_q and cu_seq_lens_k go together"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k go"),
+        ({**LENGTHS, "attention_mask": torch.ones(1, 5, dtype=torch.bool)}, "go together, with a batch of 1"),
+        ({**LENGTHS, "position_bias": torch.ones(1, 2, 5, 5)}, "position_bias is not supported with cu_seq_lens_q"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(options: Any, words: str) -> None:
