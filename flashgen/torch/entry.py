@@ -11,9 +11,9 @@ from flashgen.errors import ArgumentError
 from flashgen.spec import Mask, Score, Sequences, causal, full, window
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
 from flashgen.torch.function import AttentionFunction, ProgramFunction, rows_contiguous
-from flashgen.torch.kernels import NO_LIMITS, What, kernel_for, limits_of
+from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
 from flashgen.torch.packed import arrays_of, check_sequences
-from flashgen.torch.programs import Program, check_tensors, mask_of, program_of, score_of
+from flashgen.torch.programs import Program, check_tensors, limits_of, mask_of, program_of, score_of
 from flashgen.torch.randomness import drawn_state, dropout_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -14,11 +14,9 @@ from flashgen.launch.array import HOST, dtype_name
 from flashgen.launch.driver import get_driver
 from flashgen.spec import AttentionSpec, Mask
 from flashgen.spec.mask import Band
-from flashgen.torch.programs import spec_of
+from flashgen.torch.programs import Limits, spec_of
 from flashgen.torch.switch import Switch
 
-#: Limits of the mask's two bands: left and right from the last key, left and right from the first key.
-Limits = tuple[int | None, int | None, int | None, int | None]
 NO_LIMITS: Limits = (None, None, None, None)
 #: What a kernel computes: a mask's limits, or the text of a program.
 What = Limits | str
@@ -28,12 +26,6 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _kernels: dict[Any, Kernel] = {}
 #: How often ``emulate_cpu`` was called and not taken back.
 _emulating = 0
-
-
-def limits_of(mask: Mask) -> Limits:
-    """A mask as four numbers that an operator schema can carry."""
-    bottom_right, top_left = mask.bottom_right, mask.top_left
-    return bottom_right.left, bottom_right.right, top_left.left, top_left.right
 
 
 def kernel_for(

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
+from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import Sequences
 
-_ARRAYS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_ARRAYS = (*STARTS, *COUNTS)
 
 
 def arrays_of(sequences: Sequences | None) -> tuple[Any, ...]:
@@ -41,7 +42,7 @@ def check_sequences(sequences: Any) -> None:
             "cu_seqlens_k, max_seqlen_q, max_seqlen_k), or None for a batch of one length"
         )
     for name, array in zip(_ARRAYS, arrays_of(sequences), strict=True):
-        if not (isinstance(array, torch.Tensor) or (array is None and name.startswith("seqused"))):
+        if not isinstance(array, torch.Tensor) and (array is not None or name in STARTS):
             raise ArgumentError(
                 f"sequences.{name} is a {type(array).__qualname__}; pass a torch.Tensor of int32 beside q, made once: "
                 "copying it there for each call would wait for the GPU"
