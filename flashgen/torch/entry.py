@@ -94,7 +94,7 @@ def attend(
         deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_compiling() or _is_watched(q, k, v):
         if sequences is not None or isinstance(what, str):
-            text = what if isinstance(what, str) else compiled.text(None, None, *what)
+            text = what if isinstance(what, str) else compiled.text(None, None, *[compiled.constant(n) for n in what])
             return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences, state)
         state = drawn_state(dropout_p, q, state)
         result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *what, deterministic, dropout_p, state)

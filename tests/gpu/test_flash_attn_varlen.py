@@ -223,6 +223,21 @@ def test_flash_attention_3s_function_uses_a_part_of_each_sequence(plain_outputs:
         compare(run(attend, tensors, do), rounded, exact, False)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_fewer_keys_than_queries(plain_outputs: None, dim: int) -> None:
+    """The last query of each sequence has a key, and no other has one."""
+    torch.manual_seed(0)
+    starts = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 76, 110, 256], [0, 1, 2, 3])]
+    tensors = tuple((torch.randn(n, 5, dim, device="cuda") * 3).half().requires_grad_() for n in (256, 3, 3))
+    do, last = torch.randn_like(tensors[0]), starts[0][1:].long() - 1
+    out, dq, dk, dv = run(lambda *x: fg.flash_attn_varlen_func(*x, *starts, 256, 3, causal=True), tensors, do)
+    assert torch.equal(out[last], tensors[2])
+    assert torch.equal(dv, do[last])
+    assert max(dq.abs().max(), dk.abs().max()) < 1e-2
+    out[last] = 0
+    assert not out.any()
+
+
 def test_the_same_bits_in_50_deterministic_runs(plain_outputs: None) -> None:
     """And in others too, but for the gradient of queries."""
     torch.manual_seed(0)

@@ -165,6 +165,20 @@ def test_compiled_once_for_all_lengths(emulated: Any, rows: Any) -> None:
             assert close(found, forward_and_backward(lambda *x, where=where: call(*x, *where), *tensors))
 
 
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_a_compiled_function_follows_its_window(emulated: Any, rows: Any, softcap: float) -> None:
+    """A kernel's limits are no sizes to leave open."""
+    of, tensors = sequences(), tuple(x.detach() for x in rows())
+
+    def call(q: Any, k: Any, v: Any, window: int) -> Any:
+        options = {"window_size": (window, 0), "softcap": softcap}
+        return fg.flash_attn_varlen_func(q, k, v, of.cu_seqlens_q, of.cu_seqlens_k, 9, 8, **options)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for window in (2, 4):
+        assert torch.equal(compiled(*tensors, window), call(*tensors, window))
+
+
 def test_flops_are_counted_within_sequences(emulated: Any, rows: Any) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
