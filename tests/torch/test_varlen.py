@@ -136,11 +136,15 @@ def test_opcheck_finds_nothing(emulated: Any, rows: Any) -> None:
     of, slopes = sequences(seqused_k=torch.tensor([7, 2, 4]).int()), torch.rand(6).requires_grad_()
     program = fg.torch.programs.program_of(fg.causal(), fg.alibi(slopes))[0].text
     places = (of.cu_seqlens_q, of.cu_seqlens_k, None, of.seqused_k, 9, 8)
-    torch.library.opcheck(
-        torch.ops.flashgen.varlen_forward.default,
-        (*rows(), *places, [slopes], program),
-        options,
-    )
+    arguments = (*rows(), *places, [slopes], program)
+    torch.library.opcheck(torch.ops.flashgen.varlen_forward.default, arguments, options)
+    arguments = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
+    out, lse = torch.ops.flashgen.varlen_forward(*arguments, **options)
+    gradients = (torch.ones_like(out), *arguments[:3], out, lse, *arguments[3:])
+    for wanted in ([True], [False], []):
+        more = options | {"wanted": wanted, "dlse": torch.ones_like(lse)}
+        checks = ("test_schema", "test_faketensor")
+        torch.library.opcheck(torch.ops.flashgen.varlen_backward.default, gradients, more, test_utils=checks)
 
 
 def test_compiled_once_for_all_lengths(emulated: Any, rows: Any) -> None:
