@@ -82,9 +82,10 @@ def kept_pairs(dropout: Dropout, batch: int, heads: int, len_q: int, len_k: int)
     )
     low, high = seed & _MASK, (seed >> 32 ^ offset >> 32) & _MASK
     words = torch.stack(_philox(list(torch.broadcast_tensors(*counter)), [low, high]), 2)
-    of_pair = words[:, :, k // 8 % 2 * 2 + q // 8 % 2, q // 16 * 8 + q % 8, k // 16 * 4 + k % 8 // 2]
-    number = (of_pair >> (16 * (k % 2))) & (2**NUMBER_BITS - 1)
-    return number >= dropout.dropped_below
+    # Two numbers in each; what there is one of for every pair takes few bits.
+    numbers = torch.stack([(words >> at & 2**NUMBER_BITS - 1).int() for at in (0, 16)], 2)
+    of_pair = numbers[:, :, k % 2, k // 8 % 2 * 2 + q // 8 % 2, q // 16 * 8 + q % 8, k // 16 * 4 + k % 8 // 2]
+    return of_pair >= dropout.dropped_below
 
 
 def _philox(counter: list[Any], keys: list[Any]) -> list[Any]:
