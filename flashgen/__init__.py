@@ -16,6 +16,9 @@ if TYPE_CHECKING:
         flash_attn_func,
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
     )
     from flashgen.compat.kvcache import flash_attn_with_kvcache
     from flashgen.errors import (
@@ -71,6 +74,9 @@ else:
                 "flash_attn_func",
                 "flash_attn_kvpacked_func",
                 "flash_attn_qkvpacked_func",
+                "flash_attn_varlen_func",
+                "flash_attn_varlen_kvpacked_func",
+                "flash_attn_varlen_qkvpacked_func",
             ),
             "flashgen.compat.kvcache": ("flash_attn_with_kvcache",),
             "flashgen.errors": (
@@ -191,6 +197,9 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "full",
     "global_tokens",

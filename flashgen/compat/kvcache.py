@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashgen.compat.arguments import _cap, _chunk, _limits
+from flashgen.compat.arguments import cap_of, chunk_of, limits_of
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
 from flashgen.torch.forms import Form
@@ -90,9 +90,9 @@ def with_kvcache(
         raise ArgumentError("rotary_cos and rotary_sin do not go with cu_seqlens_q; turn q and k before, or pad q")
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
-    left, right = _limits(causal, window_size)
+    left, right = limits_of(causal, window_size)
     form = Form(
-        left, right, chunk=_chunk(attention_chunk), softcap=_cap(softcap), alibi=_slopes(alibi_slopes, q, cache)
+        left, right, chunk=chunk_of(attention_chunk), softcap=cap_of(softcap), alibi=_slopes(alibi_slopes, q, cache)
     )
     tensors = () if alibi_slopes is None else (alibi_slopes,)
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, k=k, v=v, rotary=rotary, scale=scale)
@@ -113,7 +113,7 @@ def cache_of(
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-    longest = 0 if cu_seqlens_q is None else max_seqlen_q or q.shape[0]
+    longest = 0 if cu_seqlens_q is None else max_seqlen_q or max(q.shape[0], 1)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     return KVCache(*places, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest)
 

@@ -69,6 +69,7 @@ class Executor:
         self._lock = threading.Lock()
         expressions = variant.plan.kernels[0].expressions
         self._captures = None if expressions is None else Captures(self.spec, expressions)
+        self._takes_tensors = self._captures is not None and len(self._captures.names) > 0
         self._tables = 0 if expressions is None else len(expressions.tables)
         self._gradients = Gradients(expressions)
         self._side = SideArguments(self.spec)
@@ -91,7 +92,7 @@ class Executor:
         """``(o, lse)`` of a forward pass."""
         self.target.check()
         side = self._side.of(dropout, sequences, cache)
-        plain = self._captures is None and not captured and side is NOTHING
+        plain = not self._takes_tensors and not captured and side is NOTHING
         arrays = (q, k, v) if plain else (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)

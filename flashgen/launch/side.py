@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from flashgen.errors import ArgumentError
@@ -55,6 +56,7 @@ class SideArguments:
         self.places: tuple[str, ...] = (STATE,) * spec.dropout + (*STARTS, *COUNTS) * spec.varlen
         if spec.cache:
             self.places += cache_arrays(spec)
+        self._picks: dict[tuple[str, ...], Callable[[Sequence[int]], tuple[int, ...]]] = {}
         self.number_names: tuple[str, ...] = NUMBERS if spec.dropout else ()
 
     def of(self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None) -> Side:
@@ -64,6 +66,8 @@ class SideArguments:
         if self._spec.cache or cache is not None:
             return self._cached(cache)
         drop, packed = self._dropped(dropout), self._packed(sequences)
+        if drop is NOTHING or packed is NOTHING:
+            return packed if drop is NOTHING else drop
         return drop._replace(
             names=drop.names + packed.names,
             arrays=drop.arrays + packed.arrays,
@@ -96,8 +100,11 @@ class SideArguments:
                 f"sequences={sequences!r}: this kernel was built with varlen=True; pass sequences=flashgen.Sequences"
                 "(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)"
             )
-        names = STARTS + tuple(name for name in COUNTS if getattr(sequences, name) is not None)
-        arrays = tuple(getattr(sequences, name) for name in names)
+        names: tuple[str, ...] = STARTS
+        arrays: tuple[Any, ...] = sequences.cu_seqlens_q, sequences.cu_seqlens_k
+        for name, array in zip(COUNTS, (sequences.seqused_q, sequences.seqused_k), strict=True):
+            if array is not None:
+                names, arrays = (*names, name), (*arrays, array)
         longest = sequences.max_seqlen_q, sequences.max_seqlen_k
         return Side(names, arrays, key=(names, longest), longest=longest)
 
@@ -114,8 +121,12 @@ class SideArguments:
 
     def addresses(self, side: Side, pointers: Sequence[int]) -> tuple[int, ...]:
         """One for each place, 0 where there is no array."""
-        given = dict(zip(side.names, pointers, strict=True))
-        return tuple(given.get(place, 0) for place in self.places)
+        pick = self._picks.get(side.names)
+        if pick is None:
+            # The last one is the 0 behind the addresses that there are.
+            order = [side.names.index(place) if place in side.names else -1 for place in self.places]
+            pick = self._picks[side.names] = itemgetter(*order) if len(order) > 1 else lambda given: (given[order[0]],)
+        return pick((*pointers, 0))
 
     def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
         """How many packed or cached sequences there are; ArgumentError for arrays that kernels cannot read."""

@@ -199,6 +199,27 @@ def test_packed_queries_are_those_of_each_sequence(emulated: Any, page_size: int
         fa3(packed, at.k_cache, at.v_cache, at.k, at.v, None, at.cos, at.sin, **options, **starts)
 
 
+def test_the_varlen_function_finds_keys_in_pages(emulated: Any) -> None:
+    at = Caches(5)
+    options = {"causal": True, "softmax_scale": 0.3}
+    expected, expected_lse = fa3(
+        *(at.q, at.k_cache, at.v_cache),
+        cache_seqlens=at.seqlens,
+        page_table=at.table,
+        return_softmax_lse=True,
+        **options,
+    )
+    starts = ints(0, 3, 6), ints(0, 10, 35)
+    out, lse, _ = fg.flash_attn_varlen_func(
+        *(at.q.flatten(0, 1), at.k_cache, at.v_cache, *starts, 3, 25),
+        block_table=at.table,
+        return_attn_probs=True,
+        **options,
+    )
+    assert torch.allclose(out.float(), expected.flatten(0, 1).float(), atol=2e-3)
+    assert torch.allclose(lse, torch.cat([*expected_lse], -1), atol=1e-4)
+
+
 def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
     from flashgen.torch.forms import Form, program_for
 
