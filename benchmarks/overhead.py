@@ -70,6 +70,7 @@ mask, capped = fg.causal(), fg.softcap(20.0)
 q, k, v = (torch.randn(1, 64, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
 for x in (q, k, v):
     x.requires_grad_(GRADIENTS)
+rows, starts = [x.detach()[0] for x in (q, k, v)], torch.tensor([0, 30, 64], device="cuda", dtype=torch.int32)
 def call():
     CALL
 for _ in range(100):
@@ -89,6 +90,7 @@ LAUNCHES = {
     "fg.attention": ("fg.attention(q, k, v, mask=mask)", False, 25),
     "fg.attention, softcap": ("fg.attention(q, k, v, mask=mask, score=capped)", False, 25),
     "fg.flash_attn_func": ("fg.flash_attn_func(q, k, v, causal=True)", False, 25),
+    "fg.flash_attn_varlen_func": ("fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)", False, 25),
     "fg.attention, recording gradients": ("fg.attention(q, k, v, mask=mask)", True, 50),
     "fg.flash_attn_func, recording gradients": ("fg.flash_attn_func(q, k, v, causal=True)", True, 50),
 }
