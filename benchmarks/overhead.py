@@ -96,7 +96,7 @@ print(best)
 """
 #: What is called, whether gradients are recorded, and how many microseconds it may take.
 LAUNCHES = {
-    "one call of a kernel": ("kernel(q, k, v)", False, 20),
+    "one call of a kernel": ("kernel(q, k, v)", False, 15),
     "fg.attention": ("fg.attention(q, k, v, mask=mask)", False, 25),
     "fg.attention, softcap": ("fg.attention(q, k, v, mask=mask, score=capped)", False, 25),
     "fg.flash_attn_func": ("fg.flash_attn_func(q, k, v, causal=True)", False, 25),
