@@ -123,7 +123,8 @@ def error_ratio(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causa
     exact, exact_lse = attention(q[0, rows], k[0], v[0], allowed, torch.float64)
     rounded, _ = attention(q[0, rows], k[0], v[0], allowed, torch.float32)
     found, found_lse = out[0, rows].double(), lse[0, :, rows].double()
-    step = 2 * torch.finfo(q.dtype).eps * exact.abs().max()
+    # Two rounding steps; eps is the distance between neighbours.
+    step = torch.finfo(q.dtype).eps * exact.abs().max()
     ratio = (found - exact).abs().max() / (2 * (rounded.double() - exact).abs().max() + step)
     of_lse = ((found_lse - exact_lse).abs() / (LSE_TOLERANCE * exact_lse.abs().clamp(min=1))).max()
     return max(float(ratio.nan_to_num(float("inf"))), float(of_lse.nan_to_num(float("inf"))))
