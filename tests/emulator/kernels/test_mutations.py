@@ -140,7 +140,7 @@ with (Path(__file__).parent / "mutations.toml").open("rb") as file:
     MUTATIONS = [Mutation(**row) for row in tomllib.load(file)["mutation"]]
 #: Building kernels takes long: of the bugs in cases whose names begin so, a developer's run plants every so many, and
 #: DRAWN_CASES=ci all.
-SAMPLED = {"Hopper": 16, "dropout": 4, "packed": 4}
+SAMPLED = {"Hopper": 16, "dropout": 4, "packed": 4, "ring": 3, "grouped": 3, "far rows": 3, "one stage": 2, "empty": 2}
 
 
 def rare() -> set[str]:
