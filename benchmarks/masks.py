@@ -5,8 +5,7 @@
     python benchmarks/masks.py --first softcap --results masks.json      # also the time to a first result
     python benchmarks/masks.py --show masks.json other.json              # one table of several runs; no GPU needed
 
-Both get the same tensors and are checked against each other. All is compiled beforehand, by as many processes as there
-are cores. FlexAttention's block mask is made beforehand too and is not counted; flashgen has none. Figures are
+Both get the same tensors and are checked against each other. All is compiled beforehand, by up to 16 processes. FlexAttention's block mask is made beforehand too and is not counted; flashgen has none. Figures are
 milliseconds, medians over rounds. Every row is printed, and written to the results, as soon as it is measured.
 """
 
@@ -94,7 +93,8 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--milliseconds", type=float, default=25.0, help="per library and round, or one call")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that compile; 0: not beforehand")
+    workers = min(16, len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=workers, help="processes that compile; 0: not beforehand")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so many")
     parser.add_argument("--first", default="", help="parts of names: also time their first results")
     parser.add_argument("--results", type=Path, help="JSON with the rows so far, added to while it runs")
