@@ -5,8 +5,9 @@
     python benchmarks/masks.py --first softcap --results masks.json      # also the time to a first result
     python benchmarks/masks.py --show masks.json other.json              # one table of several runs; no GPU needed
 
-Both get the same tensors and are checked against each other. All is compiled beforehand, by up to 16 processes. FlexAttention's block mask is made beforehand too and is not counted; flashgen has none. Figures are
-milliseconds, medians over rounds. Every row is printed, and written to the results, as soon as it is measured.
+Both get the same tensors and are checked against each other. All is compiled beforehand, by up to 16 processes.
+FlexAttention's block mask is made beforehand too and is not counted; flashgen has none. Figures are milliseconds,
+medians over rounds. Every row is printed, and written to the results, as soon as it is measured.
 """
 
 from __future__ import annotations
