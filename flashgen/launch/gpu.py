@@ -128,14 +128,13 @@ class GpuTarget:
         if foreign:
             driver.push_context(context)
         try:
-            scratch = self._scratch
-            params = scratch.kernel_params
+            mine = self._scratch.mine
             for kernel, _, template, arguments in steps:
                 packer = kernel.packer
                 if packer.takes_counter:
                     pointers = (*pointers, self._counters[device].address(stream))
-                packer.write(scratch, template, pointers)
-                (status,) = driver.launch_kernel(*arguments, stream, params, 0)
+                packer.write(mine, template, pointers)
+                (status,) = driver.launch_kernel(*arguments, stream, mine.kernel_params, 0)
                 if status is not driver.success and status != driver.success:
                     raise driver.fail(f"launching {kernel.plan.name}", status)
         finally:

@@ -36,16 +36,25 @@ Value = float | bytes
 Template = bytes
 
 
-class Scratch(threading.local):
-    """Parameter memory of the calling thread, and the array of one pointer that the driver wants."""
+class Memory:
+    """Parameter memory, and the array of one pointer that the driver wants."""
+
+    __slots__ = ("_buffer", "_pointers", "bytes", "kernel_params", "words")
 
     def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(MAX_PARAMS_BYTES)
-        self.memory = memoryview(self.buffer).cast("B")
+        self._buffer = ctypes.create_string_buffer(MAX_PARAMS_BYTES)
+        self.bytes = memoryview(self._buffer).cast("B")
         #: The same memory; where an address belongs is a multiple of its size.
-        self.words = self.memory.cast("Q")
-        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
+        self.words = self.bytes.cast("Q")
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self.kernel_params = ctypes.addressof(self._pointers)
+
+
+class Scratch(threading.local):
+    """The calling thread's own memory."""
+
+    def __init__(self) -> None:
+        self.mine = Memory()
 
 
 class Packer:
@@ -76,10 +85,10 @@ class Packer:
         """The parameters, all but addresses; these have the value of None, and those in maps are written over."""
         return self._fields.pack(*[values[name] for name in self._names]) + self._padding
 
-    def write(self, scratch: Scratch, template: Template, pointers: Sequence[int]) -> None:
+    def write(self, memory: Memory, template: Template, pointers: Sequence[int]) -> None:
         """The complete parameters, into the first ``size`` bytes of the memory."""
-        scratch.memory[: self.size] = template
-        words = scratch.words
+        memory.bytes[: self.size] = template
+        words = memory.words
         for at, place in self._places:
             words[at] = pointers[place]
 
