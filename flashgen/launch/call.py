@@ -89,7 +89,9 @@ def make_steps(
         if all(grid):
             own = {**tile_counts(kernel.plan, problem), **maps.get(role, {})}
             template = kernel.packer.template({**values, **own})
-            steps.append(Step(kernel, _started(kernel, grid), template))
+            started = _started(kernel, grid)
+            arguments = (kernel.handle, *started, kernel.plan.threads, 1, 1, kernel.smem_bytes)
+            steps.append(Step(kernel, started, template, arguments))
     return tuple(steps)
 
 

@@ -74,6 +74,8 @@ class Executor:
         self._gradients = Gradients(expressions)
         self._side = SideArguments(self.spec)
         self._append = Appender(self.spec, target, lambda device, stream: self._kernels(self._default, device, stream))
+        #: Whether calls bring nothing but q, k and v, as most do.
+        self._is_plain = not self._takes_tensors and not self._side.places
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -90,34 +92,44 @@ class Executor:
         cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
-        self.target.check()
-        side = self._side.of(dropout, sequences, cache)
-        plain = not self._takes_tensors and not captured and side is NOTHING
-        arrays = (q, k, v) if plain else (*side.arrays, *self._captured(captured), q, k, v)
+        target = self.target
+        target.check()
+        if self._is_plain and not captured and dropout is None and sequences is None and cache is None:
+            side, arrays = NOTHING, (q, k, v)
+        else:
+            side = self._side.of(dropout, sequences, cache)
+            arrays = (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
-        signature, pointers = _signature(framework, "forward", arrays, stream)
+        try:
+            signature, pointers = framework.signature(arrays, stream)
+        except (AttributeError, TypeError) as error:
+            raise _unreadable(framework, "forward", arrays, error) from error
         key = (signature, scale, side.key)
-        if self.target.on_host and self.spec.varlen:
+        if target.on_host and self.spec.varlen:
             check_on_host(side)
         call = self._forward_calls.get(key)
         if call is None:
             call = self._prepare("forward", framework, arrays, scale, stream, side)
             _remember(self._forward_calls, key, call)
-        device, steps, (o_spec, lse_spec, *table_specs) = call
+        device, steps, outputs = call
         handle = framework.stream(device, stream)
-        o = framework.empty(q, o_spec.shape, o_spec.dtype, handle)
-        lse = framework.empty(q, lse_spec.shape, lse_spec.dtype, handle)
+        _, shape, dtype = outputs[0]
+        o = framework.empty(q, shape, dtype, handle)
+        _, shape, dtype = outputs[1]
+        lse = framework.empty(q, shape, dtype, handle)
         if steps:
-            tables = [framework.empty(q, t.shape, t.dtype, handle) for t in table_specs]
-            if tables:
-                n = len(arrays) - 3
+            made = o, lse
+            if len(outputs) > 2:
+                tables = [framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs[2:]]
+                n, made = len(arrays) - 3, (o, lse, *tables)
                 pointers = (*pointers[:n], *(framework.pointer(t) for t in tables), *pointers[n:])
-            addresses = (*self._spread(side, pointers), framework.pointer(o), framework.pointer(lse))
-            on_host = self.target.on_host
-            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables), side) if on_host else ()
-            self.target.launch(steps, device, handle, addresses, buffers, side.numbers)
+            if side is not NOTHING:
+                pointers = self._spread(side, pointers)
+            addresses = (*pointers, framework.pointer(o), framework.pointer(lse))
+            buffers = self._buffers("forward", framework, arrays, call, made, side) if target.on_host else ()
+            target.launch(steps, device, handle, addresses, buffers, side.numbers)
         return o, lse
 
     def backward(
@@ -146,7 +158,10 @@ class Executor:
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
-        signature, pointers = _signature(framework, "backward", arrays, stream)
+        try:
+            signature, pointers = framework.signature(arrays, stream)
+        except (AttributeError, TypeError) as error:
+            raise _unreadable(framework, "backward", arrays, error) from error
         key = (signature, scale, side.key, captured_gradients)
         call = self._backward_calls.get(key)
         if call is None:
@@ -353,13 +368,10 @@ class Executor:
         )
 
 
-def _signature(framework: Framework, pass_: Pass, arrays: tuple[Any, ...], stream: Any) -> tuple[Any, tuple[int, ...]]:
-    try:
-        return framework.signature(arrays, stream)
-    except (AttributeError, TypeError) as error:
-        # Most likely a mixture of array libraries, or no array at all: say which.
-        common_framework(_NAMES[pass_], arrays)
-        raise ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}") from error
+def _unreadable(framework: Framework, pass_: Pass, arrays: tuple[Any, ...], error: Exception) -> ArgumentError:
+    """Most likely a mixture of array libraries, or no array at all: says which."""
+    common_framework(_NAMES[pass_], arrays)
+    return ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}")
 
 
 def _remember(calls: dict[Any, Call], key: Any, call: Call) -> None:
