@@ -3342,10 +3342,10 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
+#line 73
+  i32 number = block_idx_x();
   while (true) {
-    // Even the first tile is drawn: so only blocks that run have tiles that others wait for. Consumers are steps
-    // behind, so that nobody waits for a draw.
-    const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
+#line 76
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
@@ -3369,7 +3369,11 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
+#line 100
+    // Consumers are steps behind, so that nobody waits for the draw.
+    number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
+#line 104
   if (elected) leave_counters(p);
 }
 
