@@ -3382,8 +3382,12 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     };
 #line 83
     if (goes_on) shared.k_ring.wait_full(kv_at);
-    if (!goes_on) say_added();
-#line 86
+    if (!goes_on) {
+      say_added();
+      // With nothing to add, either: a warp that went on could be two tiles ahead of the reporter's late lanes.
+      mbarrier_wait(shared.may_add(), turn_of(tile_at));
+    }
+#line 90
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
     if (is_bad) {
@@ -3392,7 +3396,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
       add_slowly(p, shared, keys, thread);
     }
-#line 95
+#line 99
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3405,9 +3409,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-#line 108
+#line 112
         spread_columns(scores, shared.lse(at), thread);
-#line 113
+#line 117
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
       // dQ_i from registers to shared memory, from where the copy engine adds it to the sum.
@@ -3466,21 +3470,21 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 172
+#line 176
           exponentials(scores, p.scale_log2);
-#line 181
+#line 185
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 189
+#line 193
           if (strip_is_cut) {
             const auto forbid = [&](i32 i) {
               scores[i] = float_of(kForbidden);
             };
-#line 196
+#line 200
             const Mask mask = mask_of(p, keys, step.member);
-#line 198
+#line 202
             // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
             // their dS: in the last tile they are forbidden.
             if (first_q + kConfig.tile_q <= p.len_q) {
@@ -3489,10 +3493,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
               for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
             }
           }
-#line 210
+#line 214
           round_strip<element_t>(probabilities, scores);
 
-#line 213
+#line 217
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 
