@@ -62,6 +62,8 @@ class Case:
     far: bool = False
     #: The last value is infinite.
     bad_value: bool = False
+    #: The last key is infinite.
+    bad_key: bool = False
     #: Where packed sequences are cut.
     packing: Packing | None = None
     #: How many blocks the sums of dQ are for, where there are not sums of all heads.
@@ -105,8 +107,9 @@ def expected(case: Case, seed: int) -> Expected:
     }
     dtype = spec.element.numpy()
     inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    if case.bad_value:
-        inputs["v"][:, -1, :, 0] = np.inf
+    for name, is_bad in (("v", case.bad_value), ("k", case.bad_key)):
+        if is_bad:
+            inputs[name][:, -1, :, 0] = np.inf
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
     o, lse = oracle.forward(spec, q, k, v, scale=scale, dropout=case.dropout, lengths=case.lengths)

@@ -18,8 +18,10 @@ BEGIN, END = "<!-- planted bugs -->\n", "<!-- end of planted bugs -->\n"
 #: The modes in which the tests run each bug, and what the page calls them.
 MODES = {"plain": "sequential", "random": "random", "race": "race"}
 HOPPER = " for Hopper"
+WIDE = ", wide heads"
 KERNELS = (
-    *("forward", "forward for Hopper", "prepare", "main", "main for Hopper", "query", "finish"),
+    *("forward", "forward for Hopper", "prepare", "main", "main for Hopper", "main for Hopper, wide heads"),
+    *("query", "query for Hopper, wide heads", "finish"),
     *("append", "combine"),
 )
 
@@ -30,7 +32,8 @@ def mutations() -> list[dict[str, Any]]:
 
 
 def kernel_of(row: dict[str, Any]) -> str:
-    return str(row["role"]) + (HOPPER if row["case"].startswith("Hopper") else "")
+    case = row["case"]
+    return str(row["role"]) + HOPPER * case.startswith("Hopper") + WIDE * (WIDE in case)
 
 
 def table() -> str:

@@ -100,6 +100,23 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (140, 140),
         {"arch": "sm_90a", "heads": 5, "heads_kv": 5, "sum_blocks": 0},
     ),
+    # A block has a tile of queries, or tiles of keys, of more steps than there are slots.
+    "Hopper, wide heads": (
+        AttentionSpec(256, mask=causal()),
+        (200, 200),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
+    ),
+    # Where Q has no more slots than P, the first consumer cannot be far enough ahead to replace P.
+    "Hopper, wide heads, three slots": (
+        AttentionSpec(192, head_dim_v=128),
+        (300, 60),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
+    ),
+    "Hopper, wide heads, bad key": (
+        AttentionSpec(256, mask=causal()),
+        (100, 100),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "bad_key": True},
+    ),
     "Hopper, backward, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
         (300, 300),
