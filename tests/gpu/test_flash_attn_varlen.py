@@ -106,8 +106,8 @@ def run(attend: Any, tensors: Any, do: Any) -> tuple[Any, ...]:
 
 
 def compare(found: Any, rounded: Any, exact: Any, capped: bool) -> None:
-    """flash-attn's rule, with the step of FlashAttention-3's: where few elements are large, how the largest one is rounded
-    says most about either error."""
+    """flash-attn's rule, with the step of FlashAttention-3's: where few elements are large, how the largest one is
+    rounded says most about either error."""
     for name, factor, *results in zip(("out", "dq", "dk", "dv"), (2, 3, 3, 3), found, rounded, exact, strict=True):
         ours, theirs, right = (x.float() for x in results)
         step = 2 * ((results[2] + 0.3 - 0.3).float() - right).abs().max() if capped else 0.0
