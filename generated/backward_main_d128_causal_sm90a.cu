@@ -8,7 +8,7 @@
 // roles    of 1 warpgroup one warp brings tiles (24 registers a thread); 2 compute, 64 keys each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
-// smem     231968 bytes
+// smem     229920 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
 //            q               65536 to 114688  Q_i, 3 slots
@@ -17,20 +17,20 @@
 //            dq             180224 to 212992  dQ_i, and at the end dK_j and dV_j, on their way out
 //            sums           212992 to 221184  rows of dQ_i to be finished, 2 slots
 //            dq_rows        221184 to 225280  and when they are, 2 slots
-//            zeros          225280 to 229376  what their sum is cleared with
-//            lse            229376 to 230144  what rows subtract from their logits, 3 slots
-//            dsum           230144 to 230656  -D_i, 2 slots
-//            k_barriers     230656 to 230672  for each slot: it is full, it is empty
-//            v_barriers     230784 to 230800
-//            q_barriers     230912 to 230960
-//            do_barriers    231040 to 231072
-//            ds_barriers    231168 to 231200
-//            sum_barriers   231296 to 231328
-//            turn_barriers  231424 to 231440
-//            sum_parts      231552 to 231616  which parts of dQ the slots hold
-//            tile_barriers  231680 to 231712
-//            tiles          231808 to 231840  which tiles of keys come next
-//            found_bad      231936 to 231968  whether keys of each warp have bad values
+//            zeros          225280 to 227328  what their sum is cleared with
+//            lse            227328 to 228096  what rows subtract from their logits, 3 slots
+//            dsum           228096 to 228608  -D_i, 2 slots
+//            k_barriers     228608 to 228624  for each slot: it is full, it is empty
+//            v_barriers     228736 to 228752
+//            q_barriers     228864 to 228912
+//            do_barriers    228992 to 229024
+//            ds_barriers    229120 to 229152
+//            sum_barriers   229248 to 229280
+//            turn_barriers  229376 to 229392
+//            sum_parts      229504 to 229568  which parts of dQ the slots hold
+//            tile_barriers  229632 to 229664
+//            tiles          229760 to 229792  which tiles of keys come next
+//            found_bad      229888 to 229920  whether keys of each warp have bad values
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -2754,12 +2754,32 @@ struct alignas(32) SumPart {
   i32 row;
   i32 head;
   i32 sequence;
-  // The sum, if another head is still to have its place.
-  float* to_clear;
-  // Its size; 0 if there are no more.
-  u32 bytes;
+  // Where the sum is in the workspace, and of how many boxes; of none if there are no more.
+  i32 line;
+  i32 boxes;
+  // If another head is still to have its place.
+  bool is_needed_again;
   // Of the tile's.
-  u32 is_last;
+  bool is_last;
+};
+
+// Part of a sum in shared memory. The copy engine knows the workspace as lines, of which it takes two at a
+// time.
+struct SumLines {
+  static constexpr i32 floats = 256;
+  static constexpr u32 box_bytes = 2 * floats * 4;
+  u32 address;
+
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i)
+      tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
+  }
+  // The same bytes for each box.
+  FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
+  }
 };
 
 // Every row of a strip becomes `columns`, which are one float for each column.
@@ -2981,6 +3001,7 @@ struct Params {
   TensorMap v_map;
   TensorMap dout_map;
   TensorMap row_stats_map;
+  TensorMap dq_accum_map;
   TensorMap dk_map;
   TensorMap dv_map;
   TensorMap dq_map;
@@ -3015,7 +3036,7 @@ struct Params {
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 1216, "the launcher packs Params into 1216 bytes");
+static_assert(sizeof(Params) == 1344, "the launcher packs Params into 1344 bytes");
 
 namespace smem {
 constexpr u32 kK = 0;               // K_j
@@ -3027,20 +3048,20 @@ constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, on th
 constexpr u32 kSums = 212992;       // rows of dQ_i to be finished, 2 slots
 constexpr u32 kDqRows = 221184;     // and when they are, 2 slots
 constexpr u32 kZeros = 225280;      // what their sum is cleared with
-constexpr u32 kLse = 229376;        // what rows subtract from their logits, 3 slots
-constexpr u32 kDsum = 230144;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 230656;  // for each slot: it is full, it is empty
-constexpr u32 kVBarriers = 230784;
-constexpr u32 kQBarriers = 230912;
-constexpr u32 kDoBarriers = 231040;
-constexpr u32 kDsBarriers = 231168;
-constexpr u32 kSumBarriers = 231296;
-constexpr u32 kTurnBarriers = 231424;
-constexpr u32 kSumParts = 231552;  // which parts of dQ the slots hold
-constexpr u32 kTileBarriers = 231680;
-constexpr u32 kTiles = 231808;     // which tiles of keys come next
-constexpr u32 kFoundBad = 231936;  // whether keys of each warp have bad values
-constexpr u32 kBytes = 231968;
+constexpr u32 kLse = 227328;        // what rows subtract from their logits, 3 slots
+constexpr u32 kDsum = 228096;       // -D_i, 2 slots
+constexpr u32 kKBarriers = 228608;  // for each slot: it is full, it is empty
+constexpr u32 kVBarriers = 228736;
+constexpr u32 kQBarriers = 228864;
+constexpr u32 kDoBarriers = 228992;
+constexpr u32 kDsBarriers = 229120;
+constexpr u32 kSumBarriers = 229248;
+constexpr u32 kTurnBarriers = 229376;
+constexpr u32 kSumParts = 229504;  // which parts of dQ the slots hold
+constexpr u32 kTileBarriers = 229632;
+constexpr u32 kTiles = 229760;     // which tiles of keys come next
+constexpr u32 kFoundBad = 229888;  // whether keys of each warp have bad values
+constexpr u32 kBytes = 229920;
 }  // namespace smem
 
 #line 19
@@ -3622,24 +3643,24 @@ FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
     fence_proxy_async();
     // It comes while parts of this tile do.
     drawn = draw();
-    float* const sums = p.dq_accum + static_cast<i64>(head % p.sum_heads * p.q_tiles + tile) * Share::tile_floats;
-    // Whether another head is still to have their place.
+    const i32 place = head % p.sum_heads * p.q_tiles + tile;
+    // Whether another head is still to have it.
     const bool are_needed_again = head + p.sum_heads < heads;
     const i32 sequence = head / p.heads_q;
     for (i32 warp = 0; warp < parts_of_dq; ++warp) {
       const i32 consumer = warp / 4;
-      const u32 bytes = static_cast<u32>(Share::warp_floats(consumer)) * 4;
-      float* const part = sums + Share::warp_begin(warp);
+      const SumPart part = {Share::column(consumer),
+                            tile * kConfig.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
+                            head - sequence * p.heads_q,
+                            sequence,
+                            place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
+                            Share::warp_floats(consumer) / (2 * SumLines::floats),
+                            are_needed_again,
+                            warp == parts_of_dq - 1};
       shared.sum_ring.wait_empty(at);
-      shared.sum_parts[at.slot()] = {Share::column(consumer),
-                                     tile * kConfig.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
-                                     head - sequence * p.heads_q,
-                                     sequence,
-                                     are_needed_again ? part : nullptr,
-                                     bytes,
-                                     warp == parts_of_dq - 1};
-      mbarrier_expect_tx(shared.sum_ring.full(at), bytes);
-      bulk_load(shared_address(shared.sum(at)), part, bytes, shared.sum_ring.full(at));
+      shared.sum_parts[at.slot()] = part;
+      mbarrier_expect_tx(shared.sum_ring.full(at), static_cast<u32>(part.boxes) * SumLines::box_bytes);
+      SumLines{shared_address(shared.sum(at))}.load(p.dq_accum_map, shared.sum_ring.full(at), part.line, part.boxes);
       mbarrier_arrive(shared.sum_ring.full(at));
       at.advance();
     }
@@ -3657,21 +3678,21 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   while (true) {
     shared.sum_ring.wait_full(at);
     const SumPart& part = shared.sum_parts[at.slot()];
-    const i32 columns = static_cast<i32>(part.bytes) / (kWarpRows * 4);
-    if (columns == 0) break;
+    const i32 boxes = part.boxes;
+    if (boxes == 0) break;
     // dQ_i = scale * (sum over the tiles of keys), for rows of one warp.
     const Shape::DQRows rows = shared.dq_rows.slot(at.count % 2);
     if (thread.lane == 0) bulk_wait_read<1>();
     warp_sync();
-    finish_part(rows, reinterpret_cast<const float*>(shared.sum(at)), columns, p.scale, thread.again());
+    finish_part(rows, reinterpret_cast<const float*>(shared.sum(at)), boxes * (2 * SumLines::floats / kWarpRows), p.scale, thread.again());
     fence_proxy_async_shared();
     warp_sync();
     if (thread.lane == 0) {
       const SumPart here = part;
       if (here.row < p.len_q) tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.sequence);
-      if (here.to_clear != nullptr) bulk_store(here.to_clear, shared_address(base + smem::kZeros), here.bytes);
+      if (here.is_needed_again) SumLines{shared_address(base + smem::kZeros)}.repeat(p.dq_accum_map, here.line, boxes);
       bulk_commit();
-      if (here.to_clear != nullptr && here.is_last) {
+      if (here.is_needed_again && here.is_last) {
         bulk_wait<0>();
         atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
       }
@@ -3688,7 +3709,7 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
   // What sums are cleared with.
-  for (i32 i = thread.index(); i < Shape::out_bytes / kChunkBytes; i += 384)
+  for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
   if (thread.index() == 0) {

@@ -19,6 +19,8 @@ _TILE_KV = ROWS * _CONSUMERS
 _DS_SLOTS = 2
 #: What a warp hands to the copy engine of dQ at a time: 16 rows of 64 floats.
 _DQ_BYTES = STORED_ROWS * PANEL * 4
+#: Floats of a line of the workspace; it comes and goes two lines at a time.
+_SUM_LINE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class _Common:
                 Box("v", _TILE_KV, PANEL),
                 Box("dout", row.tile_q, PANEL),
                 Box("row_stats", 1, row.tile_q, swizzle=0, element="fp32"),
+                Box("dq_accum", 2, _SUM_LINE, swizzle=0, element="fp32"),
                 Box("dk", STORED_ROWS, PANEL),
                 Box("dv", STORED_ROWS, PANEL),
                 Box("dq", STORED_ROWS, PANEL),
@@ -212,7 +215,7 @@ class _Common:
             .then("dq", 4 * _CONSUMERS * _DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
             .then("sums", row.sum_slots * _DQ_BYTES, f"rows of dQ_i to be finished, {row.sum_slots} slots")
             .then("dq_rows", 2 * STORED_ROWS * PANEL * size, "and when they are, 2 slots")
-            .then("zeros", _DQ_BYTES, "what their sum is cleared with")
+            .then("zeros", 2 * _SUM_LINE * 4, "what their sum is cleared with")
             .then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")
             .then("dsum", row.do_slots * row.tile_q * 4, f"-D_i, {do_slots}")
             .then("k_barriers", 16, "for each slot: it is full, it is empty")

@@ -87,7 +87,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = ()) -> ParamTable:
         row_writes=("dq_accum",),
         sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", "sum_heads"),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", "dq"),
+        maps=("q", "k", "v", "dout", "row_stats", "dq_accum", "dk", "dv", "dq"),
         counts=("counter", "head_counts"),
     )
 
