@@ -2930,7 +2930,7 @@ FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename T
 
 }  // namespace flashgen
 
-#line 9 "kernels/backward_main_sm90.cu.j2"
+#line 12 "kernels/backward_main_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3008,17 +3008,18 @@ constexpr u32 kFoundBad = 215168;  // whether keys of each warp have bad values
 constexpr u32 kBytes = 215200;
 }  // namespace smem
 
-#line 19
+#line 22
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 24
+#line 28
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
+#line 39
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3035,9 +3036,10 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
+#line 58
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 51
+#line 63
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3052,10 +3054,11 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
+#line 80
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 71
+#line 86
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3065,12 +3068,12 @@ struct Shared {
   }
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
-#line 81
+#line 96
   // Whether keys of a warp, counted among those of consumers, have bad values.
   FLASHGEN_DEVICE u32& found_bad(i32 warp) const { return reinterpret_cast<u32*>(base + smem::kFoundBad)[warp]; }
 };
 
-#line 86
+#line 107
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3148,7 +3151,9 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
     do_at.advance();
   };
 
+#line 71
   i32 number = block_idx_x();
+#line 73
   while (true) {
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
@@ -3227,6 +3232,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
       }
       ds.set_element(row, column, gradient);
     }
+#line 60
     named_barrier_sync(1, threads);
     float* const sum = p.dq_accum + place.number(p.q_tiles, p.heads_q) * Shape::Share::tile_floats;
     for (i32 i = index; i < kConfig.tile_q * kConfig.head_dim; i += threads) {
@@ -3242,7 +3248,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
   }
 }
 
-#line 2 "kernels/backward_main_sm90/consumer.j2"
+#line 5 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -3283,6 +3289,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
+#line 50
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3294,7 +3301,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       shared.tile_ring.release(tile_at, here);
       tile_at.advance();
     };
-#line 64
+#line 72
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3306,16 +3313,17 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 76
+#line 84
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 78
+#line 86
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
+#line 91
     if (is_bad) {
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 85
+#line 96
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3324,21 +3332,25 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
+#line 105
       // Tiles of queries are counted over all heads of all sequences; those of this group begin here.
       const i32 first_number = (keys.sequence * p.heads_q + keys.head * p.group) * p.q_tiles;
+#line 108
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-#line 98
+#line 111
         spread_columns(scores, shared.lse(at), thread);
-#line 103
+#line 116
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
       // dQ_i from registers to shared memory, from where the copy engine adds it to the sum.
       const auto put_out = [&](const Shape::DQ& dq) {
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
+#line 125
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
+#line 134
       const auto add_to_sum = [&](i32 number) {
         fence_proxy_async_shared();
         warp_sync();
@@ -3348,6 +3360,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
+#line 144
       // Line 15: dQ_i += dS_ij K_j, of the step before.
       const auto multiply_scores = [&](Shape::DQ& dq) {
         shared.ds_ring.wait_full(at.before());
@@ -3387,21 +3400,21 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 160
+#line 184
           exponentials(scores, p.scale_log2);
-#line 169
+#line 193
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 177
+#line 201
           if (strip_is_cut) {
             const auto forbid = [&](i32 i) {
               scores[i] = float_of(kForbidden);
             };
-#line 184
+#line 208
             const Mask mask = mask_of(p, keys, step.member);
-#line 186
+#line 210
             // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
             // their dS: in the last tile they are forbidden.
             if (first_q + kConfig.tile_q <= p.len_q) {
@@ -3410,10 +3423,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
               for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
             }
           }
-#line 198
+#line 222
           round_strip<element_t>(probabilities, scores);
 
-#line 201
+#line 225
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 
@@ -3486,7 +3499,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 114 "kernels/backward_main_sm90.cu.j2"
+#line 139 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3498,7 +3511,9 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
+#line 154
     shared.tile_ring.init(1, consumer_warps);
+#line 156
     fence_mbarrier_init();
   }
   block_sync();
@@ -3508,6 +3523,7 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base);
+#line 168
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

@@ -43,6 +43,13 @@ _TABLE = {
     (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
 }
 HEAD_DIMS = tuple(_TABLE)
+#: By whether the mask is full, and whether dQ is summed in a fixed order.
+_MAIN_PARAMS = {
+    (True, False): params.MAIN_SM90,
+    (False, False): params.MAIN_SM90_MASKED,
+    (True, True): params.MAIN_SM90_ORDERED,
+    (False, True): params.MAIN_SM90_ORDERED_MASKED,
+}
 
 
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
@@ -51,8 +58,6 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
         return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
         return "its backward kernel is made for head_dim " + ", ".join(str(d) for d, _ in HEAD_DIMS)
-    if spec.deterministic:
-        return "its sums of dQ have no fixed order, and deterministic=True"
     if schedule.backward != BackwardSchedule():
         return "a schedule for the backward pass is one of the other kernels"
     return None
@@ -90,15 +95,21 @@ class _Common:
                 Constant("workspace_floats", self.row.tile_q * self.spec.head_dim, "of dQ, per tile of queries"),
                 Constant("access_bytes", 16, "alignment of rows in global memory"),
             ),
-            params=params.PREPARE_SM90,
+            params=params.PREPARE_SM90_ORDERED if self.spec.deterministic else params.PREPARE_SM90,
             smem=SmemMap(),
-            switches={"workspace", "row_stats", *(["scales"] if self._scales else [])},
+            switches={
+                "workspace",
+                "row_stats",
+                *(["scales"] if self._scales else []),
+                *(["ordered"] if self.spec.deterministic else []),
+            },
         )
 
     def main(self) -> KernelPlan:
         """dK and dV, and what each tile of keys adds to dQ."""
         row, mask = self.row, self.spec.mask
-        has_start = mask.has_upper or not mask.is_band
+        # Tiles of one head follow one another when they add in a fixed order: few are to be in work at once.
+        interleaves = mask.has_upper or not mask.is_band or self.spec.deterministic
         producer, consumer = row.registers
         return self._kernel(
             "main",
@@ -116,11 +127,11 @@ class _Common:
                 Constant("consumers", _CONSUMERS, "warpgroups that compute, 64 keys each"),
                 Constant("producer_registers", producer),
                 Constant("consumer_registers", consumer),
-                Constant("section_heads", 16 if has_start else 1, "heads that are worked on at the same time"),
+                Constant("section_heads", 16 if interleaves else 1, "heads that are worked on at the same time"),
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),
             ),
-            params=params.MAIN_SM90 if mask.is_full else params.MAIN_SM90_MASKED,
+            params=_MAIN_PARAMS[mask.is_full, self.spec.deterministic],
             smem=self._smem(),
             over="kv",
             boxes=(
@@ -134,7 +145,12 @@ class _Common:
             reasons=(row.reason,),
             switches={
                 name
-                for name, on in (("masked", not mask.is_full), ("listed", not mask.is_band), ("scales", self._scales))
+                for name, on in (
+                    ("masked", not mask.is_full),
+                    ("listed", not mask.is_band),
+                    ("scales", self._scales),
+                    ("ordered", self.spec.deterministic),
+                )
                 if on
             },
         )
@@ -223,4 +239,8 @@ class _Common:
             layout.then("listed_queries", 16 * row.q_slots, "which tiles of queries the slots hold")
         if not self.spec.mask.is_full:
             layout.then("found_bad", 16 * _CONSUMERS, "whether keys of each warp have bad values")
+        if self.spec.deterministic:
+            layout.then("dq_barriers", 32)
+            if not self.spec.mask.is_full:
+                layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
         return layout.map()

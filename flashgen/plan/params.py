@@ -16,6 +16,7 @@ _NOTES = {
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
+    "turns": "of each tile of queries one more than the last tile of keys that has added to its dQ",
     "row_stats": "of each tile of queries what its rows subtract from their logits, then their D, negated",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
@@ -73,7 +74,7 @@ FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
-def _main_sm90(*reads: str) -> ParamTable:
+def _main_sm90(*reads: str, counts: tuple[str, ...] = ("counter",)) -> ParamTable:
     """Backward by the copy engine; ``reads`` are for what it cannot do."""
     return _table(
         reads,
@@ -83,24 +84,31 @@ def _main_sm90(*reads: str) -> ParamTable:
         sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles"),
         scales=("scale", "scale_log2"),
         maps=("q", "k", "v", "dout", "dk", "dv"),
-        counts=("counter",),
+        counts=counts,
     )
 
 
 MAIN_SM90 = _main_sm90()
 #: Where a mask cuts tiles.
 MAIN_SM90_MASKED = _main_sm90("q", "dout")
+#: Where dQ is summed in a fixed order.
+MAIN_SM90_ORDERED = _main_sm90(counts=("turns", "counter"))
+MAIN_SM90_ORDERED_MASKED = _main_sm90("q", "dout", counts=("turns", "counter"))
 
 
-def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), scales: tuple[str, ...] = ()) -> ParamTable:
+def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), **more: tuple[str, ...]) -> ParamTable:
     """The rows of O and dO, and what becomes of them."""
-    return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, sizes=("heads_q", "len_q"), scales=scales)
+    fields = {"scales": (), **more}
+    return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, sizes=("heads_q", "len_q"), **fields)
 
 
 PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
 #: Rows' statistics besides; how the workspace is cleared differs in nothing.
 PREPARE_SM90 = _prepare("dsum", "row_stats", "dq_accum", reads=("lse", "dlse"), scales=("scale",))
+PREPARE_SM90_ORDERED = _prepare(
+    "dsum", "row_stats", "dq_accum", reads=("lse", "dlse"), scales=("scale",), counts=("turns",)
+)
 MAIN = _table(
     ("q", "k", "v", "dout"),
     ("dk", "dv"),

@@ -74,8 +74,9 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     inspects = ", and three look through V" if "inspector" in plan.switches else ""
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
+    adds = ", and two add dQ to its sum in order" if "ordered" in plan.switches else ""
     yield (
-        f"of 1 warpgroup one warp brings tiles{inspects} ({values['producer_registers']} registers a thread); "
+        f"of 1 warpgroup one warp brings tiles{inspects}{adds} ({values['producer_registers']} registers a thread); "
         f"{consumers} {verb}, 64 {owned} each ({values['consumer_registers']})"
     )
 

@@ -183,7 +183,7 @@ class Run:
             source = KernelSource(kernel, edit(source.text))
         for name in RESULTS[role]:
             self.arrays[name][...] = np.nan
-        writable = {*RESULTS[role], "dsum", "dq_accum", "row_stats", "counter"}
+        writable = {*RESULTS[role], "dsum", "dq_accum", "row_stats", "turns", "counter"}
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable) for n, a in self.arrays.items()]
         if self.case.far:
             buffers = []  # far larger than what race mode can keep book of
