@@ -1,4 +1,4 @@
-"""Planning the backward kernels: prepare, main, and then query (deterministic) or finish."""
+"""Planning the backward kernels for all GPUs: prepare, main, and then query (deterministic) or finish."""
 
 from __future__ import annotations
 
