@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flashgen.errors import EmulationError
+from flashgen.plan.model import Role
 from flashgen.spec import AttentionSpec, Mask, causal, full
 from tests.emulator.kernels.conftest import Case, Run
 
@@ -32,6 +33,7 @@ class Bug(NamedTuple):
     old: str
     new: str
     words: str = ""
+    role: Role = "main"
 
     def plant(self, text: str) -> str:
         start = text.index(self.anchor)
@@ -50,6 +52,9 @@ BUGS = {
     "a tile between is counted that does not add": Bug(
         LISTED, "u32 turn_of(", "return static_cast<u32>(left - lowest_bit(found));", "return left;", DEADLOCK
     ),
+    "turns begin with what was there": Bug(
+        full(), "may do so.", "thread_idx() == 0", "thread_idx() < 0", DEADLOCK, "prepare"
+    ),
     "the first tiles are nobody's yet": Bug(
         full(), "void produce(", "i32 number = draw();", "i32 number = block_idx_x();", DEADLOCK
     ),
@@ -62,9 +67,10 @@ def outcomes(bug: Bug, edit: Edit | None) -> tuple[set[bytes], set[str]]:
     for order in ORDERS:
         spec = AttentionSpec(64, mask=bug.mask, deterministic=True)
         run = Run(Case(spec, 300, 400, heads=1, heads_kv=1, arch="sm_90a"))
-        run.launch("prepare", None)
+        edits = {bug.role: edit}
+        run.launch("prepare", edits.get("prepare"))
         try:
-            run.launch("main", edit, **order)
+            run.launch("main", edits.get("main"), **order)
         except EmulationError as error:
             findings.add(str(error))
         else:
