@@ -63,7 +63,7 @@ def _tensor_map(plan: KernelPlan, box: Box) -> dict[str, Any]:
     return {
         "param": box.parameter,
         "tensor": box.tensor,
-        "element": plan.spec.dtype,
+        "element": box.element or plan.spec.dtype,
         "dims": ["column", "row", "head", "sequence"],
         "box": [box.columns, box.rows, 1, 1],
         "element_strides": [1, 1, 1, 1],

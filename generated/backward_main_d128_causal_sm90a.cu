@@ -8,23 +8,29 @@
 // roles    of 1 warpgroup one warp brings tiles (24 registers a thread); 2 compute, 64 keys each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
-// smem     215200 bytes
+// smem     231968 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
 //            q               65536 to 114688  Q_i, 3 slots
 //            do             114688 to 147456  dO_i, 2 slots
 //            ds             147456 to 180224  dS_ij, 2 slots
 //            dq             180224 to 212992  dQ_i, and at the end dK_j and dV_j, on their way out
-//            lse            212992 to 213760  what rows subtract from their logits, 3 slots
-//            dsum           213760 to 214272  -D_i, 2 slots
-//            k_barriers     214272 to 214288  for each slot: it is full, it is empty
-//            v_barriers     214400 to 214416
-//            q_barriers     214528 to 214576
-//            do_barriers    214656 to 214688
-//            ds_barriers    214784 to 214816
-//            tile_barriers  214912 to 214944
-//            tiles          215040 to 215072  which tiles of keys come next
-//            found_bad      215168 to 215200  whether keys of each warp have bad values
+//            sums           212992 to 221184  rows of dQ_i to be finished, 2 slots
+//            dq_rows        221184 to 225280  and when they are, 2 slots
+//            zeros          225280 to 229376  what their sum is cleared with
+//            lse            229376 to 230144  what rows subtract from their logits, 3 slots
+//            dsum           230144 to 230656  -D_i, 2 slots
+//            k_barriers     230656 to 230672  for each slot: it is full, it is empty
+//            v_barriers     230784 to 230800
+//            q_barriers     230912 to 230960
+//            do_barriers    231040 to 231072
+//            ds_barriers    231168 to 231200
+//            sum_barriers   231296 to 231328
+//            turn_barriers  231424 to 231440
+//            sum_parts      231552 to 231616  which parts of dQ the slots hold
+//            tile_barriers  231680 to 231712
+//            tiles          231808 to 231840  which tiles of keys come next
+//            found_bad      231936 to 231968  whether keys of each warp have bad values
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -2658,6 +2664,7 @@ struct BackwardSm90Config {
   i32 q_slots;
   i32 do_slots;
   i32 ds_slots;
+  i32 sum_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -2710,6 +2717,8 @@ struct BackwardSm90Shape {
   // A warp's rows of dK and dV.
   using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
   using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
+  // A warp's share of dQ, when it is finished.
+  using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
   using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
 
   using Scores = Strip<cfg.tile_q>;
@@ -2736,6 +2745,21 @@ struct alignas(16) ListedQueries {
   i32 is_last;
   // Bit i, for consumer i: some pair is not allowed.
   u32 cut;
+};
+
+// Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
+struct alignas(32) SumPart {
+  // Where the results go.
+  i32 column;
+  i32 row;
+  i32 head;
+  i32 sequence;
+  // The sum, if another head is still to have its place.
+  float* to_clear;
+  // Its size; 0 if there are no more.
+  u32 bytes;
+  // Of the tile's.
+  u32 is_last;
 };
 
 // Every row of a strip becomes `columns`, which are one float for each column.
@@ -2871,24 +2895,23 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&dq)[count], const float* part, Thread thread) {
+// Rounds a part, as many columns of 16 rows, into a tile in shared memory.
+template <class Tile>
+FLASHGEN_DEVICE void finish_part(Tile rows, const float* part, i32 columns, float scale, Thread thread) {
+  using T = typename Tile::Element;
+#pragma unroll 1
+  for (i32 n = 0; n < columns / 8; n += 2) {
+    u32 words[4];
 #pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+    for (i32 i = 0; i < 2; ++i) {
+      const Vec16 four = reinterpret_cast<const Vec16*>(part)[(n + i) * kWarpSize + thread.lane];
 #pragma unroll
-    for (i32 e = 0; e < 4; ++e) dq[4 * n + e] = float_of(four.words[e]);
+      for (i32 h = 0; h < 2; ++h)
+        words[2 * i + h] =
+            pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
+    }
+    stmatrix_x4(rows.chunk_at(thread.lane % 16, n + thread.lane / 16), words);
   }
-}
-
-// A warp's part of dQ, as the tensor type: `columns` of rows from `row` on.
-template <i32 columns, class T>
-FLASHGEN_DEVICE void finish_part(const float* part, GlobalRows<T> results, i32 row, float scale,
-                                 Thread thread) {
-  Strip<columns> dq;
-  read_fragments(dq, part, thread);
-  const float scales[2] = {scale, scale};
-  write_strip<T, columns>(results, row, dq, scales, thread);
 }
 
 // ---- Bad values, see contain.cuh
@@ -2943,6 +2966,7 @@ constexpr BackwardSm90Config kConfig{
     .q_slots = 3,    // tiles of Q under way at once
     .do_slots = 2,   // tiles of dO under way at once
     .ds_slots = 2,   // tiles of dS that wait for dQ
+    .sum_slots = 2,  // parts of dQ under way to be finished
     .consumers = 2,  // warpgroups that compute, 64 keys each
     .producer_registers = 24,
     .consumer_registers = 240,
@@ -2956,8 +2980,10 @@ struct Params {
   TensorMap k_map;
   TensorMap v_map;
   TensorMap dout_map;
+  TensorMap row_stats_map;
   TensorMap dk_map;
   TensorMap dv_map;
+  TensorMap dq_map;
   const element_t* q;
   const element_t* dout;
   // of each tile of queries what its rows subtract from their logits, then their D, negated
@@ -2966,6 +2992,8 @@ struct Params {
   float* dq_accum;
   // tiles given out, then blocks that are done; 0 between launches
   u32* counter;
+  // tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished
+  u32* head_counts;
   // strides are in elements
   i64 q_batch;
   i64 q_row;
@@ -2980,13 +3008,14 @@ struct Params {
   i32 group;       // query heads per key/value head
   i32 band_lower;  // key k is allowed for query q when band_lower <= k - q <= band_upper
   i32 band_upper;
-  i32 q_tiles;   // tiles of queries of one head
-  i32 kv_tiles;  // tiles of keys of one head
-  i32 tiles;     // tiles of all heads of all sequences
+  i32 q_tiles;    // tiles of queries of one head
+  i32 kv_tiles;   // tiles of keys of one head
+  i32 tiles;      // tiles of all heads of all sequences
+  i32 sum_heads;  // heads that dq_accum has room for
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 960, "the launcher packs Params into 960 bytes");
+static_assert(sizeof(Params) == 1216, "the launcher packs Params into 1216 bytes");
 
 namespace smem {
 constexpr u32 kK = 0;               // K_j
@@ -2995,17 +3024,23 @@ constexpr u32 kQ = 65536;           // Q_i, 3 slots
 constexpr u32 kDo = 114688;         // dO_i, 2 slots
 constexpr u32 kDs = 147456;         // dS_ij, 2 slots
 constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, on their way out
-constexpr u32 kLse = 212992;        // what rows subtract from their logits, 3 slots
-constexpr u32 kDsum = 213760;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 214272;  // for each slot: it is full, it is empty
-constexpr u32 kVBarriers = 214400;
-constexpr u32 kQBarriers = 214528;
-constexpr u32 kDoBarriers = 214656;
-constexpr u32 kDsBarriers = 214784;
-constexpr u32 kTileBarriers = 214912;
-constexpr u32 kTiles = 215040;     // which tiles of keys come next
-constexpr u32 kFoundBad = 215168;  // whether keys of each warp have bad values
-constexpr u32 kBytes = 215200;
+constexpr u32 kSums = 212992;       // rows of dQ_i to be finished, 2 slots
+constexpr u32 kDqRows = 221184;     // and when they are, 2 slots
+constexpr u32 kZeros = 225280;      // what their sum is cleared with
+constexpr u32 kLse = 229376;        // what rows subtract from their logits, 3 slots
+constexpr u32 kDsum = 230144;       // -D_i, 2 slots
+constexpr u32 kKBarriers = 230656;  // for each slot: it is full, it is empty
+constexpr u32 kVBarriers = 230784;
+constexpr u32 kQBarriers = 230912;
+constexpr u32 kDoBarriers = 231040;
+constexpr u32 kDsBarriers = 231168;
+constexpr u32 kSumBarriers = 231296;
+constexpr u32 kTurnBarriers = 231424;
+constexpr u32 kSumParts = 231552;  // which parts of dQ the slots hold
+constexpr u32 kTileBarriers = 231680;
+constexpr u32 kTiles = 231808;     // which tiles of keys come next
+constexpr u32 kFoundBad = 231936;  // whether keys of each warp have bad values
+constexpr u32 kBytes = 231968;
 }  // namespace smem
 
 #line 22
@@ -3020,6 +3055,10 @@ using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
 #line 39
+using SumRing = Ring<kConfig.sum_slots>;
+// Of the dQ of a tile of queries: one for each warp that adds to it.
+constexpr i32 parts_of_dq = 4 * kConfig.consumers;
+#line 43
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3036,10 +3075,14 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
-#line 58
+#line 62
+  SumRing sum_ring;  // parts of dQ that are being finished
+  SumPart* sum_parts;  // what its slots hold
+  Shape::DQRows dq_rows;
+#line 66
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 63
+#line 71
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3054,11 +3097,15 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
-#line 80
+#line 88
+            {start + smem::kSumBarriers},
+            reinterpret_cast<SumPart*>(base + smem::kSumParts),
+            {start + smem::kDqRows},
+#line 92
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 86
+#line 98
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3066,14 +3113,21 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
+#line 106
+  // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
+  FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
+  // ... and that theirs of this one may be.
+  FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
+  FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
+#line 112
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
-#line 96
+#line 115
   // Whether keys of a warp, counted among those of consumers, have bad values.
   FLASHGEN_DEVICE u32& found_bad(i32 warp) const { return reinterpret_cast<u32*>(base + smem::kFoundBad)[warp]; }
 };
 
-#line 107
+#line 126
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3094,12 +3148,24 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
 
+// The first of the heads of queries that attend to the keys; heads of all sequences are counted.
+FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
+  return keys.sequence * p.heads_q + keys.head * p.group;
+}
+#line 151
+// How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
+// finished and cleared.
+FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
+FLASHGEN_DEVICE u32* finished_tiles(const Params& p, i32 head) { return p.head_counts + 2 + 2 * head; }
+// Which phase of the barriers that go by with tiles of keys is a tile's.
+FLASHGEN_DEVICE u32 turn_of(TileRing::Where tile) { return tile.count % 2; }
+
 #line 2 "kernels/backward_main_sm90/producer.j2"
 // ---- The producer: one warp that draws tiles of keys and has the copy engine bring K and V, and for each of
 // their steps Q, dO and the rows' statistics. One lane waits and copies: another that came late to a barrier
 // could miss a whole round.
-FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
-  const Thread thread = Thread::current().again();
+FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
+  const Thread thread = self.again();
   const Shared shared = Shared::at(base);
   const bool elected = thread.lane == 0;
   KRing::Where kv_at;
@@ -3111,6 +3177,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.dout_map);
+    prefetch_tensormap(&p.row_stats_map);
   }
 
   // Line 6: load K_j, V_j. The tile is read again where it was written, as registers are few.
@@ -3129,18 +3196,18 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 43
+#line 44
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
-      const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
+      const i32 number = static_cast<i32>(place.number(p.q_tiles, p.heads_q));
       mbarrier_arrive_expect_tx(full, tile.bytes + Shape::row_bytes);
       tile.load(map, full, first_q, place.head, place.sequence);
-      bulk_load(shared_address(rows), stats + part * kConfig.tile_q, Shape::row_bytes, full);
+      tma_load_4d(shared_address(rows), &p.row_stats_map, full, 0, 2 * number + part, 0, 0);
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 56
+#line 57
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -3151,10 +3218,10 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
     do_at.advance();
   };
 
-#line 71
-  i32 number = block_idx_x();
-#line 73
   while (true) {
+    // Even the first tile is drawn: so only blocks that run have tiles that others wait for. Consumers are steps
+    // behind, so that nobody waits for a draw.
+    const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
@@ -3178,8 +3245,6 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
-    // Consumers are steps behind, so that nobody waits for the draw.
-    number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
   if (elected) leave_counters(p);
 }
@@ -3234,7 +3299,8 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     }
 #line 60
     named_barrier_sync(1, threads);
-    float* const sum = p.dq_accum + place.number(p.q_tiles, p.heads_q) * Shape::Share::tile_floats;
+    const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
+    float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
     for (i32 i = index; i < kConfig.tile_q * kConfig.head_dim; i += threads) {
       const i32 row = i / kConfig.head_dim, column = i % kConfig.head_dim;
       float total = 0.0f;
@@ -3246,6 +3312,8 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     }
     named_barrier_sync(1, threads);
   }
+  // The sums are read by the copy engine.
+  fence_proxy_async();
 }
 
 #line 5 "kernels/backward_main_sm90/consumer.j2"
@@ -3261,13 +3329,24 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
+#line 18
   const u32 out = shared_address(shared.out(out_warp));
+#line 20
   KRing::Where kv_at;
   QRing::Where q_at;
   // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
+#line 26
+  // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
+  const auto say_added = [&]() {
+    if (thread.lane == 0) {
+      bulk_wait<2>();
+      mbarrier_arrive(shared.added());
+    }
+  };
 
+#line 35
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -3284,12 +3363,12 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         store_strip(tile, 0, strip, factor, here);
         fence_proxy_async_shared();
         warp_sync();
-        if (here.lane == 0 && first_row < p.len_kv) {
-          tile.store(map, first_row, keys.head, keys.sequence);
+        if (here.lane == 0) {
+          if (first_row < p.len_kv) tile.store(map, first_row, keys.head, keys.sequence);
           bulk_commit();
         }
       };
-#line 50
+#line 61
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3301,7 +3380,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       shared.tile_ring.release(tile_at, here);
       tile_at.advance();
     };
-#line 72
+#line 83
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3313,17 +3392,23 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 84
+#line 95
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 86
+#line 97
+    if (!goes_on) say_added();
+#line 100
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 91
+#line 105
     if (is_bad) {
+#line 107
+      say_added();
+      mbarrier_wait(shared.may_add(), turn_of(tile_at));
+#line 110
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 96
+#line 114
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3332,26 +3417,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 105
-      // Tiles of queries are counted over all heads of all sequences; those of this group begin here.
-      const i32 first_number = (keys.sequence * p.heads_q + keys.head * p.group) * p.q_tiles;
-#line 108
+#line 123
+      // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
+      const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
+#line 126
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-#line 111
+#line 129
         spread_columns(scores, shared.lse(at), thread);
-#line 116
+#line 134
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
       // dQ_i from registers to shared memory, from where the copy engine adds it to the sum.
       const auto put_out = [&](const Shape::DQ& dq) {
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 125
+#line 143
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
-#line 134
+#line 152
       const auto add_to_sum = [&](i32 number) {
+        mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
         warp_sync();
         if (thread.lane == 0 && !is_bad) {
@@ -3360,7 +3446,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 144
+#line 163
       // Line 15: dQ_i += dS_ij K_j, of the step before.
       const auto multiply_scores = [&](Shape::DQ& dq) {
         shared.ds_ring.wait_full(at.before());
@@ -3394,27 +3480,30 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           shared.do_ring.wait_full(at);
           spread_columns(dp, shared.dsum(at), here);
           issue_over_columns(dp, strip_v, shared.dout.slot(at.slot()));
+#line 197
+          if (number == kNone && !is_bad) say_added();
+#line 199
           if (number_out != kNone) add_to_sum(number_out);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 184
+#line 206
           exponentials(scores, p.scale_log2);
-#line 193
+#line 215
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 201
+#line 223
           if (strip_is_cut) {
             const auto forbid = [&](i32 i) {
               scores[i] = float_of(kForbidden);
             };
-#line 208
+#line 230
             const Mask mask = mask_of(p, keys, step.member);
-#line 210
+#line 232
             // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
             // their dS: in the last tile they are forbidden.
             if (first_q + kConfig.tile_q <= p.len_q) {
@@ -3423,10 +3512,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
               for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
             }
           }
-#line 222
+#line 244
           round_strip<element_t>(probabilities, scores);
 
-#line 225
+#line 247
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 
@@ -3496,14 +3585,135 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
+#line 317
+  say_added();
+#line 319
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 139 "kernels/backward_main_sm90.cu.j2"
+#line 2 "kernels/backward_main_sm90/finisher.j2"
+// ---- The reporter: a warp that tells all blocks which tiles of keys have added everything to dQ, and the
+// consumers of its own when the sums of their heads are clear.
+FLASHGEN_DEVICE void report(const Params& p, u8* base, Thread self) {
+  const Thread thread = self.again();
+  const Shared shared = Shared::at(base);
+  TileRing::Where tile_at;
+  i32 head_before = 0;
+  while (true) {
+    shared.tile_ring.wait_full(tile_at);
+    const KeyTile keys = shared.tiles[tile_at.slot()];
+    shared.tile_ring.release(tile_at, thread);
+    // Every warp's share of the tile before has arrived.
+    mbarrier_wait(shared.added(), turn_of(tile_at));
+    if (tile_at.count > 0 && thread.lane == 0) atomic_add_release(done_tiles(p, head_before), 1u);
+    if (!keys.exists) break;
+    const i32 head = first_head(p, keys);
+    if (head >= p.sum_heads) {
+      // Others had the sums before, and they are to be cleared.
+      for (i32 member = thread.lane; member < p.group; member += kWarpSize) {
+        while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) != static_cast<u32>(p.q_tiles)) {
+        }
+      }
+    }
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(shared.may_add());
+    head_before = head;
+    tile_at.advance();
+  }
+}
+
+// ---- The collector: one lane that has the copy engine bring the parts of dQ that no tile of keys will add to any
+// more. Which tile of queries is next is drawn from a counter of all blocks, head after head, in the order in which
+// heads are done with.
+FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
+  const Thread thread = self.again();
+  const Shared shared = Shared::at(base);
+  using Share = Shape::Share;
+  const i32 heads = p.tiles / p.kv_tiles * p.group;
+  SumRing::Where at;
+  if (thread.lane != 0) return;
+  const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
+  i32 drawn = draw();
+  while (true) {
+    const i32 number = drawn, head = number / p.q_tiles, tile = number - head * p.q_tiles;
+    if (head >= heads) break;
+    const u32* const done = done_tiles(p, head - head % p.group);
+    while (load_acquire(done) != static_cast<u32>(p.kv_tiles)) {
+    }
+    fence_proxy_async();
+    // It comes while parts of this tile do.
+    drawn = draw();
+    float* const sums = p.dq_accum + static_cast<i64>(head % p.sum_heads * p.q_tiles + tile) * Share::tile_floats;
+    // Whether another head is still to have their place.
+    const bool are_needed_again = head + p.sum_heads < heads;
+    const i32 sequence = head / p.heads_q;
+    for (i32 warp = 0; warp < parts_of_dq; ++warp) {
+      const i32 consumer = warp / 4;
+      const u32 bytes = static_cast<u32>(Share::warp_floats(consumer)) * 4;
+      float* const part = sums + Share::warp_begin(warp);
+      shared.sum_ring.wait_empty(at);
+      shared.sum_parts[at.slot()] = {Share::column(consumer),
+                                     tile * kConfig.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
+                                     head - sequence * p.heads_q,
+                                     sequence,
+                                     are_needed_again ? part : nullptr,
+                                     bytes,
+                                     warp == parts_of_dq - 1};
+      mbarrier_expect_tx(shared.sum_ring.full(at), bytes);
+      bulk_load(shared_address(shared.sum(at)), part, bytes, shared.sum_ring.full(at));
+      mbarrier_arrive(shared.sum_ring.full(at));
+      at.advance();
+    }
+  }
+  shared.sum_ring.wait_empty(at);
+  shared.sum_parts[at.slot()] = {};
+  mbarrier_arrive(shared.sum_ring.full(at));
+}
+
+// ---- The finisher: a warp that brings these to their type, and clears the sum for the next head.
+FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
+  const Thread thread = self.again();
+  const Shared shared = Shared::at(base);
+  SumRing::Where at;
+  while (true) {
+    shared.sum_ring.wait_full(at);
+    const SumPart& part = shared.sum_parts[at.slot()];
+    const i32 columns = static_cast<i32>(part.bytes) / (kWarpRows * 4);
+    if (columns == 0) break;
+    // dQ_i = scale * (sum over the tiles of keys), for rows of one warp.
+    const Shape::DQRows rows = shared.dq_rows.slot(at.count % 2);
+    if (thread.lane == 0) bulk_wait_read<1>();
+    warp_sync();
+    finish_part(rows, reinterpret_cast<const float*>(shared.sum(at)), columns, p.scale, thread.again());
+    fence_proxy_async_shared();
+    warp_sync();
+    if (thread.lane == 0) {
+      const SumPart here = part;
+      if (here.row < p.len_q) tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.sequence);
+      if (here.to_clear != nullptr) bulk_store(here.to_clear, shared_address(base + smem::kZeros), here.bytes);
+      bulk_commit();
+      if (here.to_clear != nullptr && here.is_last) {
+        bulk_wait<0>();
+        atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
+      }
+    }
+    shared.sum_ring.release(at, thread);
+    at.advance();
+  }
+  if (thread.lane == 0) bulk_wait<0>();
+}
+
+#line 173 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
+#line 178
+  // What sums are cleared with.
+  for (i32 i = thread.index(); i < Shape::out_bytes / kChunkBytes; i += 384)
+    reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
+  fence_proxy_async_shared();
+#line 183
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -3511,9 +3721,13 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 154
-    shared.tile_ring.init(1, consumer_warps);
-#line 156
+#line 194
+    // The reporter reads them, too.
+    shared.tile_ring.init(1, consumer_warps + 1);
+    shared.sum_ring.init(1, 1);
+    mbarrier_init(shared.added(), consumer_warps);
+    mbarrier_init(shared.may_add(), 1);
+#line 200
     fence_mbarrier_init();
   }
   block_sync();
@@ -3522,8 +3736,12 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   // few are left for copying that nothing else is to be kept.
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
-    if (thread.warp == 0) produce(p, base);
-#line 168
+    if (thread.warp == 0) produce(p, base, thread);
+#line 212
+    if (thread.warp == 1) report(p, base, thread);
+    if (thread.warp == 2) collect(p, base, thread);
+    if (thread.warp == 3) finish(p, base, thread);
+#line 216
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

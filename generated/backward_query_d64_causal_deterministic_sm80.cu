@@ -1832,7 +1832,7 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
     mark_bad_results<Shape::threads, kConfig.head_dim, kConfig.tile_kv>(
         q_tile, first_q, {p.k + place.sequence * p.k_batch + head_kv * p.k_head, p.k_row, p.len_kv}, keys, mask, thread);
   }
-#line 167
+#line 174
   block_sync();
   store_rows<Shape::QTile, Shape::threads, kConfig.head_dim, kConfig.access_bytes>(
       q_tile, {p.dq + place.sequence * p.dq_batch + place.head * p.dq_head, p.dq_row, p.len_q}, first_q, thread);

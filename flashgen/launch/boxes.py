@@ -16,7 +16,7 @@ from flashgen.launch.array import ArrayInfo
 from flashgen.launch.call import PARAMETER_NAMES
 from flashgen.launch.packing import Value
 from flashgen.launch.target import Target
-from flashgen.launch.tensor_map import TensorMap, tensor_problem
+from flashgen.launch.tensor_map import ELEMENTS, TensorMap, tensor_problem
 from flashgen.plan.model import Box, KernelPlan, Problem
 
 #: Kernels count tiles in 32 bits.
@@ -44,27 +44,31 @@ def encoded_maps(
     by_name = {PARAMETER_NAMES.get(array.name, array.name): array for array in arrays}
     if max(grid) > _MOST_TILES:
         return None
-    item_bytes = plan.spec.element.bytes
-    layouts = [_layout(by_name[box.tensor], item_bytes) for box in plan.boxes]
+    layouts = [layout(by_name[box.tensor], box, plan.spec.dtype) for box in plan.boxes]
     if any(tensor_problem(by_name[b.tensor].pointer, *x) for b, x in zip(plan.boxes, layouts, strict=True)):
         return None
-    maps = [_map(box, plan.spec.dtype, *layout) for box, layout in zip(plan.boxes, layouts, strict=True)]
+    maps = [tensor_map(box, plan.spec.dtype, _SOME_ADDRESS, *x) for box, x in zip(plan.boxes, layouts, strict=True)]
     encoded = target.encode(maps, device)
     if encoded is None:
         return None
     return {box.parameter: data for box, data in zip(plan.boxes, encoded, strict=True)}
 
 
-def _layout(array: ArrayInfo, item_bytes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def layout(array: ArrayInfo, box: Box, dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Extents (column, row, head, batch), and the byte strides of all but the first."""
+    item_bytes = ELEMENTS[box.element or dtype].bytes
+    if len(array.shape) == 1:
+        return (box.columns, array.shape[0] // box.columns, 1, 1), (box.columns * item_bytes,) * 3
     batch, rows, heads, columns = array.shape
     per_batch, per_row, per_head, _ = array.strides
     strides = (per_row * item_bytes, per_head * item_bytes, per_batch * item_bytes)
     return (columns, rows, heads, batch), strides
 
 
-def _map(box: Box, element: str, dims: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
-    return TensorMap(_SOME_ADDRESS, element, dims, strides, (box.columns, box.rows, 1, 1), swizzle=box.swizzle)
+def tensor_map(box: Box, dtype: str, address: int, dims: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
+    """The map of a tensor of that layout."""
+    columns = (box.columns, box.rows, 1, 1)
+    return TensorMap(address, box.element or dtype, dims, strides, columns, swizzle=box.swizzle)
 
 
 def address_can_be_written(encode: Callable[[TensorMap], bytes], offset: int) -> bool:

@@ -18,7 +18,7 @@ from flashgen.plan.model import KernelPlan, Problem, Role
 #: Launch order of a backward pass; roles that a plan lacks are left out.
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
 #: How many arrays ``backward_outputs`` makes; gradients of captured tensors come after them.
-BACKWARD_OUTPUTS = 7
+BACKWARD_OUTPUTS = 8
 #: The most blocks a grid has along x, y and z.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
@@ -95,10 +95,11 @@ def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
-    """What a kernel whose blocks take tiles from a counter is told of these."""
+    """What a kernel whose blocks take tiles from a counter is told of these, and of the sum that it adds to."""
+    counts: dict[str | None, Value] = {} if plan.sums is None else {"sum_heads": plan.sums.heads(problem)}
     if not plan.is_persistent:
-        return {}
-    counts: dict[str | None, Value] = {"tiles": plan.grid(problem)[0]}
+        return counts
+    counts["tiles"] = plan.grid(problem)[0]
     for side, length in (("q", problem.len_q), ("kv", problem.len_kv)):
         counts[f"{side}_tiles"] = -(-length // int(plan.constant(f"tile_{side}")))
     return counts
@@ -115,7 +116,7 @@ def forward_outputs(problem: Problem, head_dim_v: int, dtype: str) -> tuple[Outp
 def backward_outputs(
     problem: Problem, head_dim: int, head_dim_v: int, dtype: str, workspaces: Mapping[str, int]
 ) -> tuple[Output, ...]:
-    """``dq``, ``dk``, ``dv``, and the workspaces ``dsum``, ``dq_accum``, ``row_stats`` and ``turns``."""
+    """``dq``, ``dk``, ``dv``, and the workspaces ``dsum`` and those that the plan has of the others."""
     batch, heads_kv, len_kv = problem.batch, problem.heads_kv, problem.len_kv
     return (
         Output("dq", (batch, problem.len_q, problem.heads_q, head_dim), dtype),
@@ -124,6 +125,7 @@ def backward_outputs(
         Output("dsum", (batch, problem.heads_q, problem.len_q), "fp32"),
         Output("dq_accum", (workspaces.get("dq_accum", 0),), "fp32"),
         Output("row_stats", (workspaces.get("row_stats", 0),), "fp32"),
+        Output("head_counts", (workspaces.get("head_counts", 0),), "fp32"),
         Output("turns", (workspaces.get("turns", 0),), "fp32"),
     )
 

@@ -221,15 +221,14 @@ class Executor:
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
         factor = spec.default_scale if scale is None else scale
-        outputs = self._outputs(pass_, rows, {})
+        outputs = self._outputs(pass_, problem, rows, self._default)
         access, maps = self._mapped(pass_, access, problem, factor, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
         roles = _ROLES[pass_]
         if captured_gradients:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
-        if pass_ == "backward":
-            outputs = self._outputs(pass_, rows, self._workspaces(self._variants[access].plan, problem))
+        outputs = self._outputs(pass_, problem, rows, access)
         band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band and not spec.varlen else (0, 0)
         values = {**call_values(problem, band, factor, infos, outputs), **side.parameters}
         if spec.varlen:
@@ -246,11 +245,13 @@ class Executor:
             outputs += self._captures.tables(extra, expressions.stretch)
         return Call(device, make_steps(kernels, roles, problem, values, maps), outputs)
 
-    def _outputs(self, pass_: Pass, problem: Problem, workspaces: Mapping[str, int]) -> tuple[Output, ...]:
+    def _outputs(self, pass_: Pass, problem: Problem, rows: Problem, access: int) -> tuple[Output, ...]:
+        """What a call of the kernels for an alignment allocates; results have as many ``rows``."""
         spec = self.spec
         if pass_ == "forward":
-            return forward_outputs(problem, spec.head_dim_v, spec.dtype)
-        return backward_outputs(problem, spec.head_dim, spec.head_dim_v, spec.dtype, workspaces)
+            return forward_outputs(rows, spec.head_dim_v, spec.dtype)
+        workspaces = self._workspaces(self._variants[access].plan, problem)
+        return backward_outputs(rows, spec.head_dim, spec.head_dim_v, spec.dtype, workspaces)
 
     def _mapped(
         self, pass_: Pass, access: int, problem: Problem, scale: float, arrays: Sequence[ArrayInfo], device: int
@@ -259,6 +260,9 @@ class Executor:
         maps: dict[Role, Mapping[str | None, Value]] = {}
         if access < MAX_ACCESS_BYTES:
             return access, maps
+        if pass_ == "backward" and self._mapped_kernels and not problem.len_kv:
+            # Without keys there is nothing to launch for those that would write dQ, which is 0.
+            return access // 2, maps
         for plan in self._mapped_kernels:
             if plan.pass_ == pass_:
                 encoded = encoded_maps(plan, problem, arrays, self.target, device)

@@ -101,4 +101,9 @@ def workspaces(attention: AttentionPlan, problem: Problem) -> dict[str, int]:
         return {}
     prepare = attention.kernel("prepare")
     tiles, heads, batch = prepare.grid(problem)
-    return {name: tiles * heads * batch * floats for name, floats in workspace_tiles(prepare).items() if floats}
+    all_heads = heads * batch
+    found = {name: tiles * all_heads * floats for name, floats in workspace_tiles(prepare).items() if floats}
+    if prepare.sums is not None:
+        found["dq_accum"] = tiles * prepare.sums.heads(problem) * workspace_tiles(prepare)["dq_accum"]
+        found["head_counts"] = 1 + 2 * all_heads
+    return found

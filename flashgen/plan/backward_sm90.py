@@ -1,4 +1,4 @@
-"""Planning the backward kernels for Hopper: prepare, main (dK, dV and a sum of dQ by the copy engine), finish."""
+"""Planning the backward kernels for Hopper: prepare, main, which makes dK, dV and dQ, or its sum, and then finish."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flashgen.plan.forward_sm90 import PANEL, ROWS, STORED_ROWS, WARPGROUP, why_
 from flashgen.plan.model import Box, Constant, KernelPlan, ParamTable, Role, SmemMap
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.smem import SmemLayout
+from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 
 _CONSUMERS = 2
@@ -29,10 +30,12 @@ class _Row:
     reason: str
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int] = (24, 240)
+    #: Parts of dQ under way to be finished.
+    sum_slots: int = 2
 
 
 _TABLE = {
-    (64, 64): _Row(128, 2, 2, "the longest tile of queries whose scores and gradients find registers"),
+    (64, 64): _Row(128, 2, 2, "the longest tile of queries whose scores and gradients find registers", sum_slots=4),
     (96, 96): _Row(
         64,
         3,
@@ -67,7 +70,8 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     """The backward kernels of a spec on Hopper, in the order in which they run."""
     row = _TABLE[spec.head_dim, spec.head_dim_v]
     common = _Common(spec, arch, row, schedule if schedule != Schedule() else None)
-    return common.prepare(), common.main(), common.finish()
+    kernels = (common.prepare(), common.main())
+    return (*kernels, common.finish()) if spec.deterministic else kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,18 @@ class _Common:
     def _scales(self) -> bool:
         """Whether logits are nothing but scaled products, so that L can be taken off before the scale."""
         return self.spec.score is None or not self.spec.score.changes_logits
+
+    @property
+    def _section_heads(self) -> int:
+        """Heads that are worked on at the same time; longest tiles go first where their lengths differ."""
+        mask = self.spec.mask
+        # Tiles of one head follow one another when they add in a fixed order: few are to be in work at once.
+        return 16 if mask.has_upper or not mask.is_band or self.spec.deterministic else 1
+
+    @property
+    def _sum_slots(self) -> int:
+        """Parts of dQ that the main kernel is finishing at once."""
+        return 0 if self.spec.deterministic else self.row.sum_slots
 
     def prepare(self) -> KernelPlan:
         """What the rows of queries subtract, and a cleared workspace."""
@@ -108,8 +124,6 @@ class _Common:
     def main(self) -> KernelPlan:
         """dK and dV, and what each tile of keys adds to dQ."""
         row, mask = self.row, self.spec.mask
-        # Tiles of one head follow one another when they add in a fixed order: few are to be in work at once.
-        interleaves = mask.has_upper or not mask.is_band or self.spec.deterministic
         producer, consumer = row.registers
         return self._kernel(
             "main",
@@ -124,10 +138,11 @@ class _Common:
                 Constant("q_slots", row.q_slots, "tiles of Q under way at once"),
                 Constant("do_slots", row.do_slots, "tiles of dO under way at once"),
                 Constant("ds_slots", _DS_SLOTS, "tiles of dS that wait for dQ"),
+                Constant("sum_slots", self._sum_slots, "parts of dQ under way to be finished"),
                 Constant("consumers", _CONSUMERS, "warpgroups that compute, 64 keys each"),
                 Constant("producer_registers", producer),
                 Constant("consumer_registers", consumer),
-                Constant("section_heads", 16 if interleaves else 1, "heads that are worked on at the same time"),
+                Constant("section_heads", self._section_heads, "heads that are worked on at the same time"),
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),
             ),
@@ -139,8 +154,10 @@ class _Common:
                 Box("k", _TILE_KV, PANEL),
                 Box("v", _TILE_KV, PANEL),
                 Box("dout", row.tile_q, PANEL),
+                Box("row_stats", 1, row.tile_q, swizzle=0, element="fp32"),
                 Box("dk", STORED_ROWS, PANEL),
                 Box("dv", STORED_ROWS, PANEL),
+                *(() if self.spec.deterministic else (Box("dq", STORED_ROWS, PANEL),)),
             ),
             reasons=(row.reason,),
             switches={
@@ -156,7 +173,7 @@ class _Common:
         )
 
     def finish(self) -> KernelPlan:
-        """dQ from the workspace to its dtype."""
+        """dQ from the workspace to its dtype, where all heads have a sum."""
         return self._kernel(
             "finish",
             "backward_finish_sm90.cu.j2",
@@ -211,6 +228,7 @@ class _Common:
             reasons=reasons,
             schedule=self.schedule,
             switches=frozenset(switches),
+            sums=None if self.spec.deterministic else SumRing(_TILE_KV, self._section_heads),
         )
 
     def _smem(self) -> SmemMap:
@@ -225,22 +243,31 @@ class _Common:
             .then("do", row.do_slots * row.tile_q * dim_v, f"dO_i, {do_slots}")
             .then("ds", _DS_SLOTS * _TILE_KV * row.tile_q * size, f"dS_ij, {_DS_SLOTS} slots")
             .then("dq", 4 * _CONSUMERS * _DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
-            .then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")
+        )
+        if not self.spec.deterministic:
+            layout.then("sums", row.sum_slots * _DQ_BYTES, f"rows of dQ_i to be finished, {row.sum_slots} slots")
+            layout.then("dq_rows", 2 * STORED_ROWS * PANEL * size, "and when they are, 2 slots")
+            layout.then("zeros", _DQ_BYTES, "what their sum is cleared with")
+        (
+            layout.then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")
             .then("dsum", row.do_slots * row.tile_q * 4, f"-D_i, {do_slots}")
             .then("k_barriers", 16, "for each slot: it is full, it is empty")
             .then("v_barriers", 16)
             .then("q_barriers", 16 * row.q_slots)
             .then("do_barriers", 16 * row.do_slots)
             .then("ds_barriers", 16 * _DS_SLOTS)
-            .then("tile_barriers", 32)
-            .then("tiles", 32, "which tiles of keys come next")
         )
+        if self.spec.deterministic:
+            layout.then("dq_barriers", 32)
+        else:
+            layout.then("sum_barriers", 16 * row.sum_slots)
+            layout.then("turn_barriers", 16)
+            layout.then("sum_parts", 32 * row.sum_slots, "which parts of dQ the slots hold")
+        layout.then("tile_barriers", 32).then("tiles", 32, "which tiles of keys come next")
         if not self.spec.mask.is_band:
             layout.then("listed_queries", 16 * row.q_slots, "which tiles of queries the slots hold")
         if not self.spec.mask.is_full:
             layout.then("found_bad", 16 * _CONSUMERS, "whether keys of each warp have bad values")
-        if self.spec.deterministic:
-            layout.then("dq_barriers", 32)
-            if not self.spec.mask.is_full:
+            if self.spec.deterministic:
                 layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
         return layout.map()

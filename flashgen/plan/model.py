@@ -13,6 +13,7 @@ from flashgen.spec import AttentionSpec, Schedule
 if TYPE_CHECKING:
     from flashgen.plan.captured import CapturedWork
     from flashgen.plan.expressions import Expressions
+    from flashgen.plan.sum_ring import SumRing
 
 Pass = Literal["forward", "backward"]
 #: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
@@ -97,7 +98,10 @@ class SmemMap:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What the copy engine is told of a tensor (batch, row, head, column): which boxes of it are copied."""
+    """What the copy engine is told of a tensor (batch, row, head, column): which boxes of it are copied.
+
+    A workspace of one dimension is rows as long as a box.
+    """
 
     #: The tensor; the parameter is ``<tensor>_map``.
     tensor: str
@@ -105,6 +109,8 @@ class Box:
     columns: int
     #: Within stretches of so many bytes of shared memory, 16-byte chunks change places.
     swizzle: int = 128
+    #: Of the tensor, where that is not the spec's dtype.
+    element: str | None = None
 
     @property
     def parameter(self) -> str:
@@ -177,6 +183,8 @@ class KernelPlan:
     expressions: Expressions | None = None
     #: What a kernel of captured gradients works on.
     captured: CapturedWork | None = None
+    #: Where it sums dQ, if not for all heads at once.
+    sums: SumRing | None = None
 
     def constant(self, name: str) -> int | bool:
         """A config member's value."""

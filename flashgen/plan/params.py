@@ -9,6 +9,8 @@ _NOTES = {
     "dsum": "D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)",
     "dlse": "gradient of lse, (batch, heads_q, len_q); null where it is zero",
     "dq_accum": "workspace that dQ is summed in",
+    "head_counts": "tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished",
+    "sum_heads": "heads that dq_accum has room for",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
     "scale_log2": "scale * log2(e)",
@@ -74,40 +76,50 @@ FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
-def _main_sm90(*reads: str, counts: tuple[str, ...] = ("counter",)) -> ParamTable:
-    """Backward by the copy engine; ``reads`` are for what it cannot do."""
+def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False) -> ParamTable:
+    """Backward by the copy engine; ``reads`` and ``row_reads`` are for what it cannot do."""
     return _table(
         reads,
         (),
-        row_reads=("row_stats",),
+        row_reads=row_reads,
         row_writes=("dq_accum",),
-        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles"),
+        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", *(() if ordered else ("sum_heads",))),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout", "dk", "dv"),
-        counts=counts,
+        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq",))),
+        counts=("counter", "turns" if ordered else "head_counts"),
     )
 
 
 MAIN_SM90 = _main_sm90()
 #: Where a mask cuts tiles.
-MAIN_SM90_MASKED = _main_sm90("q", "dout")
-#: Where dQ is summed in a fixed order.
-MAIN_SM90_ORDERED = _main_sm90(counts=("turns", "counter"))
-MAIN_SM90_ORDERED_MASKED = _main_sm90("q", "dout", counts=("turns", "counter"))
+MAIN_SM90_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",))
+#: Where dQ is summed in a fixed order, and finished by a kernel of its own.
+MAIN_SM90_ORDERED = _main_sm90(ordered=True)
+MAIN_SM90_ORDERED_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",), ordered=True)
 
 
 def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), **more: tuple[str, ...]) -> ParamTable:
     """The rows of O and dO, and what becomes of them."""
-    fields = {"scales": (), **more}
-    return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, sizes=("heads_q", "len_q"), **fields)
+    fields = {"sizes": ("heads_q", "len_q"), "scales": (), **more}
+    return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, **fields)
 
 
 PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
 #: Rows' statistics besides; how the workspace is cleared differs in nothing.
-PREPARE_SM90 = _prepare("dsum", "row_stats", "dq_accum", reads=("lse", "dlse"), scales=("scale",))
+_PREPARE_SM90 = ("dsum", "row_stats", "dq_accum")
+PREPARE_SM90 = _prepare(
+    *_PREPARE_SM90,
+    reads=("lse", "dlse"),
+    sizes=("heads_q", "len_q", "sum_heads"),
+    scales=("scale",),
+    counts=("head_counts",),
+)
 PREPARE_SM90_ORDERED = _prepare(
-    "dsum", "row_stats", "dq_accum", reads=("lse", "dlse"), scales=("scale",), counts=("turns",)
+    *_PREPARE_SM90,
+    reads=("lse", "dlse"),
+    scales=("scale",),
+    counts=("turns",),
 )
 MAIN = _table(
     ("q", "k", "v", "dout"),

@@ -79,6 +79,30 @@ def test_reductions_of_all_blocks_and_threads_add_up(run: Any, schedule: str, ra
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("wait", ["bulk_wait_read<0>", "bulk_wait<0>"])
+def test_a_sum_is_read_only_when_additions_to_it_have_been_waited_for(run: Any, wait: str) -> None:
+    """Reductions may meet each other, but no ordinary access, however well ordered it is after their issue."""
+    out, seen = floats(8), floats(4)
+    body = f"""if (t < 4) f[t] = 1;
+    fence_proxy_async();
+    block_sync();
+    if (t < 2) {{
+      bulk_reduce_add(out, data, 16);
+      bulk_commit();
+      {wait}();
+    }}
+    block_sync();
+    if (t == 2) seen[0] = out[3];
+    block_sync();
+    if (t < 2) bulk_wait<0>();"""
+    if wait == "bulk_wait<0>":
+        run(SETUP + body, smem=1024, race=True, out=out, seen=seen)
+        assert seen[0] == 2
+    else:
+        with pytest.raises(EmulationError, match=r"missing wait: a load of 4 bytes .* a bulk reduce_add still has in"):
+            run(SETUP + body, smem=1024, race=True, out=out, seen=seen)
+
+
 def test_groups_are_written_in_turn_and_only_when_waited_for(run: Any) -> None:
     x, out = floats(16, 7), floats(16)
     seen = floats(16)

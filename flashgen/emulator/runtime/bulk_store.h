@@ -47,7 +47,8 @@ inline void issue_store(const Transfer& transfer, bool adds, const char* what) {
   if (runtime.launch.race) {
     store.access().visit_shared_runs(*thread.block, How::bulk_source,
                                      [](const AsyncAccess& a) { begin_async_read(a); });
-    store.access().visit_global(store.how(), [](const AsyncAccess& a) { begin_async_write(a); });
+    store.access().visit_global(
+        store.how(), [&](const AsyncAccess& a) { store.adds ? begin_adding(a) : begin_async_write(a); });
   }
   bulk_stores.push_back(store);
 }
@@ -88,8 +89,9 @@ inline void learn_of_read(BulkStore& store) {
 inline void finish_store(BulkStore& store) {
   learn_of_read(store);
   write_destination(store);
-  if (runtime.launch.race && !store.adds)
-    store.access().visit_global(store.how(), [](const AsyncAccess& a) { end_async_write(a); });
+  if (!runtime.launch.race) return;
+  store.access().visit_global(store.how(),
+                              [&](const AsyncAccess& a) { store.adds ? end_adding(a) : end_async_write(a); });
 }
 
 // Until at most `pending` groups of the running thread are under way, or have yet to read.

@@ -91,6 +91,23 @@ inline void begin_async_write(const AsyncAccess& write) {
   note_write(access);
 }
 
+// It is a reduction: others may add at the same time, but none may read the sum yet.
+inline void begin_adding(const AsyncAccess& write) {
+  begin_async_write(write);
+  if (Shadow* shadow = write.shadow())
+    shadow->visit(reinterpret_cast<u64>(write.memory), write.bytes, false, [](Cell& cell) { ++cell.adders; });
+}
+// It has added, and the thread knows, as of now: who knows of the issue alone may not read.
+inline void end_adding(const AsyncAccess& write) {
+  Shadow* shadow = write.shadow();
+  if (shadow == nullptr) return;
+  const Epoch epoch = write.in(*shadow).epoch();
+  shadow->visit(reinterpret_cast<u64>(write.memory), write.bytes, false, [&](Cell& cell) {
+    --cell.adders;
+    cell.write = epoch;
+  });
+}
+
 // It has written, and the thread knows.
 inline void end_async_write(const AsyncAccess& write) {
   Shadow* shadow = write.shadow();

@@ -195,7 +195,7 @@ inline void note_read(const Access& access) {
   const bool must_be_written = access.in_shared_memory();
   const Epoch epoch = access.epoch();
   access.shadow.visit(access.address, access.bytes, false, [&](Cell& cell) {
-    if (cell.in_flight) report_in_flight(access, cell);
+    if (cell.in_flight || (cell.adders != 0 && !is_atomic(access.how))) report_in_flight(access, cell);
     if (cell.write.clock != 0) {
       if (!(is_atomic(access.how) && is_atomic(cell.write.how)) && !ordered(cell.write, thread))
         report_race(access, cell.write);
@@ -231,8 +231,10 @@ inline void note_write(const Access& access) {
   const auto conflicts = [&](const Epoch& earlier) {
     return !(is_atomic(access.how) && is_atomic(earlier.how)) && !ordered(earlier, thread);
   };
-  access.shadow.visit(access.address, access.bytes, true, [&](Cell& cell) {
-    if (cell.in_flight) report_in_flight(access, cell);
+  // Bytes of a line may be added to by different numbers of reductions.
+  const bool makes_equal = access.how != How::bulk_reduce_add;
+  access.shadow.visit(access.address, access.bytes, makes_equal, [&](Cell& cell) {
+    if (cell.in_flight || (cell.adders != 0 && !is_atomic(access.how))) report_in_flight(access, cell);
     if (cell.async_readers != 0) report_still_read(access, cell);
     if (cell.write.clock != 0 && conflicts(cell.write)) report_race(access, cell.write);
     if (cell.read.clock != 0 && conflicts(cell.read)) report_race(access, cell.read);

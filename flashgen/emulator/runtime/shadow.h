@@ -41,6 +41,7 @@ struct Cell {
   bool in_flight;       // the write is a copy that nobody has waited for
   bool read_by_blocks;  // by more than one, so any write at all would race
   u8 async_readers;     // copies under way that read these bytes
+  u16 adders;           // bulk reductions under way, which atomic accesses alone may meet
   u16 reads;            // length of the chain, and the length at which it is worth looking for
   u16 most_reads;       // reads that later ones of the same thread make needless
 };

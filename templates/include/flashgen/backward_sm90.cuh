@@ -22,6 +22,7 @@ struct BackwardSm90Config {
   i32 q_slots;
   i32 do_slots;
   i32 ds_slots;
+  i32 sum_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -74,6 +75,8 @@ struct BackwardSm90Shape {
   // A warp's rows of dK and dV.
   using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
   using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
+  // A warp's share of dQ, when it is finished.
+  using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
   using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
 
   using Scores = Strip<cfg.tile_q>;
@@ -100,6 +103,21 @@ struct alignas(16) ListedQueries {
   i32 is_last;
   // Bit i, for consumer i: some pair is not allowed.
   u32 cut;
+};
+
+// Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
+struct alignas(32) SumPart {
+  // Where the results go.
+  i32 column;
+  i32 row;
+  i32 head;
+  i32 sequence;
+  // The sum, if another head is still to have its place.
+  float* to_clear;
+  // Its size; 0 if there are no more.
+  u32 bytes;
+  // Of the tile's.
+  u32 is_last;
 };
 
 // Every row of a strip becomes `columns`, which are one float for each column.
@@ -235,24 +253,23 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&dq)[count], const float* part, Thread thread) {
+// Rounds a part, as many columns of 16 rows, into a tile in shared memory.
+template <class Tile>
+FLASHGEN_DEVICE void finish_part(Tile rows, const float* part, i32 columns, float scale, Thread thread) {
+  using T = typename Tile::Element;
+#pragma unroll 1
+  for (i32 n = 0; n < columns / 8; n += 2) {
+    u32 words[4];
 #pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+    for (i32 i = 0; i < 2; ++i) {
+      const Vec16 four = reinterpret_cast<const Vec16*>(part)[(n + i) * kWarpSize + thread.lane];
 #pragma unroll
-    for (i32 e = 0; e < 4; ++e) dq[4 * n + e] = float_of(four.words[e]);
+      for (i32 h = 0; h < 2; ++h)
+        words[2 * i + h] =
+            pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
+    }
+    stmatrix_x4(rows.chunk_at(thread.lane % 16, n + thread.lane / 16), words);
   }
-}
-
-// A warp's part of dQ, as the tensor type: `columns` of rows from `row` on.
-template <i32 columns, class T>
-FLASHGEN_DEVICE void finish_part(const float* part, GlobalRows<T> results, i32 row, float scale,
-                                 Thread thread) {
-  Strip<columns> dq;
-  read_fragments(dq, part, thread);
-  const float scales[2] = {scale, scale};
-  write_strip<T, columns>(results, row, dq, scales, thread);
 }
 
 // ---- Bad values, see contain.cuh

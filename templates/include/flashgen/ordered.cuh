@@ -88,7 +88,7 @@ struct DescendingQueryWalk<Band<has_lower, has_upper>, tile_q> {
 // keys before it that adds there too, by the same rule as walks go by; 0 if there is none. All lanes of a
 // warp call, and get the same.
 template <i32 tile_q, i32 tile_kv, class Mask>
-FLASHGEN_DEVICE u32 turn_of(const Mask& mask, i32 query_tile, i32 key_tile, Thread thread) {
+FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile, Thread thread) {
   const i32 first_q = query_tile * tile_q;
   const auto adds = [&](i32 earlier) {
     const i32 first_key = earlier * tile_kv;

@@ -15,11 +15,12 @@ import pytest
 
 from flashgen import oracle
 from flashgen.emulator import Buffer, guarded_copy, load
+from flashgen.launch.array import ArrayInfo
+from flashgen.launch.boxes import layout, tensor_map
 from flashgen.launch.call import tile_counts
 from flashgen.launch.packed import packed_values
-from flashgen.launch.tensor_map import TensorMap
 from flashgen.plan import plan, workspaces
-from flashgen.plan.model import Box, KernelPlan, Problem, Role
+from flashgen.plan.model import AttentionPlan, Box, KernelPlan, Problem, Role
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Dropout, Schedule
@@ -62,6 +63,8 @@ class Case:
     bad_value: bool = False
     #: Where packed sequences are cut.
     packing: Packing | None = None
+    #: How many blocks the sums of dQ are for, where there are not sums of all heads.
+    sum_blocks: int | None = None
 
     @property
     def lengths(self) -> Any:
@@ -153,7 +156,7 @@ class Run:
 
     def __post_init__(self) -> None:
         case, want = self.case, expected(self.case, self.seed)
-        self.plan = plan(case.spec, case.schedule, case.arch)
+        self.plan = self.planned()
         self.want = want
         dtype = case.spec.element.numpy()
         # The backward kernels are given what the oracle says of the forward pass.
@@ -172,6 +175,17 @@ class Run:
             for name, a in everything.items()
         }
 
+    def planned(self) -> AttentionPlan:
+        case = self.case
+        made = plan(case.spec, case.schedule, case.arch)
+        if case.sum_blocks is None:
+            return made
+
+        def with_few(kernel: KernelPlan) -> KernelPlan:
+            return replace(kernel, sums=kernel.sums and replace(kernel.sums, blocks=case.sum_blocks))
+
+        return replace(made, kernels=tuple(with_few(kernel) for kernel in made.kernels))
+
     def starts(self, packing: Packing) -> dict[str, Array]:
         given = packing.sequences(self.case.len_q, self.case.len_kv)
         return {name: getattr(given, name) for name in (*STARTS, *COUNTS)}
@@ -181,9 +195,10 @@ class Run:
         source = render(kernel)
         if edit is not None:
             source = KernelSource(kernel, edit(source.text))
-        for name in RESULTS[role]:
+        for name in results_of(kernel):
             self.arrays[name][...] = np.nan
-        writable = {*RESULTS[role], "dsum", "dq_accum", "row_stats", "turns", "counter"}
+        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "turns", "counter"}
+        writable = {*results_of(kernel), *workspaces}
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable) for n, a in self.arrays.items()]
         if self.case.far:
             buffers = []  # far larger than what race mode can keep book of
@@ -225,22 +240,15 @@ class Run:
 
     def tensor_map(self, box: Box) -> bytes:
         """What the copy engine is told of an array."""
-        array = self.arrays[box.tensor]
-        per_batch, per_row, per_head, _ = array.strides
-        batch, rows, heads, columns = array.shape
-        return TensorMap(
-            array.ctypes.data,
-            self.case.spec.dtype,
-            (columns, rows, heads, batch),
-            (per_row, per_head, per_batch),
-            (box.columns, box.rows, 1, 1),
-            swizzle=box.swizzle,
-        ).for_emulator()
+        array, dtype = self.arrays[box.tensor], self.case.spec.dtype
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        info = ArrayInfo(box.tensor, array.ctypes.data, array.shape, strides, box.element or dtype, 0)
+        return tensor_map(box, dtype, info.pointer, *layout(info, box, dtype)).for_emulator()
 
     def wrong(self, role: Role) -> list[str]:
         """What the kernel wrote that is not within its bound."""
         found = [f"counter: left at {self.arrays['counter'].tolist()}"] if self.arrays["counter"].any() else []
-        for name in RESULTS[role]:
+        for name in results_of(self.plan.kernel(role)):
             with np.errstate(invalid="ignore"):
                 result = self.arrays[name].astype(np.float64)
             bound = getattr(self.want.bounds, name)
@@ -248,6 +256,11 @@ class Run:
             if not verdict.ok:
                 found.append(f"{name}: error {verdict.max_error:.3g}, bound {verdict.bound:.3g} {verdict.note}")
         return found
+
+
+def results_of(kernel: KernelPlan) -> tuple[str, ...]:
+    """What a kernel leaves finished."""
+    return ("dq", *RESULTS[kernel.role]) if kernel.role == "main" and kernel.sums else RESULTS[kernel.role]
 
 
 def grid_of(kernel: KernelPlan, problem: Problem) -> tuple[int, int, int]:

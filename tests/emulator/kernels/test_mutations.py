@@ -89,6 +89,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, backward, ordered": (AttentionSpec(128, deterministic=True), (300, 300), {"arch": "sm_90a"}),
     # Two tiles of keys for each head, with one tile of queries, so that nothing but the rings holds the producer back.
     "Hopper, backward, short": (AttentionSpec(128), (60, 600), {"arch": "sm_90a"}),
+    # Sums for one head at a time, for which five heads wait.
+    "Hopper, backward, few sums": (
+        AttentionSpec(64),
+        (140, 140),
+        {"arch": "sm_90a", "heads": 5, "heads_kv": 5, "sum_blocks": 0},
+    ),
     "Hopper, backward, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
         (300, 300),

@@ -47,16 +47,20 @@ BUGS = {
         full(), "void add_in_order(", "bulk_wait<0>();", ""
     ),
     "the last one to add is taken for the first": Bug(
-        causal(), "u32 turn_of(", "adds(key_tile - 1) ? static_cast<u32>(key_tile) : 0", "false ? 1 : 0", DEADLOCK
+        causal(), "u32 awaited_turn(", "adds(key_tile - 1) ? static_cast<u32>(key_tile) : 0", "false ? 1 : 0", DEADLOCK
     ),
     "a tile between is counted that does not add": Bug(
-        LISTED, "u32 turn_of(", "return static_cast<u32>(left - lowest_bit(found));", "return left;", DEADLOCK
+        LISTED, "u32 awaited_turn(", "return static_cast<u32>(left - lowest_bit(found));", "return left;", DEADLOCK
     ),
     "turns begin with what was there": Bug(
         full(), "may do so.", "thread_idx() == 0", "thread_idx() < 0", DEADLOCK, "prepare"
     ),
     "the first tiles are nobody's yet": Bug(
-        full(), "void produce(", "i32 number = draw();", "i32 number = block_idx_x();", DEADLOCK
+        full(),
+        "void produce(",
+        "static_cast<i32>(atomic_add(p.counter, 1u))",
+        "(tile_at.count == 0 ? block_idx_x() : static_cast<i32>(atomic_add(p.counter, 1u)) + grid_dim_x())",
+        DEADLOCK,
     ),
 }
 
