@@ -1,6 +1,6 @@
-"""What flashgen costs besides the kernels: importing, building from a warm cache, launching, installing.
+"""What flashgen costs besides the kernels: importing, building with and without a cache, launching, installing.
 
-    python benchmarks/overhead.py [--repeat 20] [--markdown]
+    python benchmarks/overhead.py [--repeat 20] [--rows launch] [--markdown]
 
 Imports and builds are timed inside fresh processes, with bytecode caches. The best of N is what counts, since
 everything that disturbs a measurement makes it longer; the median beside it says how disturbed they were.
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,17 @@ start = time.perf_counter()
 kernel = fg.build(fg.AttentionSpec(128, mask=fg.causal()), arch="sm_80")
 print(time.perf_counter() - start)
 assert not {"torch", "numpy", "jinja2", "cuda"} & set(sys.modules)
+"""
+
+# Everything between an empty cache and a cubin: planning, rendering, compiling, and the imports that these need.
+COLD_BUILD = """
+import os, tempfile, time
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["FLASHGEN_CACHE_DIR"] = folder
+    import flashgen as fg
+    start = time.perf_counter()
+    fg.build(fg.AttentionSpec(128, mask=fg.causal(), direction="DIRECTION"), arch="sm_90a")
+    print(time.perf_counter() - start)
 """
 
 # What naming no arch adds: the GPU has to be asked, and the driver to be loaded, as for the first launch.
@@ -70,6 +81,7 @@ mask, capped = fg.causal(), fg.softcap(20.0)
 q, k, v = (torch.randn(1, 64, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
 for x in (q, k, v):
     x.requires_grad_(GRADIENTS)
+rows, starts = [x.detach()[0] for x in (q, k, v)], torch.tensor([0, 30, 64], device="cuda", dtype=torch.int32)
 def call():
     CALL
 for _ in range(100):
@@ -85,10 +97,11 @@ print(best)
 """
 #: What is called, whether gradients are recorded, and how many microseconds it may take.
 LAUNCHES = {
-    "one call of a kernel": ("kernel(q, k, v)", False, 20),
+    "one call of a kernel": ("kernel(q, k, v)", False, 15),
     "fg.attention": ("fg.attention(q, k, v, mask=mask)", False, 25),
     "fg.attention, softcap": ("fg.attention(q, k, v, mask=mask, score=capped)", False, 25),
     "fg.flash_attn_func": ("fg.flash_attn_func(q, k, v, causal=True)", False, 25),
+    "fg.flash_attn_varlen_func": ("fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)", False, 25),
     "fg.attention, recording gradients": ("fg.attention(q, k, v, mask=mask)", True, 50),
     "fg.flash_attn_func, recording gradients": ("fg.flash_attn_func(q, k, v, causal=True)", True, 50),
 }
@@ -140,23 +153,23 @@ def whole_process(code: str) -> float:
     return time.perf_counter() - start
 
 
-def wheel_bytes() -> int:
-    """Size of the wheel that pip builds from this checkout."""
+def wheel() -> Figure:
+    """Size of the wheel that pip builds from this checkout, where it can: it may have to download what builds it."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--no-deps",
-            "--wheel-dir",
-            directory,
-            str(ROOT),
-        ]
-        subprocess.run(command, check=True)
-        (wheel,) = Path(directory).glob("*.whl")
-        return wheel.stat().st_size
+        options = ["--quiet", "--no-deps", "--wheel-dir", directory]
+        command = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return Figure("wheel", "1 MB", f"not measured: {_reason(done.stderr)}")
+        (built,) = Path(directory).glob("*.whl")
+        size = built.stat().st_size
+        return Figure("wheel", "1 MB", f"{size / 1e6:.3f} MB", ok=size < 1e6)
+
+
+def _reason(errors: str) -> str:
+    """What a failed process complained of: its first line about an error, or its last line."""
+    lines = errors.strip().splitlines() or ["it said nothing"]
+    return next((line for line in lines if "error:" in line.lower()), lines[-1]).strip()[:60]
 
 
 def timed(name: str, limit: float | None, repeat: int, measure: Callable[[], float], unit: str = "ms") -> Figure:
@@ -166,34 +179,54 @@ def timed(name: str, limit: float | None, repeat: int, measure: Callable[[], flo
     try:
         values = [measure() * scale for _ in range(repeat)]
     except subprocess.CalledProcessError as error:
-        reason = (error.stderr or "").strip().splitlines()
-        return Figure(name, shown, f"not measured: {reason[-1][:60] if reason else error}")
+        return Figure(name, shown, f"not measured: {_reason(error.stderr)}")
     best, median = min(values), statistics.median(values)
     return Figure(name, shown, f"{best:.1f} {unit}", f"{median:.1f} {unit}", best < limit if limit else None)
 
 
-def measure(repeat: int) -> list[Figure]:
-    """All rows."""
+def imports(repeat: int) -> Iterator[Figure]:
+    """What it costs to import flashgen."""
+    seconds(IMPORT)
+    bare = min(whole_process("pass") for _ in range(repeat))
+    yield timed("import flashgen", 50, repeat, lambda: seconds(IMPORT))
+    yield timed("import flashgen, whole process", 200, repeat, lambda: whole_process("import flashgen") - bare)
+
+
+def warm_builds(repeat: int) -> Iterator[Figure]:
+    """What it costs to find built kernels."""
     try:
         # Fills the bytecode caches and the kernel cache; the second run must find everything there.
         seconds(WARM_BUILD.replace("assert", "#"))
         seconds(WARM_BUILD)
     except subprocess.CalledProcessError as error:
         sys.exit(f"the first builds failed:\n{error.stderr}")
-    bare = min(whole_process("pass") for _ in range(repeat))
-    size = wheel_bytes()
-    return [
-        timed("import flashgen", 50, repeat, lambda: seconds(IMPORT)),
-        timed("import flashgen, whole process", 200, repeat, lambda: whole_process("import flashgen") - bare),
-        timed("fg.build, kernels cached, fresh process", 50, repeat, lambda: seconds(WARM_BUILD)),
-        timed("without arch=: import cuda.bindings.driver", None, repeat, lambda: seconds(DRIVER_IMPORT)),
-        timed("without arch=: start CUDA, ask the GPU", None, repeat, lambda: seconds(CURRENT_GPU)),
-        *(
-            timed(name, limit, 1, partial(seconds, launch(call, gradients)), "us")
-            for name, (call, gradients, limit) in LAUNCHES.items()
-        ),
-        Figure("wheel", "1 MB", f"{size / 1e6:.3f} MB", ok=size < 1e6),
-    ]
+    yield timed("fg.build, kernels cached, fresh process", 50, repeat, lambda: seconds(WARM_BUILD))
+    yield timed("without arch=: import cuda.bindings.driver", None, repeat, lambda: seconds(DRIVER_IMPORT))
+    yield timed("without arch=: start CUDA, ask the GPU", None, repeat, lambda: seconds(CURRENT_GPU))
+
+
+def cold_builds(repeat: int) -> Iterator[Figure]:
+    """What it costs to build Hopper's kernels, head_dim 128 and causal, for the first time."""
+    for direction, limit in (("forward", 2000), ("both", None)):
+        code = COLD_BUILD.replace("DIRECTION", direction)
+        name = f"fg.build, nothing cached, Hopper, direction={direction!r}"
+        yield timed(name, limit, -(-repeat // 4), partial(seconds, code))
+
+
+def launches(repeat: int) -> Iterator[Figure]:
+    """What a call costs; each row is the best of many rounds in one process."""
+    for name, (call, gradients, limit) in LAUNCHES.items():
+        yield timed(name, limit, 1, partial(seconds, launch(call, gradients)), "us")
+
+
+#: The table's parts by what ``--rows`` calls them.
+PARTS: dict[str, Callable[[int], Iterable[Figure]]] = {
+    "import": imports,
+    "warm": warm_builds,
+    "cold": cold_builds,
+    "launch": launches,
+    "wheel": lambda repeat: [wheel()],
+}
 
 
 def main() -> int:
@@ -201,8 +234,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeat", type=int, default=20, help="fresh processes per figure")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--rows", default=",".join(PARTS), help="which parts of the table; default: %(default)s")
     options = parser.parse_args()
-    figures = measure(options.repeat)
+    unknown = set(options.rows.split(",")) - set(PARTS)
+    if unknown:
+        parser.error(f"--rows knows no {', '.join(sorted(unknown))}; it knows {', '.join(PARTS)}")
+    figures = [figure for part in options.rows.split(",") for figure in PARTS[part](options.repeat)]
     rows = [("figure", "limit", "best", "median", "")]
     rows += [(f.name, f.limit, f.best, f.median, f.verdict) for f in figures]
     if options.markdown:

@@ -13,7 +13,7 @@ from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.errors import EmulationError, LaunchError, PlanError, RegistersError, SpecError
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import AttentionPlan, Role
-from flashgen.spec import AttentionSpec, Dropout, Schedule, Sequences
+from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Sequences
 
 if TYPE_CHECKING:
     from flashgen.cache import Cache
@@ -202,6 +202,7 @@ class Kernel:
         captured: Mapping[str, Any] | None = None,
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
 
@@ -209,11 +210,36 @@ class Kernel:
         Runs on the arguments' device and on their library's current stream; ``stream`` is for arrays of
         libraries other than torch and CuPy. ``captured`` gives tensors of the mask and the score by name, in
         place of those that the spec was made with. A spec with dropout=True needs ``dropout``, and one with
-        varlen=True ``sequences``; the backward call takes the same. No gradients are recorded.
+        varlen=True ``sequences``; the backward call takes the same. A spec with a cache needs ``cache``, and then k and
+        v are that cache. No gradients are recorded.
         """
         if self._tensors:
             captured = {**self._tensors, **(captured or {})}
-        return (self._executor_made or self._executor()).forward(q, k, v, scale, stream, captured, dropout, sequences)
+        executor = self._executor_made or self._executor()
+        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache)
+
+    def append(
+        self,
+        k_cache: Any,
+        v_cache: Any,
+        k: Any,
+        v: Any,
+        *,
+        cache: KVCache,
+        q: Any = None,
+        rotary: Rotary | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Puts k and v behind the keys and values of a cache, in place; those that there is no room for are left out.
+
+        k and v are ``(B, Snew, Hk, D)`` and ``(B, Snew, Hk, Dv)``. With ``rotary`` k is turned by its positions, and so
+        is q, into a new array, which is returned; without, q itself is. The call that attends to them says
+        ``appended=Snew`` in its ``cache``.
+        """
+        if not self.plan.spec.cache:
+            raise LaunchError("this kernel was built without a cache; build one with cache='contiguous' or 'paged'")
+        executor = self._executor_made or self._executor()
+        return executor.append(k_cache, v_cache, k, v, cache, q, rotary, stream)
 
     def backward(
         self,

@@ -1624,7 +1624,7 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softm
 
 }  // namespace flashgen
 
-#line 18 "kernels/forward.cu.j2"
+#line 21 "kernels/forward.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1682,7 +1682,7 @@ constexpr u32 kO = 0;      // O_i, once the loop is over
 constexpr u32 kBytes = 65536;
 }  // namespace smem
 
-#line 28
+#line 31
 using Shape = ForwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1690,19 +1690,21 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
 
-#line 40
+#line 53
   // This block computes O_i: one tile of queries of one head of one sequence. The last tiles, which a causal
   // mask makes the longest, go first.
   const i32 q_tiles = ceil_div(p.len_q, kConfig.tile_q);
   const Place place = Place::current();
-#line 45
+#line 58
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (q_tiles - 1 - place.tile) * kConfig.tile_q;
 
   const Mask mask = Mask::of(p, place.sequence, place.head);
-#line 52
+#line 65
   const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
+#line 69
   const Range keys = mask.key_tiles(first_q, end_q, kConfig.tile_kv);
+#line 71
   const auto visited = [&](i32 tile) {
     return !mask.is_empty(first_q, end_q, tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
   };
@@ -1716,13 +1718,15 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
   const Shape::KTile k_ring{shared + smem::kK};
   const Shape::VTile v_ring{shared + smem::kV};
   Shape::QStream q_stream({p.q + place.sequence * p.q_batch + place.head * p.q_head, p.q_row, p.len_q}, first_q, thread);
+#line 90
   Shape::KStream k_stream({p.k + place.sequence * p.k_batch + head_kv * p.k_head, p.k_row, p.len_kv}, keys.begin * kConfig.tile_kv, thread);
   Shape::VStream v_stream({p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys.begin * kConfig.tile_kv, thread);
 
+#line 94
   // Line 4: load Q_i from global to shared memory (and start on the first keys and values).
   q_stream.fetch(q_tile, thread);
   q_stream.land(q_tile, thread);
-#line 90
+#line 114
   // Keys run one tile ahead of values, and leave out the same tiles.
   const auto fetch_keys = [&](Thread thread) {
     const i32 left_out = ahead.advance(thread, visited);
@@ -1736,25 +1740,25 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
   i32 left_out = fetch_keys(thread);
   if (!ahead.over()) k_stream.land(k_ring, thread);
 
-#line 104
+#line 128
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Shape::Output out;
   clear(out);
   OnlineSoftmax<Shape::row_blocks> softmax;
   softmax.reset();
-#line 114
+#line 138
   bool has_bad_values = false;
 
-#line 124
+#line 148
   // Line 6: for each tile of keys that some query of this tile may attend to.
   for (i32 step = 0; !ahead.over(); ++step) {
     const i32 j = ahead.tile;
-#line 128
+#line 152
     const Thread here = thread.again();
     // Floats leave no registers to keep the addresses of operands from one tile to the next.
     const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;
-#line 142
+#line 166
     // Line 7: K_j has arrived; V_j comes while the scores are computed.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
@@ -1764,13 +1768,13 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
     const Shape::KTile k_tile = k_ring;
     const Shape::VTile v_tile = v_ring;
 
-#line 155
+#line 179
     // A warp none of whose pairs is allowed sits this tile out.
     const i32 row = first_q + warp_row, key = first_key + warp_key;
     const i32 row_end = smaller(row + Shape::warp_rows, p.len_q);
     const bool idle = row >= row_end || mask.is_empty(row, row_end, key, key + Shape::warp_keys);
     Shape::Scores scores;
-#line 164
+#line 188
     if (!idle) {
       // Line 8: S_ij = Q_i K_j^T.
       clear(scores);
@@ -1778,23 +1782,23 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
           scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
     }
 
-#line 175
+#line 199
     // V_j has arrived, and no warp needs K_j any more: K_{j+1} comes while V_j is used.
     v_stream.land(v_ring, here);
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
     left_out = fetch_keys(here);
 
-#line 182
+#line 206
     // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
     if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
-#line 185
+#line 209
       // A bad value of V must not reach queries that do not attend to its key.
       if (holds_bad_value<Shape::threads>(v_tile, here)) {
         take_out_bad_values<Shape::threads>(v_tile, here);
         has_bad_values = true;
       }
-#line 191
+#line 215
       if (!idle) mask_pairs(scores, -kInfinity, mask, row, key, reader);
     }
 
@@ -1802,43 +1806,44 @@ FLASHGEN_KERNEL(128, 1) forward_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
       softmax.update(scores, out, p.scale_log2);
 
-#line 201
+#line 225
       // Line 10: O_i += P_ij V_j.
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
           out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
     }
-#line 206
+#line 230
     if (!ahead.over()) k_stream.land(k_ring, here);
   }
 
-#line 210
+#line 234
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 219
+#line 243
   constexpr bool writes = true;
 
-#line 222
+#line 274
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
     store_accumulator(o_tile, warp_row, 0, out, thread, [&](i32 m, i32 h) { return softmax.normalizer(m, h); });
     float* const lse = p.lse + (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + warp_row;
     for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
-#line 232
+#line 284
       if (first_q + warp_row + row < p.len_q) lse[row] = log_sum_exp;
     });
   }
 
-#line 238
+#line 290
   if (has_bad_values) {
+#line 294
     block_sync();
     mark_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
         o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, mask, thread);
   }
 
-#line 253
+#line 309
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

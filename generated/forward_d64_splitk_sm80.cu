@@ -1624,7 +1624,7 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softm
 
 }  // namespace flashgen
 
-#line 18 "kernels/forward.cu.j2"
+#line 21 "kernels/forward.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1683,7 +1683,7 @@ constexpr u32 kMerge = 0;  // the warps' partial results, once the loop is over
 constexpr u32 kBytes = 34816;
 }  // namespace smem
 
-#line 28
+#line 31
 using Shape = ForwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1691,19 +1691,21 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
 
-#line 40
+#line 53
   // This block computes O_i: one tile of queries of one head of one sequence. The last tiles, which a causal
   // mask makes the longest, go first.
   const i32 q_tiles = ceil_div(p.len_q, kConfig.tile_q);
   const Place place = Place::current();
-#line 45
+#line 58
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (q_tiles - 1 - place.tile) * kConfig.tile_q;
 
   const Mask mask = Mask::of(p, place.sequence, place.head);
-#line 52
+#line 65
   const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
+#line 69
   const Range keys = mask.key_tiles(first_q, end_q, kConfig.tile_kv);
+#line 71
   const auto visited = [&](i32 tile) {
     return !mask.is_empty(first_q, end_q, tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
   };
@@ -1717,13 +1719,15 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
   const Shape::KTile k_ring{shared + smem::kK};
   const Shape::VTile v_ring{shared + smem::kV};
   Shape::QStream q_stream({p.q + place.sequence * p.q_batch + place.head * p.q_head, p.q_row, p.len_q}, first_q, thread);
+#line 90
   Shape::KStream k_stream({p.k + place.sequence * p.k_batch + head_kv * p.k_head, p.k_row, p.len_kv}, keys.begin * kConfig.tile_kv, thread);
   Shape::VStream v_stream({p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys.begin * kConfig.tile_kv, thread);
 
+#line 94
   // Line 4: load Q_i from global to shared memory (and start on the first keys and values).
   q_stream.fetch(q_tile, thread);
   q_stream.land(q_tile, thread);
-#line 74
+#line 98
   // The next tile into a slot of the ring; its number is kept until it is its turn.
   const auto fetch_next = [&](i32 slot, Thread thread) {
     const i32 left_out = ahead.advance(thread, visited);
@@ -1740,23 +1744,23 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
 #pragma unroll
   for (i32 slot = 0; slot < kConfig.stages - 1; ++slot) under_way[slot] = fetch_next(slot, thread);
 
-#line 104
+#line 128
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Shape::Output out;
   clear(out);
   OnlineSoftmax<Shape::row_blocks> softmax;
   softmax.reset();
 
-#line 121
+#line 145
   // Line 6: for each tile of keys that some query of this tile may attend to.
   for (i32 step = 0; under_way[0] < keys.end; ++step) {
     const i32 j = under_way[0];
-#line 128
+#line 152
     const Thread here = thread.again();
     // Floats leave no registers to keep the addresses of operands from one tile to the next.
     const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;
-#line 133
+#line 157
     // Line 7: K_j and V_j have arrived, and no warp needs the slot that the next copies overwrite.
     wait_for_copies<kConfig.async_copy, kConfig.stages - 2>();
     block_sync();
@@ -1766,13 +1770,13 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
     const Shape::KTile k_tile = k_ring.slot(step % kConfig.stages);
     const Shape::VTile v_tile = v_ring.slot(step % kConfig.stages);
 
-#line 155
+#line 179
     // A warp none of whose pairs is allowed sits this tile out.
     const i32 row = first_q + warp_row, key = first_key + warp_key;
     const i32 row_end = smaller(row + Shape::warp_rows, p.len_q);
     const bool idle = row >= row_end || mask.is_empty(row, row_end, key, key + Shape::warp_keys);
     Shape::Scores scores;
-#line 164
+#line 188
     if (!idle) {
       // Line 8: S_ij = Q_i K_j^T.
       clear(scores);
@@ -1780,10 +1784,10 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
           scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
     }
 
-#line 182
+#line 206
     // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
     if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
-#line 191
+#line 215
       if (!idle) mask_pairs(scores, -kInfinity, mask, row, key, reader);
     }
 
@@ -1791,36 +1795,36 @@ FLASHGEN_KERNEL(128, 1) forward_d64_splitk_sm80(FLASHGEN_GRID_CONSTANT Params p)
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
       softmax.update(scores, out, p.scale_log2);
 
-#line 201
+#line 225
       // Line 10: O_i += P_ij V_j.
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
           out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
     }
   }
 
-#line 210
+#line 234
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 215
+#line 239
   // Each warp has attended to keys of its own: merge their results through shared memory.
   merge_warps<kConfig.warps, kConfig.tile_q, Shape::dim_v>(reinterpret_cast<float*>(shared + smem::kMerge), softmax, out, thread);
   const bool writes = thread.warp == 0;
 
-#line 222
+#line 274
   // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
     store_accumulator(o_tile, warp_row, 0, out, thread, [&](i32 m, i32 h) { return softmax.normalizer(m, h); });
     float* const lse = p.lse + (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + warp_row;
     for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
-#line 232
+#line 284
       if (first_q + warp_row + row < p.len_q) lse[row] = log_sum_exp;
     });
   }
 
-#line 253
+#line 309
   // Lines 14 and 15: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

@@ -168,6 +168,8 @@ def test_widths_and_captured_numbers_compile_nothing_anew(
 
     monkeypatch.setattr("flashgen.compile.compile_source", compile_source)
     monkeypatch.setattr("flashgen.emulator.build._build_kernel", pretend_to_build(compiled))
+    # Nothing runs, so nothing has to be linked against.
+    monkeypatch.setattr("flashgen.emulator.build._build_runtime", lambda *arguments: arguments[-1].touch())
     first, second = (fg.build(spec, arch="sm_80") for spec in specs)
     assert first is not second
     assert len(compiled) == len(first.source)

@@ -57,6 +57,9 @@ def kernel_options(
     deterministic: Annotated[bool, _option(SPEC, "--deterministic", "Backward bitwise reproducible.")] = False,
     dropout: Annotated[bool, _option(SPEC, "--dropout", "Drop pairs; each call says with which probability.")] = False,
     varlen: Annotated[bool, _option(SPEC, "--varlen", "Sequences of different lengths, one behind the other.")] = False,
+    cache: Annotated[
+        str | None, _option(SPEC, "--cache", "Keys and values lie in a cache; forward only.", "contiguous|paged")
+    ] = None,
     spec: Annotated[
         Path | None, _option(SPEC, "--spec", "Read the spec from a file, instead of the above.", "FILE.toml")
     ] = None,
@@ -118,6 +121,7 @@ def kernel_options(
             "deterministic": deterministic,
             "dropout": dropout,
             "varlen": varlen,
+            "cache": cache,
         },
         spec_file=spec,
         forward={

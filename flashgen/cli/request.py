@@ -103,6 +103,7 @@ def _spec_from_options(
     deterministic: bool,
     dropout: bool,
     varlen: bool,
+    cache: str | None,
 ) -> AttentionSpec | None:
     if head_dim is None:
         violations.found.append("head_dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
@@ -121,6 +122,7 @@ def _spec_from_options(
             deterministic=deterministic,
             dropout=dropout,
             varlen=varlen,
+            cache=cache,  # type: ignore[arg-type]
         )
     )
 

@@ -13,6 +13,9 @@ from flashgen.errors import CompileError, EmulationError, LaunchError
 from flashgen.plan.model import AttentionPlan
 from flashgen.plan.varlen import COUNTS, STARTS
 
+#: Arrays of a cache.
+_OF_CACHE = ("seqlens", "batch_idx", "leftpad", "block_table")
+
 if TYPE_CHECKING:
     from flashgen.api import TargetName
     from flashgen.cli.gpus import Gpu
@@ -170,9 +173,9 @@ def _run_on_gpu(
 
     q, k, v, do = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do))
     captured = {name: CapturedCopy(x, ordinal) for name, x in (captured or {}).items()}
-    if "sequences" in more:
-        given = more["sequences"]
-        arrays = {name: getattr(given, name) for name in (*STARTS, *COUNTS)}
-        copies = {name: CapturedCopy(x, ordinal) for name, x in arrays.items() if x is not None}
-        more["sequences"] = replace(given, **copies)
+    for option, names in (("sequences", (*STARTS, *COUNTS)), ("cache", _OF_CACHE)):
+        if option in more:
+            arrays = {name: getattr(more[option], name) for name in names}
+            copies = {name: CapturedCopy(x, ordinal) for name, x in arrays.items() if x is not None}
+            more[option] = replace(more[option], **copies)
     return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, **more)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.errors import ArgumentError
+from flashgen.spec import Sequences
 from flashgen.torch.entry import attend
 from flashgen.torch.forms import Form, attend_by_form
+from flashgen.torch.packed import check_sequences
 
 
 def attention(
@@ -22,34 +24,48 @@ def attention(
     alibi_slopes: Any = None,
     attention_chunk: int = 0,
     dropout_p: float = 0.0,
+    sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
-    left, right = _limits(causal, window_size)
+    left, right = limits_of(causal, window_size)
     reproducible = True if deterministic else None
     if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p)
+        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p, sequences, state)
     form = Form(
         left,
         right,
-        chunk=_chunk(attention_chunk),
-        softcap=_cap(softcap),
-        alibi=None if alibi_slopes is None else _slopes(alibi_slopes, q),
+        chunk=chunk_of(attention_chunk),
+        softcap=cap_of(softcap),
+        alibi=None if alibi_slopes is None else _slopes(alibi_slopes, q, sequences),
     )
     tensors = () if alibi_slopes is None else (alibi_slopes,)
-    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p)
+    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state)
 
 
-def unpack(name: str, packed: Any, count: int) -> Any:
-    """The tensors in one ``(batch, length, count, heads, head_dim)``."""
-    if packed.dim() != 5 or packed.shape[2] != count:
-        raise ArgumentError(
-            f"{name} has shape {tuple(packed.shape)}; it must be (batch, length, {count}, heads, head_dim)"
-        )
+def sequences_of(
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+) -> Sequences:
+    """Sequences that lie behind one another."""
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    check_sequences(sequences)
+    return sequences
+
+
+def unpack(name: str, packed: Any, count: int, rows: str = "batch, length") -> Any:
+    """The tensors in one ``(*rows, count, heads, head_dim)``."""
+    if packed.dim() != rows.count(",") + 4 or packed.shape[-3] != count:
+        raise ArgumentError(f"{name} has shape {tuple(packed.shape)}; it must be ({rows}, {count}, heads, head_dim)")
     # unbind, not indexing: its gradient is one stack instead of padded sums.
-    return packed.unbind(2)
+    return packed.unbind(-3)
 
 
-def _limits(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, int | None]:
+def limits_of(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, int | None]:
     """How far a query sees; a causal mask has no keys to the right, whatever the window says."""
     left, right = window_size
     for value in (left, right):
@@ -59,7 +75,8 @@ def _limits(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, int
     return None if left == -1 else left, 0 if causal else open_right
 
 
-def _cap(softcap: float) -> str | None:
+def cap_of(softcap: float) -> str | None:
+    """The limit of ``tanh``, as forms have it."""
     if softcap == 0.0:
         return None
     if not softcap > 0.0:
@@ -67,7 +84,8 @@ def _cap(softcap: float) -> str | None:
     return float(softcap).hex()
 
 
-def _chunk(attention_chunk: int) -> int | None:
+def chunk_of(attention_chunk: int) -> int | None:
+    """The length of a chunk; None for no chunks."""
     if attention_chunk == 0:
         return None
     if not isinstance(attention_chunk, int) or attention_chunk < 0:
@@ -75,8 +93,9 @@ def _chunk(attention_chunk: int) -> int | None:
     return attention_chunk
 
 
-def _slopes(slopes: Any, q: Any) -> tuple[Any, int]:
-    batch, heads = q.shape[0], q.shape[2]
+def _slopes(slopes: Any, q: Any, sequences: Sequences | None) -> tuple[Any, int]:
+    batch = q.shape[0] if sequences is None else sequences.cu_seqlens_q.shape[0] - 1
+    heads = q.shape[-2]
     shape = tuple(slopes.shape)
     if shape not in ((heads,), (batch, heads)):
         raise ArgumentError(f"alibi_slopes has shape {shape}; it must be {(heads,)} or {(batch, heads)}")

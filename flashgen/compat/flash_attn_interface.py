@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.compat.arguments import attention, unpack
+from flashgen.compat.arguments import attention, sequences_of, unpack
+from flashgen.compat.kvcache_interface import flash_attn_with_kvcache as flash_attn_with_kvcache
 from flashgen.errors import ArgumentError
 
 
@@ -38,6 +39,52 @@ def flash_attn_func(
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = attention(
         q, k, v, softmax_scale, causal, window_size, softcap, deterministic, attention_chunk=attention_chunk
+    )
+    return (out, lse) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """``flash_attn_func`` for sequences of different lengths: q ``(total_q, H, D)``, k and v ``(total_k, Hk, D)``.
+
+    Those of sequence i are rows ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``, of which only the first ``seqused[i]``
+    take part, if that is given: int32, and on q's device. The log-sum-exp is ``(H, total_q)``.
+    """
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    out, lse = attention(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        deterministic,
+        attention_chunk=attention_chunk,
+        sequences=sequences_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k),
     )
     return (out, lse) if return_attn_probs else out
 

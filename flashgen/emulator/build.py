@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -39,8 +40,13 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Path:
     source = text + _ENTRY.format(name=name)
     flags = (*tools.kernel_flags, f"-I{include}", *(tools.hook_flags if race else ()))
     libraries = (str(runtime), "-lm", *(tools.hook_link_flags if race else ()))
-    key = _digest((tools.identity, *tools.flags, *flags, runtime.name), (code_of(source).encode(),))
-    return _cached(f"{name}-{key}.so", lambda output: _build_kernel(tools, flags, libraries, name, source, output))
+    key = _digest((tools.identity, *tools.flags, *flags, runtime.name), (_nameless(code_of(source), name).encode(),))
+    return _cached(f"kernel-{key}.so", lambda output: _build_kernel(tools, flags, libraries, name, source, output))
+
+
+def _nameless(code: str, name: str) -> str:
+    """The code with nothing for the kernel's name, which is all that some kernels of two specs differ in."""
+    return re.sub(rf"\b{re.escape(name)}\b", "\0", code)
 
 
 def _headers(include: Path) -> list[Path]:

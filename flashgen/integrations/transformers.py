@@ -13,6 +13,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from flashgen.errors import ArgumentError
+from flashgen.spec import Sequences
 from flashgen.torch.entry import attend
 from flashgen.torch.forms import Form, attend_by_form, axes_of
 
@@ -22,8 +23,6 @@ NAME = "fgen"
 _HARMLESS = frozenset(
     [
         "cache_position",
-        "max_length_k",
-        "max_length_q",
         "num_items_in_batch",
         "output_hidden_states",
         "output_router_logits",
@@ -138,29 +137,34 @@ def attention(
     position_bias: Any = None,
     cu_seq_lens_q: Any = None,
     cu_seq_lens_k: Any = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
     **options: Any,
 ) -> tuple[Any, None]:
     """``(out, None)``: query is (batch, heads, length, head_dim), out (batch, length, heads, head_dim)."""
     _check_options(options)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    mask = attention_mask
+    mask, packed = attention_mask, None
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-        mask = _documents_of_lengths(mask, cu_seq_lens_q, cu_seq_lens_k, query)
+        where = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
+        packed, mask = _packed(query, attention_mask, position_bias, *where), None
+        q, k, v = q[0], k[0], v[0]
     if mask is not None and mask.shape[-1] != k.shape[1]:
         raise ArgumentError(
             f"attention_mask has {mask.shape[-1]} keys and key has {k.shape[1]}; make the mask for the cache in use"
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     is_whole = mask is not None and mask.dim() == 4
-    left, right = (None, None) if is_whole else _limits(causal, sliding_window, k.shape[1])
+    left, right = (None, None) if is_whole else _limits(causal, sliding_window, key.shape[2])
     biases = [
         x for x in (position_bias, mask if mask is not None and mask.is_floating_point() else None) if x is not None
     ]
     if mask is not None and mask.is_floating_point():
         mask = None
     if mask is None and not biases and softcap is None and s_aux is None:
-        return attend(q, k, v, (left, right, None, None), scaling, None, dropout)[0], None
-    sizes = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        out, _ = attend(q, k, v, (left, right, None, None), scaling, None, dropout, packed)
+        return out if packed is None else out[None], None
+    sizes = (*query.shape[:3], key.shape[2])
     form = Form(
         left,
         right,
@@ -170,7 +174,8 @@ def attention(
         sink=None if s_aux is None else s_aux.dtype,
     )
     given = [x for x in (mask, *biases, s_aux) if x is not None]
-    return attend_by_form(q, k, v, form, given, scaling, dropout_p=dropout)[0], None
+    out, _ = attend_by_form(q, k, v, form, given, scaling, None, dropout, packed)
+    return out if packed is None else out[None], None
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -195,15 +200,17 @@ def _limits(causal: bool, sliding_window: int | None, keys: int) -> tuple[int | 
     return None, None
 
 
-def _documents_of_lengths(mask: Any, starts_q: Any, starts_k: Any, query: Any) -> Any:
-    """The document of each token from where documents start, unless the mask tells already."""
-    if mask is not None and mask.dim() == 2 and not mask.is_floating_point() and mask.dtype != torch.bool:
-        return mask
-    same = starts_q is starts_k or (starts_q is not None and starts_k is not None and torch.equal(starts_q, starts_k))
-    if mask is not None or not same or query.shape[0] != 1:
+def _packed(
+    query: Any, mask: Any, position_bias: Any, starts_q: Any, starts_k: Any, longest_q: Any, longest_k: Any
+) -> Sequences:
+    """Sequences in one row, of which a mask may say no more than that again: which document each token is of."""
+    says_documents = mask is not None and mask.dim() == 2 and not mask.is_floating_point() and mask.dtype != torch.bool
+    whole = None not in (longest_q, longest_k) and starts_q is not None and starts_k is not None
+    if not whole or query.shape[0] != 1 or not (mask is None or says_documents):
         raise ArgumentError(
-            "cu_seq_lens_q and cu_seq_lens_k must be the same, for a batch of 1 and without attention_mask; pass "
-            "position_ids that start at 0 for each document instead"
+            "cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k go together, with a batch of 1 and without "
+            "attention_mask; pass position_ids that start at 0 for each document instead"
         )
-    places = torch.arange(query.shape[2], device=query.device)
-    return torch.searchsorted(starts_q[1:].contiguous(), places.to(starts_q.dtype), right=True)[None].int()
+    if position_bias is not None:
+        raise ArgumentError("position_bias is not supported with cu_seq_lens_q; pass position_ids instead")
+    return Sequences(starts_q.int(), starts_k.int(), longest_q, longest_k)

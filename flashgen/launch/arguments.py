@@ -16,6 +16,8 @@ _LAYOUTS = {
     "q": "(batch, len_q, heads_q, head_dim)",
     "k": "(batch, len_kv, heads_kv, head_dim)",
     "v": "(batch, len_kv, heads_kv, head_dim_v)",
+    "k_cache": "(rows or pages, keys, heads_kv, head_dim)",
+    "v_cache": "(rows or pages, keys, heads_kv, head_dim_v)",
     "out": "(batch, len_q, heads_q, head_dim_v)",
     "do": "(batch, len_q, heads_q, head_dim_v)",
 }
@@ -114,9 +116,11 @@ def _shapes(spec: AttentionSpec, q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> It
                 f"{a.name} has shape {a.shape}, so its head dimension is {a.shape[3]}; "
                 f"this kernel was built for {name}={dim}"
             )
+    # A cache may have more rows than a call has sequences, or is one of pages.
+    first = k if spec.cache else q
     for a in (k, v):
-        if a.shape[0] != q.shape[0]:
-            yield f"{a.name} has batch {a.shape[0]} and q has batch {q.shape[0]}; they must be equal"
+        if a.shape[0] != first.shape[0]:
+            yield f"{a.name} has batch {a.shape[0]} and {first.name} has batch {first.shape[0]}; they must be equal"
     if v.shape[1] != k.shape[1]:
         yield f"v has {v.shape[1]} keys and k has {k.shape[1]}; they must be equal"
     if v.shape[2] != k.shape[2]:

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo, contiguous_strides
+from flashgen.launch.cache_arrays import append_order
 from flashgen.launch.packing import Packer, Value, parameter_values
 from flashgen.launch.side import SideArguments
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
+from flashgen.plan.cache import PARTIALS
 from flashgen.plan.captured import gradient_parameters
 from flashgen.plan.expressions import captured_parameters
 from flashgen.plan.model import KernelPlan, Problem, Role
@@ -51,12 +53,14 @@ def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Read
     # Every kernel of a call is handed the same addresses, whether it reads what was captured or not.
     expressions = variant.plan.kernels[0].expressions
     side = SideArguments(variant.plan.spec)
-    first = (*side.number_names, *side.places, *captured_parameters(expressions))
+    partials = PARTIALS if variant.plan.spec.cache else ()
+    first = (*side.number_names, *side.places, *captured_parameters(expressions), *partials)
     order = first, gradient_parameters(expressions)
     ready = {}
     for role, kernel in variant.kernels.items():
         plan = kernel.plan
-        packer = Packer(plan.params, *order, boxes=plan.boxes, map_address=target.map_address)
+        own = (append_order(plan.spec), ()) if plan.role == "append" else order
+        packer = Packer(plan.params, *own, boxes=plan.boxes, map_address=target.map_address)
         most = target.multiprocessors(device) * plan.min_blocks if plan.is_persistent else None
         ready[role] = Ready(handles[role], plan, plan.smem.bytes, packer, most)
     return ready
@@ -85,7 +89,9 @@ def make_steps(
         if all(grid):
             own = {**tile_counts(kernel.plan, problem), **maps.get(role, {})}
             template = kernel.packer.template({**values, **own})
-            steps.append(Step(kernel, _started(kernel, grid), template))
+            started = _started(kernel, grid)
+            arguments = (kernel.handle, *started, kernel.plan.threads, 1, 1, kernel.smem_bytes)
+            steps.append(Step(kernel, started, template, arguments))
     return tuple(steps)
 
 

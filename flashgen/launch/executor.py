@@ -8,9 +8,12 @@ from typing import Any
 
 from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError, LaunchError
+from flashgen.launch.append import Appender
 from flashgen.launch.arguments import check_backward, check_forward, check_scale
 from flashgen.launch.array import MAX_ACCESS_BYTES, ArrayInfo, Framework, alignment, canonical
 from flashgen.launch.boxes import encoded_maps
+from flashgen.launch.cache_arrays import is_packed
+from flashgen.launch.cached import cached_problem, cached_values, combine_steps, partial_outputs, with_splits
 from flashgen.launch.call import (
     BACKWARD_OUTPUTS,
     BACKWARD_ROLES,
@@ -26,13 +29,13 @@ from flashgen.launch.call import (
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.gradients import Gradients
-from flashgen.launch.packed import as_batch, longest, packed_values, without_batch
+from flashgen.launch.packed import as_batch, longest, packed_values, queries_as_batch, without_batch
 from flashgen.launch.packing import Value
 from flashgen.launch.side import NOTHING, Side, SideArguments, check_on_host
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
-from flashgen.spec import Dropout, Sequences
+from flashgen.spec import Dropout, KVCache, Rotary, Sequences
 
 _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
@@ -66,9 +69,13 @@ class Executor:
         self._lock = threading.Lock()
         expressions = variant.plan.kernels[0].expressions
         self._captures = None if expressions is None else Captures(self.spec, expressions)
+        self._takes_tensors = self._captures is not None and len(self._captures.names) > 0
         self._tables = 0 if expressions is None else len(expressions.tables)
         self._gradients = Gradients(expressions)
         self._side = SideArguments(self.spec)
+        self._append = Appender(self.spec, target, lambda device, stream: self._kernels(self._default, device, stream))
+        #: Whether calls bring nothing but q, k and v, as most do.
+        self._is_plain = not self._takes_tensors and not self._side.places
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -82,36 +89,47 @@ class Executor:
         captured: Mapping[str, Any] | None = None,
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
-        self.target.check()
-        side = self._side.of(dropout, sequences)
-        plain = self._captures is None and not captured and side is NOTHING
-        arrays = (q, k, v) if plain else (*side.arrays, *self._captured(captured), q, k, v)
+        target = self.target
+        target.check()
+        if self._is_plain and not captured and dropout is None and sequences is None and cache is None:
+            side, arrays = NOTHING, (q, k, v)
+        else:
+            side = self._side.of(dropout, sequences, cache)
+            arrays = (*side.arrays, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
-        signature, pointers = _signature(framework, "forward", arrays, stream)
+        try:
+            signature, pointers = framework.signature(arrays, stream)
+        except (AttributeError, TypeError) as error:
+            raise _unreadable(framework, "forward", arrays, error) from error
         key = (signature, scale, side.key)
-        if self.target.on_host and side.longest != (0, 0):
+        if target.on_host and self.spec.varlen:
             check_on_host(side)
         call = self._forward_calls.get(key)
         if call is None:
             call = self._prepare("forward", framework, arrays, scale, stream, side)
             _remember(self._forward_calls, key, call)
-        device, steps, (o_spec, lse_spec, *table_specs) = call
+        device, steps, outputs = call
         handle = framework.stream(device, stream)
-        o = framework.empty(q, o_spec.shape, o_spec.dtype, handle)
-        lse = framework.empty(q, lse_spec.shape, lse_spec.dtype, handle)
+        _, shape, dtype = outputs[0]
+        o = framework.empty(q, shape, dtype, handle)
+        _, shape, dtype = outputs[1]
+        lse = framework.empty(q, shape, dtype, handle)
         if steps:
-            tables = [framework.empty(q, t.shape, t.dtype, handle) for t in table_specs]
-            if tables:
-                n = len(arrays) - 3
+            made = o, lse
+            if len(outputs) > 2:
+                tables = [framework.empty(q, shape, dtype, handle) for _, shape, dtype in outputs[2:]]
+                n, made = len(arrays) - 3, (o, lse, *tables)
                 pointers = (*pointers[:n], *(framework.pointer(t) for t in tables), *pointers[n:])
-            addresses = (*self._spread(side, pointers), framework.pointer(o), framework.pointer(lse))
-            on_host = self.target.on_host
-            buffers = self._buffers("forward", framework, arrays, call, (o, lse, *tables), side) if on_host else ()
-            self.target.launch(steps, device, handle, addresses, buffers, side.numbers)
+            if side is not NOTHING:
+                pointers = self._spread(side, pointers)
+            addresses = (*pointers, framework.pointer(o), framework.pointer(lse))
+            buffers = self._buffers("forward", framework, arrays, call, made, side) if target.on_host else ()
+            target.launch(steps, device, handle, addresses, buffers, side.numbers)
         return o, lse
 
     def backward(
@@ -132,13 +150,18 @@ class Executor:
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         self.target.check()
+        if self.spec.cache:
+            raise ArgumentError("attention to a cache has no backward pass; build the spec without cache")
         side = self._side.of(dropout, sequences)
         extra = (*side.arrays, *self._captured(captured))
         arrays = (*extra, do, q, k, v, out, lse) if dlse is None else (*extra, do, q, k, v, out, lse, dlse)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
-        signature, pointers = _signature(framework, "backward", arrays, stream)
+        try:
+            signature, pointers = framework.signature(arrays, stream)
+        except (AttributeError, TypeError) as error:
+            raise _unreadable(framework, "backward", arrays, error) from error
         key = (signature, scale, side.key, captured_gradients)
         call = self._backward_calls.get(key)
         if call is None:
@@ -160,6 +183,20 @@ class Executor:
             return made[0], made[1], made[2]
         names = self._gradients.names
         return made[0], made[1], made[2], dict(zip(names, made[BACKWARD_OUTPUTS:], strict=False))
+
+    def append(
+        self,
+        k: Any,
+        v: Any,
+        new_k: Any,
+        new_v: Any,
+        cache: KVCache,
+        q: Any = None,
+        rotary: Rotary | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Puts new keys and values into the cache; the queries, turned where there is a ``rotary``."""
+        return self._append(k, v, new_k, new_v, cache, q, rotary, stream)
 
     def load(self, device: int, access_bytes: int | None = None, captured_gradients: bool = False) -> None:
         """Compiles and loads a variant now (the default one unless ``access_bytes`` names another)."""
@@ -211,31 +248,43 @@ class Executor:
         common_framework(names, arrays)
         infos = [canonical(framework.describe(n, a)) for n, a in zip(names, arrays, strict=True)]
         beside, extra, infos = self._split(side, infos)
+        packed_queries = spec.cache is not None and is_packed(side.names)
         if spec.varlen:
             infos = as_batch(infos)
+        elif packed_queries:
+            infos = queries_as_batch(infos)
         check = check_forward if pass_ == "forward" else check_backward
         rows = problem = check(spec, *infos, on_host=self.target.on_host)
-        count = self._side.check(beside, infos[_NAMES[pass_].index("q")])
+        q, k = (infos[_NAMES[pass_].index(name)] for name in ("q", "k"))
+        count = self._side.check(beside, q, k)
+        if spec.cache:
+            problem = cached_problem(rows, count, side.longest[0], beside, k)
         if spec.varlen:
             problem = longest(rows, count, side.longest)
         device = infos[0].device
         access = min(self._default, alignment(infos[:_STRIDED], spec.element.bytes))
         factor = spec.default_scale if scale is None else scale
-        outputs = self._outputs(pass_, problem, rows, self._default)
+        outputs, roles = self._outputs(pass_, problem, rows, self._default), _ROLES[pass_]
         access, maps = self._mapped(pass_, access, problem, factor, [*infos, *(o.at(0) for o in outputs)], device)
         kernels = self._kernels(access, device, framework.stream(device, stream))
-        roles = _ROLES[pass_]
+        if spec.cache:
+            most = self.target.multiprocessors(device)
+            problem = with_splits(problem, side.num_splits, self._variants[access].plan.kernel("forward"), most)
         if captured_gradients:
             more = self._kernels(access, device, framework.stream(device, stream), captured=True)
             kernels, roles = {**kernels, **more}, (*roles, *more)
         outputs = self._outputs(pass_, problem, rows, access)
-        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if spec.mask.is_band and not spec.varlen else (0, 0)
+        fixed = spec.mask.is_band and not spec.has_own_lengths
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if fixed else (0, 0)
         values = {**call_values(problem, band, factor, infos, outputs), **side.parameters}
         if spec.varlen:
             values |= packed_values(spec.mask, rows)
+        if spec.varlen or packed_queries:
             outputs = without_batch(outputs)
+        if spec.cache:
+            values |= cached_values(spec.mask, rows, beside, k, problem.splits)
         if self._captures is not None:
-            self._captures.check(extra, infos[_NAMES[pass_].index("q")], problem)
+            self._captures.check(extra, q, problem)
             values |= self._captures.values(extra)
             if captured_gradients:
                 outputs += self._gradients.outputs(extra)
@@ -243,7 +292,12 @@ class Executor:
             expressions = self._variants[access].plan.kernels[0].expressions
             assert expressions is not None, "all variants evaluate the same"
             outputs += self._captures.tables(extra, expressions.stretch)
-        return Call(device, make_steps(kernels, roles, problem, values, maps), outputs)
+        if spec.cache:
+            outputs += partial_outputs(rows, problem.splits, spec.head_dim_v)
+        steps = make_steps(kernels, roles, problem, values, maps)
+        if spec.cache:
+            steps += combine_steps(kernels, rows, problem.splits, values)
+        return Call(device, steps, outputs)
 
     def _outputs(self, pass_: Pass, problem: Problem, rows: Problem, access: int) -> tuple[Output, ...]:
         """What a call of the kernels for an alignment allocates; results have as many ``rows``."""
@@ -314,13 +368,10 @@ class Executor:
         )
 
 
-def _signature(framework: Framework, pass_: Pass, arrays: tuple[Any, ...], stream: Any) -> tuple[Any, tuple[int, ...]]:
-    try:
-        return framework.signature(arrays, stream)
-    except (AttributeError, TypeError) as error:
-        # Most likely a mixture of array libraries, or no array at all: say which.
-        common_framework(_NAMES[pass_], arrays)
-        raise ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}") from error
+def _unreadable(framework: Framework, pass_: Pass, arrays: tuple[Any, ...], error: Exception) -> ArgumentError:
+    """Most likely a mixture of array libraries, or no array at all: says which."""
+    common_framework(_NAMES[pass_], arrays)
+    return ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}")
 
 
 def _remember(calls: dict[Any, Call], key: Any, call: Call) -> None:

@@ -121,33 +121,21 @@ class GpuTarget:
         numbers: Sequence[int] = (),
     ) -> None:
         """Launches on the stream, with the device's primary context current for as long as that takes."""
-        driver = self.driver
-        context = self._contexts[device]
+        driver, context = self.driver, self._contexts[device]
         if numbers:
             pointers = (*numbers, *pointers)
         foreign = driver.current_context() != context
         if foreign:
             driver.push_context(context)
         try:
-            scratch, launch_kernel, success = self._scratch, driver.launch_kernel, driver.success
-            memory, params = scratch.memory, scratch.kernel_params
-            for kernel, grid, template in steps:
+            mine = self._scratch.mine
+            for kernel, _, template, arguments in steps:
                 packer = kernel.packer
                 if packer.takes_counter:
                     pointers = (*pointers, self._counters[device].address(stream))
-                packer.write(memory, template, pointers)
-                (status,) = launch_kernel(
-                    kernel.handle,
-                    *grid,
-                    kernel.plan.threads,
-                    1,
-                    1,
-                    kernel.smem_bytes,
-                    stream,
-                    params,
-                    0,
-                )
-                if status is not success and status != success:
+                packer.write(mine, template, pointers)
+                (status,) = driver.launch_kernel(*arguments, stream, mine.kernel_params, 0)
+                if status is not driver.success and status != driver.success:
                     raise driver.fail(f"launching {kernel.plan.name}", status)
         finally:
             if foreign:

@@ -93,10 +93,10 @@ class HostTarget:
             # Null stands for what a call lacks, also where some array without elements has that address.
             pointers = [guarded.moved(pointer) if pointer else 0 for pointer in pointers]
             buffers = [replace(buffer, address=guarded.moved(buffer.address)) for buffer in buffers]
-        memory = self._scratch.memory
-        for kernel, grid, template in steps:
+        memory = self._scratch.mine
+        for kernel, grid, template, _ in steps:
             kernel.packer.write(memory, template, (*numbers, *pointers))
-            params = bytes(memory[: kernel.packer.size])
+            params = bytes(memory.bytes[: kernel.packer.size])
             kernel.handle.launch(grid, params, buffers, **options)
             if kernel.packer.takes_counter:
                 _check_counter(kernel.plan.name, pointers[-1])

@@ -16,16 +16,22 @@ _LAYOUTS = {"q": "(total_q, heads_q, head_dim)", "k": "(total_k, heads_kv, head_
 _LAYOUTS |= {"dlse": _LAYOUTS["lse"], "v": "(total_k, heads_kv, head_dim_v)"} | dict.fromkeys(
     ("out", "do"), "(total_q, heads_q, head_dim_v)"
 )
+_VARLEN = "this kernel was built with varlen=True"
 #: Farther than any key, with room for a length to be added in 32 bits.
 _FAR = 2**30
 
 
-def as_batch(infos: Sequence[ArrayInfo]) -> list[ArrayInfo]:
+def as_batch(infos: Sequence[ArrayInfo], because: str = _VARLEN) -> list[ArrayInfo]:
     """The arrays with a batch dimension of one."""
-    problems = list(_wrong_ranks(infos))
+    problems = list(_wrong_ranks(infos, because))
     if problems:
         raise ArgumentError("\n".join(problems))
     return [replace(info, shape=(1, *info.shape), strides=(0, *info.strides)) for info in infos]
+
+
+def queries_as_batch(infos: Sequence[ArrayInfo]) -> list[ArrayInfo]:
+    """The arrays of a call with a cache, whose queries alone are packed."""
+    return [*as_batch(infos[:1], "the call has cache.cu_seqlens_q"), *infos[1:]]
 
 
 def without_batch(outputs: Sequence[Output]) -> tuple[Output, ...]:
@@ -40,18 +46,20 @@ def longest(rows: Problem, sequences: int, lengths: tuple[int, int]) -> Problem:
 
 
 def packed_values(mask: Mask, rows: Problem) -> dict[str | None, Value]:
-    """The parameters that only packed sequences have: the bands before the lengths of a sequence are known."""
-    values: dict[str | None, Value] = {"total_q": rows.len_q}
+    """The parameters that only packed sequences have."""
+    return {"total_q": rows.len_q, **band_values(mask)}
+
+
+def band_values(mask: Mask) -> dict[str | None, Value]:
+    """The bands before the lengths of a sequence are known."""
+    values: dict[str | None, Value] = {}
     for name, band in (("band", mask.bottom_right), ("corner", mask.top_left)):
         values[f"{name}_lower"] = -_FAR if band.left is None else -min(band.left, _FAR)
         values[f"{name}_upper"] = _FAR if band.right is None else min(band.right, _FAR)
     return values
 
 
-def _wrong_ranks(infos: Sequence[ArrayInfo]) -> Iterator[str]:
+def _wrong_ranks(infos: Sequence[ArrayInfo], because: str) -> Iterator[str]:
     for info in infos:
         if len(info.shape) != _LAYOUTS[info.name].count(",") + 1:
-            yield (
-                f"{info.name} has shape {info.shape}; this kernel was built with varlen=True "
-                f"and takes {_LAYOUTS[info.name]}"
-            )
+            yield f"{info.name} has shape {info.shape}; {because} and takes {_LAYOUTS[info.name]}"

@@ -1,7 +1,7 @@
 """Kernel parameters: one struct by value, packed from the plan's table.
 
 All but the addresses of a call is settled by its shapes, so it is packed once into a template;
-a launch copies the template into this thread's scratch memory and writes the addresses over it.
+a launch copies the template into this thread's scratch memory and writes the addresses into it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import ctypes
 import math
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from flashgen.errors import LaunchError
 from flashgen.plan.model import Box, ParamTable, Problem
@@ -32,27 +30,40 @@ _LOG2_E = math.log2(math.e)
 
 #: Where a kernel's counter is among the addresses, if it has one.
 _COUNTER_PLACE = -1
+#: Bytes of an address, which is what they are aligned to.
+_WORD = struct.calcsize("=Q")
 
 #: Of a parameter: a number, or the bytes of a tensor map.
 Value = float | bytes
-#: The parameters of a call but for the addresses: the stretches between these.
-Template = tuple[bytes, ...]
+#: The parameters of a call, with something else in place of the addresses.
+Template = bytes
+
+
+class Memory:
+    """Parameter memory, and the array of one pointer that the driver wants."""
+
+    __slots__ = ("_buffer", "_pointers", "bytes", "kernel_params", "words")
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(MAX_PARAMS_BYTES)
+        self.bytes = memoryview(self._buffer).cast("B")
+        #: The same memory; where an address belongs is a multiple of its size.
+        self.words = self.bytes.cast("Q")
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self.kernel_params = ctypes.addressof(self._pointers)
 
 
 class Scratch(threading.local):
-    """Parameter memory of the calling thread, and the array of one pointer that the driver wants."""
+    """The calling thread's own memory."""
 
     def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(MAX_PARAMS_BYTES)
-        self.memory = memoryview(self.buffer).cast("B")
-        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
-        self.kernel_params = ctypes.addressof(self._pointers)
+        self.mine = Memory()
 
 
 class Packer:
     """Writes the parameter struct of one kernel; tensors' addresses lie ``map_address`` bytes into their maps."""
 
-    __slots__ = ("_fields", "_layout", "_names", "_padding", "_pick", "_stretches", "size", "takes_counter")
+    __slots__ = ("_fields", "_names", "_padding", "_places", "size", "takes_counter")
 
     def __init__(
         self,
@@ -71,23 +82,18 @@ class Packer:
         self._padding = bytes(self.size - self._fields.size)
         self._names = tuple(None if p.kind in _OF_CALLS else p.name for p in table.params)
         places = _addresses(table, (*first, *POINTERS, *gradients), boxes, map_address)
-        self._stretches = tuple(_between([at for at, _ in places], self.size))
-        # One call writes all: stretches of the template and addresses, in turns.
-        self._layout = struct.Struct("=" + "".join(f"{end - start}sQ" for start, end in self._stretches)[:-1])
-        order = []
-        for i, (_, place) in enumerate((*places, (0, 0))):
-            # The counter is counted from the end, which the template does not move.
-            order += [i, place if place < 0 else len(self._stretches) + place]
-        self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = itemgetter(*order[:-1]) if places else tuple
+        self._places = tuple((at // _WORD, place) for at, place in places)
 
     def template(self, values: Mapping[str | None, Value]) -> Template:
-        """The parameters between the addresses; these have the value of None, and those in maps are written over."""
-        whole = self._fields.pack(*[values[name] for name in self._names]) + self._padding
-        return tuple(whole[start:end] for start, end in self._stretches)
+        """The parameters, all but addresses; these have the value of None, and those in maps are written over."""
+        return self._fields.pack(*[values[name] for name in self._names]) + self._padding
 
-    def write(self, memory: memoryview, template: Template, pointers: Sequence[int]) -> None:
-        """The complete parameters, into the first ``size`` bytes of ``memory``."""
-        self._layout.pack_into(memory, 0, *self._pick((*template, *pointers)))
+    def write(self, memory: Memory, template: Template, pointers: Sequence[int]) -> None:
+        """The complete parameters, into the first ``size`` bytes of the memory."""
+        memory.bytes[: self.size] = template
+        words = memory.words
+        for at, place in self._places:
+            words[at] = pointers[place]
 
 
 def _addresses(
@@ -101,15 +107,6 @@ def _addresses(
             place = _COUNTER_PLACE if param.name == COUNTER else order.index(param.name)
             found.append((offsets[param.name], place))
     return sorted(found)
-
-
-def _between(addresses: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """The stretches of a struct before, between and behind its addresses, empty ones too."""
-    start = 0
-    for address in addresses:
-        yield start, address
-        start = address + struct.calcsize("=Q")
-    yield start, size
 
 
 def field_offsets(table: ParamTable) -> dict[str, int]:

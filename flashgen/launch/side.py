@@ -1,16 +1,19 @@
-"""What a call brings beside its tensors: which pairs are dropped, and where packed sequences begin and end."""
+"""What a call brings beside its tensors: which pairs are dropped, and where packed or cached sequences lie."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
+from flashgen.launch.cache_arrays import check_cache, given_arrays
 from flashgen.launch.packing import Value
+from flashgen.plan.cache import cache_arrays
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
-from flashgen.spec import AttentionSpec, Dropout, Sequences
+from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
 
 
 class Side(NamedTuple):
@@ -26,6 +29,8 @@ class Side(NamedTuple):
     values: tuple[tuple[str, float], ...] = ()
     #: Queries and keys of the longest of packed sequences.
     longest: tuple[int, int] = (0, 0)
+    #: How many splits of the keys of a cache are asked for.
+    num_splits: int = 0
 
     @property
     def parameters(self) -> dict[str | None, Value]:
@@ -45,16 +50,24 @@ class SideArguments:
     """Those that calls of one spec bring."""
 
     def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
         self._has_dropout, self._is_packed = spec.dropout, spec.varlen
         #: The parameters that point to arrays, in the order in which a call hands over their addresses.
         self.places: tuple[str, ...] = (STATE,) * spec.dropout + (*STARTS, *COUNTS) * spec.varlen
+        if spec.cache:
+            self.places += cache_arrays(spec)
+        self._picks: dict[tuple[str, ...], Callable[[Sequence[int]], tuple[int, ...]]] = {}
         self.number_names: tuple[str, ...] = NUMBERS if spec.dropout else ()
 
-    def of(self, dropout: Dropout | None, sequences: Sequences | None) -> Side:
+    def of(self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None) -> Side:
         """The side arguments of a call."""
-        if dropout is None and sequences is None and not self.places:
+        if dropout is None and sequences is None and cache is None and not self.places:
             return NOTHING
+        if self._spec.cache or cache is not None:
+            return self._cached(cache)
         drop, packed = self._dropped(dropout), self._packed(sequences)
+        if drop is NOTHING or packed is NOTHING:
+            return packed if drop is NOTHING else drop
         return drop._replace(
             names=drop.names + packed.names,
             arrays=drop.arrays + packed.arrays,
@@ -87,18 +100,38 @@ class SideArguments:
                 f"sequences={sequences!r}: this kernel was built with varlen=True; pass sequences=flashgen.Sequences"
                 "(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)"
             )
-        names = STARTS + tuple(name for name in COUNTS if getattr(sequences, name) is not None)
-        arrays = tuple(getattr(sequences, name) for name in names)
+        names: tuple[str, ...] = STARTS
+        arrays: tuple[Any, ...] = sequences.cu_seqlens_q, sequences.cu_seqlens_k
+        for name, array in zip(COUNTS, (sequences.seqused_q, sequences.seqused_k), strict=True):
+            if array is not None:
+                names, arrays = (*names, name), (*arrays, array)
         longest = sequences.max_seqlen_q, sequences.max_seqlen_k
         return Side(names, arrays, key=(names, longest), longest=longest)
 
+    def _cached(self, cache: KVCache | None) -> Side:
+        if not self._spec.cache:
+            raise ArgumentError(
+                "cache was given, but this kernel was built without; build one with cache='contiguous' or 'paged'"
+            )
+        names, arrays = given_arrays(self._spec, cache)
+        assert cache is not None, "given_arrays refuses None"
+        values, longest = (("appended", cache.appended),), (cache.max_seqlen_q, 0)
+        key = names, values, cache.num_splits, longest
+        return Side(names, arrays, key=key, values=values, longest=longest, num_splits=cache.num_splits)
+
     def addresses(self, side: Side, pointers: Sequence[int]) -> tuple[int, ...]:
         """One for each place, 0 where there is no array."""
-        given = dict(zip(side.names, pointers, strict=True))
-        return tuple(given.get(place, 0) for place in self.places)
+        pick = self._picks.get(side.names)
+        if pick is None:
+            # The last one is the 0 behind the addresses that there are.
+            order = [side.names.index(place) if place in side.names else -1 for place in self.places]
+            pick = self._picks[side.names] = itemgetter(*order) if len(order) > 1 else lambda given: (given[order[0]],)
+        return pick((*pointers, 0))
 
-    def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo) -> int:
-        """How many packed sequences there are; ArgumentError for arrays that kernels cannot read."""
+    def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
+        """How many packed or cached sequences there are; ArgumentError for arrays that kernels cannot read."""
+        if self._spec.cache:
+            return check_cache(infos, q, k)
         shapes = {info.name: info.shape for info in infos}
         sequences = max((shapes.get(STARTS[0]) or (1,))[0] - 1, 0)
         for info in infos:

@@ -41,6 +41,8 @@ class Step(NamedTuple):
     kernel: Ready
     grid: tuple[int, int, int]
     template: Template
+    #: Handle, grid, block and shared memory, as the driver's launch takes them.
+    arguments: tuple[Any, ...]
 
 
 class Target(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -21,11 +22,21 @@ _PLAIN = (
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
-_strides = lru_cache(maxsize=4096)(contiguous_strides)
+#: What torch's compiler makes its tensors with: on the current device, without the dispatcher, in half the time.
+_empty_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
+
+
+@lru_cache(maxsize=4096)
+def _layout(shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], torch.dtype]:
+    return contiguous_strides(shape), _DTYPES[dtype]
 
 
 def _raw_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _no_device() -> None:
+    """Where torch knows no GPUs, or none of the quick ways."""
 
 
 class TorchArrays:
@@ -36,6 +47,8 @@ class TorchArrays:
     def __init__(self) -> None:
         # The raw getter spares building a Stream object at every launch.
         self._current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
+        current = None if _empty_on_gpu is None else getattr(torch._C, "_cuda_getDevice", None)
+        self._current_device: Callable[[], int | None] = current or _no_device
 
     @staticmethod
     def check_type(kind: type) -> None:
@@ -53,11 +66,10 @@ class TorchArrays:
         if len(arrays) == 3:
             q, k, v = arrays
             pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
-            return (
-                *((pointers[0] | pointers[1] | pointers[2]) & 15, q.shape, k.shape, v.shape),
-                *(q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype),
-                *(q.get_device(), k.get_device(), v.get_device(), type(q), type(k), type(v)),
-            ), pointers
+            layout = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
+            place = q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()
+            bits = (pointers[0] | pointers[1] | pointers[2]) & 15
+            return (bits, layout, place, type(q), type(k), type(v)), pointers
         pointers = tuple([a.data_ptr() for a in arrays])
         bits = 0
         for pointer in pointers:
@@ -79,8 +91,10 @@ class TorchArrays:
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
         """From torch's caching allocator, so that streams and graphs are torch's concern."""
-        # Quicker than new_empty, which works the strides out.
-        return like.new_empty_strided(shape, _strides(shape), dtype=_DTYPES[dtype])
+        strides, kind = _layout(shape, dtype)
+        if like.get_device() == self._current_device():
+            return _empty_on_gpu(shape, strides, kind)
+        return like.new_empty_strided(shape, strides, dtype=kind)
 
     def pointer(self, array: Any) -> int:
         """The address of a tensor."""

@@ -2,6 +2,7 @@
 
 from flashgen.oracle.attention import allowed_pairs, backward, forward
 from flashgen.oracle.bounds import Bounds, Check, bounds, check
+from flashgen.oracle.cache import appended, forward_cached, turned
 from flashgen.oracle.captured import captured_gradients
 from flashgen.oracle.captured_bounds import captured_bounds
 from flashgen.oracle.dropout import dropout_mask
@@ -13,6 +14,7 @@ __all__ = [
     "Check",
     "Rules",
     "allowed_pairs",
+    "appended",
     "backward",
     "bounds",
     "captured_bounds",
@@ -20,6 +22,8 @@ __all__ = [
     "check",
     "dropout_mask",
     "forward",
+    "forward_cached",
     "rounded_backward",
     "rounded_forward",
+    "turned",
 ]

@@ -8,6 +8,7 @@ from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
 from flashgen.plan.backward import chosen_backward, plan_backward, workspace_tiles
 from flashgen.plan.backward_sm90 import plan_backward_sm90, why_not_backward
+from flashgen.plan.cache import plan_cache, with_cache
 from flashgen.plan.captured import plan_captured
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
@@ -66,6 +67,8 @@ def plan(
         kernels = tuple(_with_expressions(kernel, expressions) for kernel in kernels)
         if expressions.tables:
             kernels += (plan_survey(kernels[0], expressions),)
+    if spec.cache:
+        kernels = (*(with_cache(kernel) for kernel in kernels), *plan_cache(forward))
     return AttentionPlan(spec, chosen, row, tuple(with_varlen(with_dropout(kernel)) for kernel in kernels))
 
 

@@ -117,8 +117,8 @@ def expressions_of(spec: AttentionSpec) -> Expressions:
 
 
 def _is_band(spec: AttentionSpec) -> bool:
-    """Whether two numbers say everything about the mask; of packed sequences, two for each way to align it."""
-    return spec.mask.is_band and not (spec.varlen and spec.mask.rest is not None)
+    """Whether two numbers say everything about the mask; where lengths differ, two for each way to align it."""
+    return spec.mask.is_band and not (spec.has_own_lengths and spec.mask.rest is not None)
 
 
 def _tables(rule: TileRule) -> tuple[Table, ...]:

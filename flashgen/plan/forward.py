@@ -179,6 +179,9 @@ def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
         if spec.dropout and dim <= 128:
             stages = 2 if dim <= 64 else 1
             yield Tiling(64, 64, 4, stages, "16 rows per warp leave registers for which pairs are kept", blocks=2)
+        if spec.cache:
+            reason = "16 rows per warp leave registers to find keys with; calls with a cache have few queries"
+            yield Tiling(64, 64 if dim <= 128 else 32, 4, 2, reason)
         yield from _rows_ampere(dim, spec.mask.is_full, arch)
     yield Tiling(16, 16, 1, 1, _FITS)
 

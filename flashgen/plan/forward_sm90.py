@@ -89,6 +89,8 @@ def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_b
         return "it has no dropout"
     if spec.varlen:
         return "it takes no packed sequences"
+    if spec.cache:
+        return "it takes no cache of keys and values"
     # Rows of other head dims may be why the alignment is less, and then it is these that matter.
     if access_bytes != 16 and (spec.head_dim, spec.head_dim_v) in HEAD_DIMS:
         return "the copy engine needs tensors aligned to 16 bytes"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Pass = Literal["forward", "backward"]
 #: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
+#: append: new keys and values into a cache; combine: O and L of several splits of the keys.
 #: survey, before either pass: tables of the extremes of captured tensors.
 #: captured_...: gradients of captured tensors; one captured_tile0, captured_tile1 ... for each bias.
 Role = str
@@ -127,6 +128,8 @@ class Problem:
     heads_kv: int
     len_q: int
     len_kv: int
+    #: Parts of the keys of a sequence that have blocks of their own.
+    splits: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,8 @@ class KernelPlan:
     fixed_blocks: int | None = None
     #: Whether blocks take tiles from a counter until none is left, so that no more start than run at once.
     is_persistent: bool = False
+    #: Whether each split of the keys has blocks of its own.
+    grid_splits: bool = False
     #: What the copy engine moves: one tensor map each among the parameters.
     boxes: tuple[Box, ...] = ()
     #: Whether it cannot do with a scale of almost nothing.
@@ -185,6 +190,12 @@ class KernelPlan:
     captured: CapturedWork | None = None
     #: Where it sums dQ, if not for all heads at once.
     sums: SumRing | None = None
+
+    @property
+    def own_lengths(self) -> str:
+        """What kernels call that which knows the lengths of a block's sequence; nothing where all are equally long."""
+        names = {"varlen": "packed", "cached": "cached"}
+        return next((name for switch, name in names.items() if switch in self.switches), "")
 
     def constant(self, name: str) -> int | bool:
         """A config member's value."""
@@ -206,7 +217,7 @@ class KernelPlan:
             tiles = -(-problem.len_q // self.grid_tile) * -(-problem.len_kv // int(self.constant("tile_kv")))
             return tiles, heads, batch
         length = problem.len_q if self.grid_over == "q" else problem.len_kv
-        tiles = -(-length // self.grid_tile)
+        tiles = -(-length // self.grid_tile) * (problem.splits if self.grid_splits else 1)
         return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
 
 

@@ -15,6 +15,8 @@ _STEMS: dict[Role, str] = {
     "query": "backward_query",
     "finish": "backward_finish",
     "survey": "survey",
+    "append": "append",
+    "combine": "combine",
 }
 
 
@@ -25,6 +27,7 @@ def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str
     parts = [stem, dims, spec.dtype if spec.dtype != "bf16" else "", _mask_word(spec.mask)]
     parts += [f"score{_digest(spec.score.plain())}" if spec.score is not None else "", *words]
     parts.append("varlen" if spec.varlen else "")
+    parts.append({None: "", "contiguous": "cache", "paged": "pages"}[spec.cache])
     parts.append("dropout" if spec.dropout and role not in ("prepare", "finish") else "")
     parts += ["deterministic" if spec.deterministic and role != "forward" else "", arch.name.replace("_", "")]
     return "_".join(p for p in parts if p)

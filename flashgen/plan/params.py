@@ -11,6 +11,9 @@ _NOTES = {
     "dq_accum": "workspace that dQ is summed in",
     "head_counts": "tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished",
     "sum_heads": "heads that dq_accum has room for",
+    "o_partial": "of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)",
+    "lse_partial": "and its log-sum-exp, (splits, batch, heads_q, len_q)",
+    "len_new": "keys that are put into the cache",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
     "scale_log2": "scale * log2(e)",
@@ -140,5 +143,21 @@ PAIRS = _table(
     row_reads=("lse", "dsum"),
     sizes=("batch", *_SIZES),
     scales=("scale", "scale_log2"),
+)
+#: O and L of several splits into one.
+COMBINE = _table(
+    (),
+    ("o",),
+    row_reads=("o_partial", "lse_partial"),
+    row_writes=("lse",),
+    sizes=("batch", "heads_q", "len_q", "splits"),
+    scales=(),
+)
+#: New keys and values into a cache, and queries turned on the way.
+APPEND = _table(
+    ("q", "new_k", "new_v"),
+    ("k", "v", "rotated_q"),
+    sizes=("heads_q", "heads_kv", "len_q", "len_kv", "len_new"),
+    scales=(),
 )
 SINK = _table((), (), row_reads=("lse", "dsum"), sizes=("heads_q", "len_q", "len_kv"), scales=())

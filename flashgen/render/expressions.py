@@ -67,7 +67,8 @@ def names_of(plan: KernelPlan) -> dict[str, str]:
     """How kernels spell what expressions speak of."""
     e = plan.expressions
     assert e is not None
-    names = {"q_len": "len_q", "k_len": "len_kv"} if plan.spec.varlen else {"q_len": "p.len_q", "k_len": "p.len_kv"}
+    of_call = "" if plan.spec.has_own_lengths else "p."
+    names = {"q_len": f"{of_call}len_q", "k_len": f"{of_call}len_kv"}
     names |= {
         name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
     }

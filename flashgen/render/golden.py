@@ -74,6 +74,10 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(64, mask=causal(), dropout=True), "sm_80", ("forward", "main")),
     # Packed sequences.
     Golden(AttentionSpec(64, mask=causal(), varlen=True), "sm_80", ("forward", "main")),
+    # Keys and values in pages, split over blocks; what puts them there, and what combines the splits.
+    Golden(
+        AttentionSpec(64, mask=causal(), direction="forward", cache="paged"), "sm_80", ("forward", "append", "combine")
+    ),
     # dQ without atomics.
     Golden(AttentionSpec(64, mask=causal(), deterministic=True), "sm_80", ("main", "query")),
 )

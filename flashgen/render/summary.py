@@ -22,6 +22,8 @@ _ROLES: dict[Role, str] = {
     "captured_sink": "backward pass: sums for the gradients of captured tensors, over the sinks of all rows",
     "captured_store": "backward pass, last: gradients of captured tensors from their sums",
     "survey": "before either pass: the extremes of captured tensors",
+    "append": "before a forward pass: new keys and values into the cache, turned by their positions, and so queries",
+    "combine": "after a forward pass: O and the log-sum-exp of each row from those of its splits",
 }
 #: Config members that the line about tiles names first.
 _TILES = ("tile_q", "tile_kv", "stages", "q_slots", "do_slots", "warps")
@@ -101,7 +103,8 @@ def _grid(plan: KernelPlan) -> str:
             f"no more blocks than run at once, {plan.min_blocks} on each multiprocessor; they take one tile after "
             f"another: {plan.grid_tile} {rows} rows of a {heads} head and batch entry"
         )
-    return f"one block for every {plan.grid_tile} {rows} rows of every {heads} head and batch entry"
+    splits = ", for each split of the keys" if plan.grid_splits else ""
+    return f"one block for every {plan.grid_tile} {rows} rows of every {heads} head and batch entry{splits}"
 
 
 def _shared_memory(plan: KernelPlan) -> Iterator[str]:

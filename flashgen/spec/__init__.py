@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flashgen.lazy import lazy_names
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.dropout import Dropout
+from flashgen.spec.kvcache import KVCache, Rotary
 from flashgen.spec.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
 from flashgen.spec.sequences import Sequences
@@ -48,7 +49,9 @@ __all__ = [
     "AttentionSpec",
     "BackwardSchedule",
     "Dropout",
+    "KVCache",
     "Mask",
+    "Rotary",
     "Schedule",
     "Score",
     "Sequences",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_DIM = 256
 Direction = Literal["forward", "both"]
+CacheKind = Literal["contiguous", "paged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class AttentionSpec:
     ``deterministic=True`` makes the backward pass bitwise reproducible (the forward always is).
     ``dropout=True`` makes kernels that drop pairs; each call says with which probability (``Dropout``).
     ``varlen=True`` makes kernels of sequences that lie behind one another (``Sequences``).
+    ``cache="contiguous"`` or ``"paged"`` makes kernels of keys and values in a cache (``KVCache``), forward only.
     """
 
     head_dim: int
@@ -42,6 +44,7 @@ class AttentionSpec:
     deterministic: bool = field(default=False, kw_only=True)
     dropout: bool = field(default=False, kw_only=True)
     varlen: bool = field(default=False, kw_only=True)
+    cache: CacheKind | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if type(self.head_dim_v) is int and self.head_dim_v == 0:
@@ -130,6 +133,14 @@ class AttentionSpec:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 yield f"{name}={show(value)} is not a bool; use True or False"
+        if self.cache not in (None, "contiguous", "paged"):
+            yield f"cache={show(self.cache)} is unknown; use 'contiguous', 'paged' or None"
+        elif self.cache is not None:
+            if self.direction == "both":
+                yield f"cache={self.cache!r} has no backward pass; use direction='forward'"
+            for name in ("dropout", "varlen"):
+                if getattr(self, name) is True:
+                    yield f"{name}=True and cache={self.cache!r} do not go together; leave one of them out"
 
     @property
     def element(self) -> DType:
@@ -146,12 +157,18 @@ class AttentionSpec:
         """Whether the backward pass is part of the spec."""
         return self.direction == "both"
 
+    @property
+    def has_own_lengths(self) -> bool:
+        """Whether each sequence of a call has a length of its own, which kernels learn where they run."""
+        return self.varlen or self.cache is not None
+
     def describe(self) -> str:
         """One line for people."""
         dims = str(self.head_dim) if self.head_dim == self.head_dim_v else f"{self.head_dim}/{self.head_dim_v}"
         extras = [] if self.needs_backward else ["forward only"]
         extras += ["deterministic"] if self.deterministic else []
         extras += [name for name in ("dropout", "varlen") if getattr(self, name)]
+        extras += [f"{self.cache} cache"] if self.cache else []
         score = [] if self.score is None else [f"score {self.score.describe()}"]
         return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *score, *extras])
 

@@ -38,6 +38,8 @@ def _spec_options(spec: AttentionSpec) -> Iterator[str]:
         yield "--dropout"
     if spec.varlen:
         yield "--varlen"
+    if spec.cache:
+        yield f"--cache {spec.cache}"
 
 
 def _mask_options(mask: Mask) -> Iterator[str]:

@@ -35,6 +35,7 @@ def spec_to_dict(spec: AttentionSpec) -> dict[str, Any]:
         "direction": spec.direction,
         "deterministic": spec.deterministic,
         **{name: True for name in ("dropout", "varlen") if getattr(spec, name)},
+        **({"cache": spec.cache} if spec.cache else {}),
     }
 
 

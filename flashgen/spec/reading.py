@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from flashgen.spec.texts import Reader, Value
 
 TEXT_FIELDS = ("mask", "score", "sink", "captured")
-SPEC_FIELDS = ("head_dim", "head_dim_v", "dtype", *TEXT_FIELDS, "direction", "deterministic", "dropout", "varlen")
+OPTION_FIELDS = ("direction", "deterministic", "dropout", "varlen", "cache")
+SPEC_FIELDS = ("head_dim", "head_dim_v", "dtype", *TEXT_FIELDS, *OPTION_FIELDS)
 SCHEDULE_FIELDS = ("tile_q", "tile_kv", "stages", "algorithm", "softmax", "registers", "warps", "backward")
 WARP_FIELDS = ("kind", "count", "producers", "consumers")
 BACKWARD_FIELDS = ("tile_q", "tile_kv", "stages", "warps")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from flashgen.errors import SpecError
@@ -96,7 +97,12 @@ def softcap(cap: float) -> Score:
     """Logits squeezed into (-cap, cap): ``tanh(s / cap) * cap``."""
     if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not 0 < cap < float("inf"):
         raise SpecError(f"cap={show(cap)} is not a limit for logits; use a positive number, such as 30.0")
-    limit = float(cap)
+    return _softcap(float(cap))
+
+
+@lru_cache(maxsize=256)
+def _softcap(limit: float) -> Score:
+    """Traced once for each limit: a score never changes, and makes no difference between calls."""
     return Score.of(lambda s, b, h, q, k: tanh(s / limit) * limit)
 
 

@@ -15,6 +15,14 @@ from flashgen.spec.mask import Band
 from flashgen.torch.programs import Program, program_of, tensors_of
 
 
+def constant(number: int | None) -> int | None:
+    """A number that a program's text says: as it is while recording, even where torch.compile leaves sizes open.
+
+    It has no constant for a number that may change, but a range is of one size.
+    """
+    return None if number is None else range(number).stop
+
+
 def mask_names(form: Form) -> tuple[str, ...]:
     """The names of the tensors of a mask's expression."""
     return _names(form.key[2])

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.spec import Mask, Score, causal, full, window
-from flashgen.torch import compiled, ops, program_ops  # noqa: F401  (they register themselves)
+from flashgen.spec import Mask, Score, Sequences, causal, full, window
+from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
 from flashgen.torch.function import AttentionFunction, ProgramFunction, rows_contiguous
-from flashgen.torch.kernels import NO_LIMITS, Limits, kernel_for, limits_of
-from flashgen.torch.programs import Program, check_tensors, mask_of, program_of, score_of
+from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
+from flashgen.torch.packed import arrays_of, check_sequences
+from flashgen.torch.programs import Program, check_tensors, limits_of, mask_of, program_of, score_of
 from flashgen.torch.randomness import drawn_state, dropout_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -38,6 +39,7 @@ def attention(
     deterministic: bool | None = None,
     return_lse: bool = False,
     layout: str = "bshd",
+    sequences: Sequences | None = None,
 ) -> Any:
     """Softmax attention with autograd: ``softmax(score(scale * q k^T), masked) v``.
 
@@ -49,21 +51,27 @@ def attention(
     follows torch.use_deterministic_algorithms. Pairs are dropped with probability ``dropout_p``, which ones by
     torch's generator for q's device. With ``return_lse`` the result is ``(out, lse)``. The output
     is contiguous (in ``bshd``). Inputs whose last stride is not 1 are copied. Autocast casts q, k and v.
+
+    With ``sequences``, a ``flashgen.Sequences``, q, k and v have no batch dimension: their rows are those of all
+    sequences, one behind another, and ``lse`` is ``(H, total_q)``. To mask and score, b is the sequence.
     """
     if layout not in _LAYOUTS:
         raise ArgumentError(f"layout={layout!r} is unknown; use 'bshd' or 'bhsd'")
     if layout == "bhsd":
-        q, k, v = _swapped("q", q), _swapped("k", k), _swapped("v", v)
+        names = ("batch, heads, length, dim" if sequences is None else "heads, total length, dim").split(", ")
+        q, k, v = _swapped("q", q, names), _swapped("k", k, names), _swapped("v", v, names)
+    if sequences is not None:
+        check_sequences(sequences)
     if score is None and (mask is None or (isinstance(mask, Mask) and mask.rest is None)):
         limits = NO_LIMITS if mask is None else limits_of(mask)
-        out, lse = attend(q, k, v, limits, scale, deterministic, dropout_p)
+        out, lse = attend(q, k, v, limits, scale, deterministic, dropout_p, sequences)
     elif torch.compiler.is_compiling():
-        out, lse = _attend_compiled(q, k, v, mask, score, scale, deterministic, dropout_p)
+        out, lse = _attend_compiled(q, k, v, mask, score, scale, deterministic, dropout_p, sequences)
     else:
         program, captured = program_of(mask_of(mask), score_of(score))
-        out, lse = attend_program(q, k, v, program, captured, scale, deterministic, dropout_p)
+        out, lse = attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences)
     if layout == "bhsd":
-        out = out.transpose(1, 2)
+        out = out.transpose(-3, -2)
     return (out, lse) if return_lse else out
 
 
@@ -71,27 +79,36 @@ def attend(
     q: Any,
     k: Any,
     v: Any,
-    limits: Limits,
+    what: What,
     scale: float | None,
     deterministic: bool | None,
     dropout_p: float = 0.0,
+    sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
-    """``(out, lse)`` through the short door where nobody watches, else through the dispatcher."""
+    """``(out, lse)`` through the short door where nobody watches, else through the dispatcher.
+
+    ``state`` decides which pairs are dropped; it is drawn where none is given.
+    """
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_compiling() or _is_watched(q, k, v):
-        state = drawn_state(dropout_p, q)
-        result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *limits, deterministic, dropout_p, state)
+        if sequences is not None or isinstance(what, str):
+            text = what if isinstance(what, str) else compiled.text(None, None, *[compiled.constant(n) for n in what])
+            return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences, state)
+        state = drawn_state(dropout_p, q, state)
+        result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *what, deterministic, dropout_p, state)
         return result
     q, k, v = _ready(q, k, v)
+    packed = sequences is not None
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q))
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
     drops = dropout is not None
-    kernel = kernel_for(q, v, limits, gradients=gradients, deterministic=deterministic, drops=drops)
+    kernel = kernel_for(q, v, what, gradients=gradients, deterministic=deterministic, drops=drops, packed=packed)
     if gradients:
-        out, lse = AttentionFunction.apply(q, k, v, scale, kernel, dropout)  # type: ignore[no-untyped-call]
+        out, lse = AttentionFunction.apply(q, k, v, scale, kernel, dropout, sequences)  # type: ignore[no-untyped-call]
         return out, lse
-    return kernel(q, k, v, scale=scale, dropout=dropout)
+    return kernel(q, k, v, scale=scale, dropout=dropout, sequences=sequences)
 
 
 def attend_program(
@@ -103,29 +120,44 @@ def attend_program(
     scale: float | None,
     deterministic: bool | None,
     dropout_p: float = 0.0,
+    sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """The same for a mask or a score that is an expression, with the tensors that it captured."""
+    if not captured:
+        return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences, state)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     watched = _is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):
-        return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p)
+        return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p, sequences, state)
     q, k, v = _ready(q, k, v)
     inputs = (q, k, v, *captured)
+    packed = sequences is not None
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q))
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
     drops = dropout is not None
-    kernel = kernel_for(q, v, program.text, gradients=gradients, deterministic=deterministic, drops=drops)
+    options = {"gradients": gradients, "deterministic": deterministic, "drops": drops, "packed": packed}
+    kernel = kernel_for(q, v, program.text, **options)
     if gradients:
         apply: Any = ProgramFunction.apply
-        out, lse = apply(q, k, v, scale, kernel, dropout, program.names, *captured)
+        out, lse = apply(q, k, v, scale, kernel, dropout, sequences, program.names, *captured)
         return out, lse
-    return kernel(q, k, v, scale=scale, captured=dict(zip(program.names, captured, strict=True)), dropout=dropout)
+    given = dict(zip(program.names, captured, strict=True))
+    return kernel(q, k, v, scale=scale, captured=given, dropout=dropout, sequences=sequences)
 
 
 def _attend_compiled(
-    q: Any, k: Any, v: Any, mask: Any, score: Any, scale: float | None, deterministic: bool | None, dropout_p: float
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    score: Any,
+    scale: float | None,
+    deterministic: bool | None,
+    dropout_p: float,
+    sequences: Sequences | None,
 ) -> tuple[Any, Any]:
     """What torch.compile follows: the program's text is a constant of the graph, and captured tensors are inputs."""
     if not (mask is None or isinstance(mask, Mask)) or not (score is None or isinstance(score, Score)):
@@ -145,7 +177,7 @@ def _attend_compiled(
             tensors += [score.sink.tensors[name] for name in compiled.sink_names(score_form)]
     captured = [tensors[i] for i in compiled.order(mask_form, score_form, *limits)]
     text = compiled.text(mask_form, score_form, *limits)
-    return by_operator(q, k, v, captured, text, scale, deterministic, dropout_p)
+    return by_operator(q, k, v, captured, text, scale, deterministic, dropout_p, sequences)
 
 
 def by_operator(
@@ -157,13 +189,19 @@ def by_operator(
     scale: float | None,
     deterministic: bool | None,
     dropout_p: float = 0.0,
+    sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """The same through the dispatcher, whoever watches."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    result: tuple[Any, Any] = torch.ops.flashgen.program_forward(
-        q, k, v, list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q)
-    )
+    program = list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q, state)
+    result: tuple[Any, Any]
+    if sequences is None:
+        result = torch.ops.flashgen.program_forward(q, k, v, *program)
+    else:
+        longest = sequences.max_seqlen_q, sequences.max_seqlen_k
+        result = torch.ops.flashgen.varlen_forward(q, k, v, *arrays_of(sequences), *longest, *program)
     return result
 
 
@@ -180,13 +218,11 @@ def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
-def _swapped(name: str, x: Any) -> Any:
-    if not isinstance(x, torch.Tensor) or x.ndim != 4:
+def _swapped(name: str, x: Any, dimensions: list[str]) -> Any:
+    if not isinstance(x, torch.Tensor) or x.ndim != len(dimensions):
         shape = f" of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else ""
-        raise ArgumentError(
-            f"{name} is a {type(x).__qualname__}{shape}; pass a torch.Tensor (batch, heads, length, dim)"
-        )
-    return x.transpose(1, 2)
+        raise ArgumentError(f"{name} is a {type(x).__qualname__}{shape}; pass a torch.Tensor ({', '.join(dimensions)})")
+    return x.transpose(-3, -2)
 
 
 def _is_watched(q: Any, k: Any, v: Any) -> bool:

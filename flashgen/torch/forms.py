@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.spec import Mask, Score, alibi, chunked, softcap, window
+from flashgen.spec import Mask, Score, Sequences, alibi, chunked, softcap, window
 from flashgen.spec import sink as sink_of
+from flashgen.torch.compiled import constant
 from flashgen.torch.entry import attend_program, by_operator
 from flashgen.torch.programs import Program, program_of
 
@@ -93,13 +94,18 @@ def attend_by_form(
     scale: float | None,
     deterministic: bool | None = None,
     dropout_p: float = 0.0,
+    sequences: Sequences | None = None,
+    state: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
     if torch.compiler.is_compiling():
-        captured = [tensors[i] for i in order_for(*form)]
-        return by_operator(q, k, v, captured, text_for(*form), scale, deterministic, dropout_p)
+        left, right, chunk, *types = form
+        said = (constant(left), constant(right), constant(chunk), *types)
+        captured = tuple(tensors[i] for i in order_for(*said))
+        return by_operator(q, k, v, captured, text_for(*said), scale, deterministic, dropout_p, sequences, state)
     program, order = program_for(form)
-    return attend_program(q, k, v, program, tuple(tensors[i] for i in order), scale, deterministic, dropout_p)
+    captured = tuple(tensors[i] for i in order)
+    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences, state)
 
 
 def _mask(tensor: Any, axes: str) -> Mask:

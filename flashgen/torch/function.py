@@ -8,6 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flashgen.torch.gradients import backward_with_captured
+from flashgen.torch.packed import arrays_of, longest_of, sequences_of
 
 
 def rows_contiguous(x: Any) -> Any:
@@ -28,22 +29,26 @@ class AttentionFunction(torch.autograd.Function):
     """``(out, lse)``, both differentiable by q, k and v."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any, dropout: Any) -> Any:
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, scale: float | None, kernel: Any, dropout: Any, sequences: Any
+    ) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        out, lse = kernel(q, k, v, scale=scale, dropout=dropout)
-        ctx.save_for_backward(q, k, v, out, lse)
+        out, lse = kernel(q, k, v, scale=scale, dropout=dropout, sequences=sequences)
+        ctx.save_for_backward(q, k, v, out, lse, *arrays_of(sequences))
         ctx.set_materialize_grads(False)
-        ctx.scale, ctx.kernel, ctx.dropout = scale, kernel, dropout
+        ctx.scale, ctx.kernel, ctx.dropout, ctx.longest = scale, kernel, dropout, longest_of(sequences)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Any, dlse: Any) -> Any:
         """Runs the backward kernels."""
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, *starts = ctx.saved_tensors
         do, dlse = incoming(out, do, dlse)
-        gradients = ctx.kernel.backward(do, q, k, v, out, lse, scale=ctx.scale, dlse=dlse, dropout=ctx.dropout)
-        return *gradients, None, None, None
+        options = {"scale": ctx.scale, "dlse": dlse, "dropout": ctx.dropout}
+        sequences = sequences_of(starts, ctx.longest)
+        gradients = ctx.kernel.backward(do, q, k, v, out, lse, **options, sequences=sequences)
+        return *gradients, None, None, None, None
 
 
 class ProgramFunction(torch.autograd.Function):
@@ -58,24 +63,29 @@ class ProgramFunction(torch.autograd.Function):
         scale: float | None,
         kernel: Any,
         dropout: Any,
+        sequences: Any,
         names: tuple[str, ...],
         *captured: Any,
     ) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        out, lse = kernel(q, k, v, scale=scale, captured=dict(zip(names, captured, strict=True)), dropout=dropout)
-        ctx.save_for_backward(q, k, v, out, lse, *captured)
+        given = dict(zip(names, captured, strict=True))
+        out, lse = kernel(q, k, v, scale=scale, captured=given, dropout=dropout, sequences=sequences)
+        ctx.save_for_backward(q, k, v, out, lse, *captured, *arrays_of(sequences))
         ctx.set_materialize_grads(False)
         ctx.scale, ctx.kernel, ctx.dropout, ctx.names = scale, kernel, dropout, names
+        ctx.longest = longest_of(sequences)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Any, dlse: Any) -> Any:
         """Runs the backward kernels; captured tensors that want no gradient cost nothing."""
-        q, k, v, out, lse, *captured = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[7:]
+        q, k, v, out, lse, *rest = ctx.saved_tensors
+        captured, starts = rest[: len(ctx.names)], rest[len(ctx.names) :]
+        wanted = ctx.needs_input_grad[8:]
         do, dlse = incoming(out, do, dlse)
-        dq, dk, dv, more = backward_with_captured(
-            ctx.kernel, (do, q, k, v, out, lse), dlse, ctx.dropout, ctx.scale, ctx.names, captured, wanted
-        )
-        return dq, dk, dv, None, None, None, None, *more
+        options = {"scale": ctx.scale, "dlse": dlse, "dropout": ctx.dropout}
+        options["sequences"] = sequences_of(starts, ctx.longest)
+        arrays = do, q, k, v, out, lse
+        dq, dk, dv, more = backward_with_captured(ctx.kernel, arrays, ctx.names, captured, wanted, options)
+        return dq, dk, dv, None, None, None, None, None, *more

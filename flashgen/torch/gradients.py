@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def backward_with_captured(
     kernel: Any,
     arrays: tuple[Any, ...],
-    dlse: Any,
-    dropout: Any,
-    scale: float | None,
     names: tuple[str, ...],
     captured: Sequence[Any],
     wanted: Sequence[bool],
+    options: Mapping[str, Any],
 ) -> tuple[Any, Any, Any, list[Any]]:
     """``(dq, dk, dv, gradients)``: one for each captured tensor, None where none is wanted.
 
+    ``arrays`` and ``options`` are what else ``kernel.backward`` takes.
     A tensor that the scores do not depend on (a mask is a condition, which has no slope) has gradients of zero.
     """
-    given = dict(zip(names, captured, strict=True))
-    options = {"scale": scale, "captured": given, "dlse": dlse, "dropout": dropout}
+    options = {**options, "captured": dict(zip(names, captured, strict=True))}
     if not any(wanted):
         return *kernel.backward(*arrays, **options), [None] * len(names)
     dq, dk, dv, found = kernel.backward(*arrays, **options, captured_gradients=True)

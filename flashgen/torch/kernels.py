@@ -13,12 +13,11 @@ from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch.array import HOST, dtype_name
 from flashgen.launch.driver import get_driver
 from flashgen.spec import AttentionSpec, Mask
+from flashgen.spec.attention import CacheKind
 from flashgen.spec.mask import Band
-from flashgen.torch.programs import spec_of
+from flashgen.torch.programs import Limits, spec_of
 from flashgen.torch.switch import Switch
 
-#: Limits of the mask's two bands: left and right from the last key, left and right from the first key.
-Limits = tuple[int | None, int | None, int | None, int | None]
 NO_LIMITS: Limits = (None, None, None, None)
 #: What a kernel computes: a mask's limits, or the text of a program.
 What = Limits | str
@@ -30,28 +29,46 @@ _kernels: dict[Any, Kernel] = {}
 _emulating = 0
 
 
-def limits_of(mask: Mask) -> Limits:
-    """A mask as four numbers that an operator schema can carry."""
-    bottom_right, top_left = mask.bottom_right, mask.top_left
-    return bottom_right.left, bottom_right.right, top_left.left, top_left.right
-
-
-def kernel_for(q: Any, v: Any, what: What, *, gradients: bool, deterministic: bool, drops: bool = False) -> Kernel:
+def kernel_for(
+    q: Any,
+    v: Any,
+    what: What,
+    *,
+    gradients: bool,
+    deterministic: bool,
+    drops: bool = False,
+    packed: bool = False,
+) -> Kernel:
     """The kernel for these tensors, on their device."""
-    key = (q.shape[-1], v.shape[-1], q.dtype, what, gradients, gradients and deterministic, drops, q.get_device())
+    options = gradients, gradients and deterministic, drops, packed
+    key = (q.shape[-1], v.shape[-1], q.dtype, what, *options, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
         kernel = _kernels[key] = _build(*key)
     return kernel
 
 
-def forward_kernel(q: Any, v: Any, what: What, *, deterministic: bool, drops: bool = False) -> Kernel:
+def forward_kernel(
+    q: Any, v: Any, what: What, *, deterministic: bool, drops: bool = False, packed: bool = False
+) -> Kernel:
     """A kernel that has at least the forward pass: one built for training too, if there is one already."""
     for reproducible in (deterministic, not deterministic):
-        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, drops, q.get_device())
+        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, drops, packed, q.get_device())
         if key in _kernels:
             return _kernels[key]
-    return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops)
+    return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops, packed=packed)
+
+
+def cached_kernel_for(q: Any, v_cache: Any, program: str, cache: CacheKind) -> Kernel:
+    """The kernel for queries that attend to a cache, on their device."""
+    key = (q.shape[-1], v_cache.shape[-1], q.dtype, program, cache, q.get_device())
+    kernel = _kernels.get(key)
+    if kernel is None:
+        _check_dtype(q.dtype)
+        dims = {"head_dim": q.shape[-1], "head_dim_v": v_cache.shape[-1], "dtype": dtype_name(str(q.dtype))}
+        spec = replace(spec_of(program), **dims, direction="forward", cache=cache)
+        kernel = _kernels[key] = _build_on(q.get_device(), spec)
+    return kernel
 
 
 def emulate_cpu() -> Switch:
@@ -85,10 +102,10 @@ def _build(
     gradients: bool,
     deterministic: bool,
     drops: bool,
+    packed: bool,
     device: int,
 ) -> Kernel:
-    if dtype not in _DTYPES:
-        raise ArgumentError(f"q is {dtype}; convert it: attention computes in float16, bfloat16 and float32")
+    _check_dtype(dtype)
     base = spec_of(what) if isinstance(what, str) else AttentionSpec(1, mask=Mask(Band(*what[:2]), Band(*what[2:])))
     spec = replace(
         base,
@@ -98,7 +115,17 @@ def _build(
         direction="both" if gradients else "forward",
         deterministic=deterministic,
         dropout=drops,
+        varlen=packed,
     )
+    return _build_on(device, spec)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in _DTYPES:
+        raise ArgumentError(f"q is {dtype}; convert it: attention computes in float16, bfloat16 and float32")
+
+
+def _build_on(device: int, spec: AttentionSpec) -> Kernel:
     if device != HOST:
         _refuse_capture()
         return build(spec, arch=arch_for_capability(get_driver().capability(device)))

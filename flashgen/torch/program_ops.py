@@ -28,9 +28,6 @@ library.define(
     "bool[] wanted=[], Tensor? dlse=None) -> (Tensor, Tensor, Tensor, Tensor[])"
 )
 
-#: For selective activation checkpointing: save the results of these operators rather than compute them again.
-SAC_SAVE = (torch.ops.flashgen.forward.default, torch.ops.flashgen.program_forward.default)
-
 
 def _forward(
     q: Any,
@@ -74,7 +71,8 @@ def _backward(
     kernel = kernel_for(q, v, program, gradients=True, deterministic=deterministic, drops=dropout is not None)
     names, wants = program_named(program).names, list(wanted) or [False] * len(captured)
     arrays = (do, q, k, v, out, lse.contiguous())
-    dq, dk, dv, more = backward_with_captured(kernel, arrays, dlse, dropout, scale, names, captured, wants)
+    options = {"scale": scale, "dlse": dlse, "dropout": dropout}
+    dq, dk, dv, more = backward_with_captured(kernel, arrays, names, captured, wants, options)
     return dq, dk, dv, [gradient for gradient in more if gradient is not None]
 
 

@@ -22,6 +22,10 @@ from flashgen.torch.slots import traced
 _PROGRAMS_KEPT = 1024
 
 
+#: Limits of the mask's two bands: left and right from the last key, left and right from the first key.
+Limits = tuple[int | None, int | None, int | None, int | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """The text, and the names under which kernels take the tensors, in the order in which operators carry them."""
@@ -32,6 +36,12 @@ class Program:
 
 _programs: dict[Any, tuple[Program, tuple[int, ...]]] = {}
 _specs: dict[str, AttentionSpec] = {}
+
+
+def limits_of(mask: Mask) -> Limits:
+    """A mask of bands alone as four numbers that an operator schema can carry."""
+    bottom_right, top_left = mask.bottom_right, mask.top_left
+    return bottom_right.left, bottom_right.right, top_left.left, top_left.right
 
 
 def mask_of(mask: Any) -> Mask:
@@ -64,8 +74,9 @@ def program_of(mask: Mask, score: Score | None) -> tuple[Program, tuple[Any, ...
     """The program of a mask and a score, and the tensors that they hold now, in the program's order."""
     tensors = tensors_of(mask, score)
     # Names depend on which tensors are the same, since those are captured once.
-    same = tuple(next(i for i, other in enumerate(tensors) if other is tensor) for tensor in tensors)
-    key = (_key_of(mask), None if score is None else _key_of_score(score), same)
+    same = tuple([next(i for i, t in enumerate(tensors) if t is tensor) for tensor in tensors]) if tensors else ()
+    # Forms say all that texts say, keep no tensor alive, and are one object each, which is quick to look up.
+    key = (mask.form or limits_of(mask), None if score is None else score.form, same)
     found = _programs.get(key)
     if found is None:
         if len(_programs) >= _PROGRAMS_KEPT:
@@ -76,7 +87,7 @@ def program_of(mask: Mask, score: Score | None) -> tuple[Program, tuple[Any, ...
         order = tuple(next(i for i, t in enumerate(tensors) if t is given[name]) for name in program.names)
         found = _programs[key] = program, order
     program, order = found
-    return program, tuple(tensors[i] for i in order)
+    return program, tuple([tensors[i] for i in order]) if order else ()
 
 
 def tensors_of(mask: Mask | None, score: Score | None) -> list[Any]:
@@ -95,15 +106,6 @@ def _text_of(spec: AttentionSpec) -> str:
     text = json.dumps({name: value for name, value in spec_to_dict(spec).items() if name in TEXT_FIELDS})
     assert spec_of(text) == spec, f"the written form of {spec.describe()} reads as something else"
     return text
-
-
-def _key_of(mask: Mask) -> tuple[object, ...]:
-    """All that a mask's text says; it keeps no tensor alive."""
-    return mask.bottom_right, mask.top_left, None if mask.rest is None else mask.rest.key
-
-
-def _key_of_score(score: Score) -> tuple[object, ...]:
-    return score.traced.key, None if score.sink is None else score.sink.key
 
 
 def program_named(text: str) -> Program:

@@ -14,12 +14,14 @@ from flashgen.errors import ArgumentError
 from flashgen.spec import Dropout
 
 
-def drawn_state(dropout_p: float, q: Any) -> Any:
-    """A state from the default generator of q's device; None where nothing is dropped."""
+def drawn_state(dropout_p: float, q: Any, given: Any = None) -> Any:
+    """A state from the default generator of q's device, unless one is given; None where nothing is dropped."""
     if dropout_p == 0.0:
         return None
     if not 0.0 < dropout_p < 1.0:
         raise ArgumentError(f"dropout_p={dropout_p!r} is no probability to drop a pair with; use 0.0 to below 1.0")
+    if given is not None:
+        return given
     return torch.randint(2**62, (2,), dtype=torch.int64, device=q.device)
 
 

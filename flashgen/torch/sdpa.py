@@ -14,7 +14,8 @@ import torch
 
 from flashgen.errors import ArgumentError, PlanError
 from flashgen.torch.function import rows_contiguous
-from flashgen.torch.kernels import NO_LIMITS, Limits, forward_kernel, is_emulating, kernel_for
+from flashgen.torch.kernels import NO_LIMITS, forward_kernel, is_emulating, kernel_for
+from flashgen.torch.programs import Limits
 from flashgen.torch.switch import Switch
 
 _NAME = "flashgen"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashgen.torch import program_ops  # noqa: F401  (it defines two of the operators)
+from flashgen.torch import program_ops, varlen_ops  # noqa: F401  (they define operators)
 from flashgen.torch.ops import library
 
 
@@ -63,5 +63,7 @@ for _name, _rule in (
     ("backward", _folded(_ops.backward, 13)),
     ("program_forward", _one_by_one(_ops.program_forward)),
     ("program_backward", _one_by_one(_ops.program_backward)),
+    ("varlen_forward", _one_by_one(_ops.varlen_forward)),
+    ("varlen_backward", _one_by_one(_ops.varlen_backward)),
 ):
     torch.library.register_vmap(f"flashgen::{_name}", _rule, lib=library)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.spec import AttentionSpec, Dropout
+from flashgen.verify.cached import Filling
 from flashgen.verify.layouts import Layout, laid_out
 from flashgen.verify.packed import Packing
 from flashgen.verify.values import Fill, Spoil, fill_values, spoil_values
@@ -57,6 +58,10 @@ class Case:
     def packing_for(self, spec: AttentionSpec) -> Packing | None:
         """Where the sequences are cut; None for a spec without packed sequences."""
         return Packing.drawn(self.seed, self.batch, self.len_q, self.len_kv) if spec.varlen else None
+
+    def filling_for(self, spec: AttentionSpec) -> Filling | None:
+        """How the cache is filled; None for a spec without one."""
+        return Filling.drawn(spec.cache, self.seed, self.batch, self.len_q, self.len_kv) if spec.cache else None
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def draw(spec: AttentionSpec, tiles: Tiles, seed: int, index: int) -> Case:
         len_kv = _near_diagonal(random, len_q)
     else:
         len_kv = _length(random, (tiles.kv, tiles.backward_kv), max(LONGEST, 3 * tiles.kv + 5))
-    batch = 0 if random.random() < 0.04 else random.choice((2, 3, 4) if spec.varlen else (1, 1, 2))
+    batch = 0 if random.random() < 0.04 else random.choice((2, 3, 4) if spec.has_own_lengths else (1, 1, 2))
     heads_kv = 0 if random.random() < 0.04 else random.choice((1, 1, 2))
     group = random.choice((1, 2, 3))
     pairs = max(len_q * len_kv, 1)

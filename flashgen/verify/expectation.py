@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flashgen.oracle import Check, backward, bounds, check, forward
 from flashgen.spec import AttentionSpec, Dropout
+from flashgen.verify.cached import Filling
 from flashgen.verify.captured import with_values
 from flashgen.verify.cases import TENSORS, Case, Inputs
 from flashgen.verify.packed import Packing
@@ -46,6 +47,7 @@ class Expectation:
     captured: Mapping[str, Any] = field(default_factory=dict)
     dropout: Dropout | None = None
     packing: Packing | None = None
+    filling: Filling | None = None
 
     def judge(self, results: Sequence[Any]) -> list[CaseResult]:
         """Each tensor that the case compares; one that is missing fails."""
@@ -64,8 +66,9 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     """
     spec = with_values(spec, case)
     inputs, scale, dropout = case.inputs(spec), case.scale_for(spec), case.dropout_for(spec)
-    packing = case.packing_for(spec)
-    lengths = None if packing is None else packing.used
+    packing, filling = case.packing_for(spec), case.filling_for(spec)
+    cut = packing or filling
+    lengths = None if cut is None else cut.used
     q, k, v = inputs.q, inputs.k, inputs.v
     do = inputs.do if spec.needs_backward else None
     exact: tuple[NDArray[np.float64], ...] = forward(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths)
@@ -76,4 +79,4 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     if any_values:
         reach = rounding_errors(spec, inputs, scale, exact, dropout, lengths)
         limits = tuple(np.maximum(x, reach[name]) for name, x in zip(TENSORS, limits, strict=False))
-    return Expectation(case, inputs, scale, exact, limits, spec.tensors, dropout, packing)
+    return Expectation(case, inputs, scale, exact, limits, spec.tensors, dropout, packing, filling)

@@ -14,7 +14,8 @@ from flashgen.verify.packed import packed_results
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
 #: Where the spec captures tensors, ``captured=`` gives them by name; where it drops pairs, ``dropout=`` says which;
-#: where its sequences are packed, all arrays are, and ``sequences=`` says how.
+#: where its sequences are packed, all arrays are, and ``sequences=`` says how; where there is a cache, k and v are the
+#: cache, and ``cache=`` says what is in it.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
@@ -71,4 +72,9 @@ def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseR
         do = packing.pack(x.do, 0) if spec.needs_backward else None
         packed = (packing.pack(x.q, 0), packing.pack(x.k, 1), packing.pack(x.v, 1), do)
         return expected.judge(packed_results(run(*packed, expected.scale, **more), packing, len_q, len_kv))
+    if expected.filling is not None:
+        more["cache"] = expected.filling.cache()
+        layouts = expected.case.layouts[1:3]
+        caches = [expected.filling.fill(a, layout) for a, layout in zip((x.k, x.v), layouts, strict=True)]
+        return expected.judge(run(x.q, *caches, None, expected.scale, **more))
     return expected.judge(run(x.q, x.k, x.v, x.do if spec.needs_backward else None, expected.scale, **more))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,18 @@ def test_a_kernel_is_built_once_per_text(monkeypatch: Any) -> None:
     assert kernel_library("thing", text(1)) == first
     assert first.stat().st_mtime_ns == stamp
     assert kernel_library("thing", text(2)) != first
+
+
+def test_a_kernel_is_built_once_whatever_it_is_called() -> None:
+    renamed = text(4).replace("thing", "something")
+    assert kernel_library("something", renamed) == kernel_library("thing", text(4))
+    # What only looks like the name is part of the text.
+    assert kernel_library("thing", text(4).replace("value", "things")) != kernel_library("thing", text(4))
+    out = np.zeros(1, np.int32)
+    for kernel in (EmulatedKernel("thing", text(4), threads=32), EmulatedKernel("something", renamed, threads=32)):
+        kernel.launch(1, struct.pack("Qi4x", out.ctypes.data, 5), [Buffer("out", out.ctypes.data, 4, True)])
+        assert out[0] == 9
+        out[0] = 0
 
 
 def test_two_kernels_of_one_name_live_side_by_side() -> None:
@@ -86,5 +99,10 @@ def test_nothing_is_loaded_from_a_directory_that_others_can_write(
 
 def test_a_cache_that_cannot_be_made_costs_nothing_but_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    # The runtime takes longest to build, and always the same way.
+    runtime = runtime_library()
+    monkeypatch.setattr("flashgen.emulator.build._build_runtime", lambda *parts: shutil.copyfile(runtime, parts[-1]))
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "file" / "cache"))
     assert kernel_library("thing", text(3)).is_file()
+    assert runtime_library().is_file()
+    assert runtime_library() != runtime

@@ -106,6 +106,16 @@ def test_packed_documents_do_not_see_each_other(model: Any, device: str) -> None
         assert close(found[:, 6:], alone)
 
 
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_a_model_hands_lengths_of_documents_on(model: Any, device: str) -> None:
+    """What DataCollatorWithFlattening makes: eager attention looks at the positions alone."""
+    ids, positions = tokens(device, 1), torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2]], device=device)
+    starts = torch.tensor([0, 6, 9], dtype=torch.int32, device=device)
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 6, "max_length_k": 6}
+    found, expected = both(model, lambda: model(ids, position_ids=positions, use_cache=False, **lengths).logits)
+    assert close(found, expected)
+
+
 @pytest.mark.parametrize("model", MODELS, indirect=True)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_is_that_of_eager_attention(model: Any, device: str, cache: str) -> None:
@@ -186,11 +196,26 @@ def plain(q: Any, k: Any, v: Any, allowed: Any, bias: Any = 0.0) -> Any:
 CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool() if torch else None
 
 
-def test_lengths_of_documents_are_documents() -> None:
+@pytest.mark.parametrize("documents", [False, True])
+def test_lengths_of_documents_are_documents(documents: bool) -> None:
     starts = torch.tensor([0, 4, 9], dtype=torch.int32)
-    found, *inputs = attended(cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=5, max_length_k=5)
     ids = (torch.arange(LENGTH) >= 4).int()
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 5, "max_length_k": 5}
+    found, *inputs = attended(ids[None] if documents else None, **lengths)
     assert close(found, plain(*inputs, CAUSAL & (ids[:, None] == ids)))
+
+
+def test_lengths_of_documents_go_with_windows_caps_and_sinks() -> None:
+    starts_q, starts_k, sinks = torch.tensor([0, 3, 9]), torch.tensor([0, 4, 9]), torch.randn(4)
+    options = {"sliding_window": 3, "softcap": 2.0, "s_aux": sinks, "max_length_q": 6, "max_length_k": 5}
+    found, q, k, v = attended(cu_seq_lens_q=starts_q, cu_seq_lens_k=starts_k, **options)
+    for (first, last), (of_k, to_k) in (((0, 3), (0, 4)), ((3, 9), (4, 9))):
+        distance = torch.arange(to_k - of_k) - torch.arange(last - first)[:, None] - (to_k - of_k - last + first)
+        scores = 2.0 * (q[:, :, first:last] @ k[:, :, of_k:to_k].mT * 0.25 / 2.0).tanh()
+        scores = scores.masked_fill((distance > 0) | (distance <= -3), float("-inf"))
+        with_sinks = torch.cat([scores, sinks[None, :, None, None].expand(1, 4, last - first, 1)], -1)
+        weights = with_sinks.softmax(-1)[..., :-1]
+        assert close(found[:, first:last], (weights @ v[:, :, of_k:to_k]).transpose(1, 2))
 
 
 def test_a_mask_of_numbers_and_a_position_bias_are_added() -> None:
@@ -202,6 +227,10 @@ def test_a_mask_of_numbers_and_a_position_bias_are_added() -> None:
     assert close(found, plain(*inputs, torch.ones_like(CAUSAL), bias[:, :, :1]))
 
 
+LENGTHS: dict[str, Any] = dict.fromkeys(("max_length_q", "max_length_k"), 5)
+LENGTHS |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 5]))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -210,7 +239,9 @@ def test_a_mask_of_numbers_and_a_position_bias_are_added() -> None:
         ({"cache": object()}, "cache=<object"),
         ({"attention_mask": torch.ones(1, 4, dtype=torch.bool)}, "attention_mask has 4 keys and key has 5"),
         ({"sliding_window": 2, "is_causal": False}, "sliding_window=2 without a causal mask"),
-        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "cu_seq_lens_q and cu_seq_lens_k must be the same"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k go"),
+        ({**LENGTHS, "attention_mask": torch.ones(1, 5, dtype=torch.bool)}, "go together, with a batch of 1"),
+        ({**LENGTHS, "position_bias": torch.ones(1, 2, 5, 5)}, "position_bias is not supported with cu_seq_lens_q"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(options: Any, words: str) -> None:

@@ -82,7 +82,12 @@ SCORES: dict[str, Score] = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+#: What a developer's run tries, DRAWN_CASES=ci trying all: one of each kind, and what is built for other tests anyway.
+SAMPLE = ("documents", "causal documents", "prefix", "dilated", "global", "chunked", "padding", "one head sees nothing")
+FAMILIES = (("sm_75", "fp16", 64), ("sm_80", "fp32", 40), ("sm_90", "bf16", 128), ("sm_120", "fp16", 64))
+
+
+@pytest.mark.parametrize("name", MASKS if LEVEL != "sample" else SAMPLE)
 def test_a_mask_is_obeyed(name: str) -> None:
     check(fg.AttentionSpec(32, mask=MASKS[name]), 150, 150)
 
@@ -92,7 +97,7 @@ def test_a_mask_is_obeyed_without_atomics_and_without_races(name: str) -> None:
     check(fg.AttentionSpec(32, mask=MASKS[name], deterministic=True), 150, 150, race=True)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", SCORES if LEVEL != "sample" else ["bias", "relative", "sink", "everything"])
 def test_a_score_is_applied_and_differentiated(name: str) -> None:
     check(fg.AttentionSpec(32, mask=fg.causal(), score=SCORES[name]), 130, 150, schedule="random", seed=1)
 
@@ -102,10 +107,7 @@ def test_a_score_is_applied_and_differentiated_without_atomics(name: str) -> Non
     check(fg.AttentionSpec(32, mask=MASKS["causal documents"], score=SCORES[name], deterministic=True), 150, 150)
 
 
-@pytest.mark.parametrize(
-    ("arch", "dtype", "dim"),
-    [("sm_75", "fp16", 64), ("sm_80", "fp32", 40), ("sm_90", "bf16", 128), ("sm_120", "fp16", 64)],
-)
+@pytest.mark.parametrize(("arch", "dtype", "dim"), FAMILIES if LEVEL != "sample" else FAMILIES[::2])
 def test_every_family_of_kernels_takes_masks_and_scores(arch: str, dtype: str, dim: int) -> None:
     mask, changed = MASKS["causal documents"], SCORES["everything"]
     check(fg.AttentionSpec(dim, dtype=dtype, mask=mask, score=changed), 150, 150, arch)

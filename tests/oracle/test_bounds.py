@@ -232,3 +232,21 @@ def test_the_rounded_computation_takes_any_scale_and_empty_rows():
         gradients = oracle.rounded_backward(spec, q, k, v, do, scale=scale)
         for actual, expected in zip(gradients, oracle.backward(spec, q, k, v, do, scale=scale), strict=True):
             np.testing.assert_allclose(actual.astype(np.float64), expected, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("result", "exact", "ok"),
+    [
+        # Beyond what fp16 can hold, or so near to its end that the bound reaches beyond.
+        (np.inf, 77500.0, True),
+        (-np.inf, -66224.0, True),
+        (np.inf, 65000.0, True),
+        (np.inf, 60000.0, False),
+        (-np.inf, 77500.0, False),
+        (np.nan, 77500.0, False),
+    ],
+)
+def test_what_overflows_its_dtype_may_be_infinite(result: float, exact: float, ok: bool) -> None:
+    results = np.array([0.0, result], np.float16)
+    assert oracle.check(results, np.array([0.0, exact]), 1000.0).ok == ok
+    assert not oracle.check(results.astype(np.float32), np.array([0.0, exact]), 1000.0).ok

@@ -8,7 +8,7 @@ import pytest
 from flashgen.errors import SpecError
 from flashgen.spec import AttentionSpec, causal, full
 
-FIELDS = ("head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen")
+FIELDS = ("head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen", "cache")
 HOSTILE = (
     *(
         None,
@@ -31,7 +31,7 @@ HOSTILE = (
         "half",
         "FP32",
     ),
-    *("forward", "both", [], [64], {}, {"left": 1}, (1, 2), object(), int, causal(), full(), b"bf16"),
+    *("forward", "both", "paged", [], [64], {}, {"left": 1}, (1, 2), object(), int, causal(), full(), b"bf16"),
 )
 
 
@@ -53,13 +53,33 @@ def test_specs_are_frozen_equal_by_value_and_hashable():
 def test_a_bad_spec_lists_every_violation_once():
     with pytest.raises(SpecError) as caught:
         AttentionSpec(
-            0, head_dim_v=257, dtype="int8", mask="causal", direction="up", deterministic=1, dropout="0.1", varlen=None
+            0,
+            head_dim_v=257,
+            dtype="int8",
+            mask="causal",
+            direction="up",
+            deterministic=1,
+            dropout="0.1",
+            varlen=None,
+            cache="rows",
         )
     names = [violation.split("=")[0] for violation in caught.value.violations]
-    assert names == ["head_dim", "head_dim_v", "dtype", "mask", "direction", "deterministic", "dropout", "varlen"]
+    assert names == ["head_dim", *FIELDS]
     with pytest.raises(SpecError) as caught:
         AttentionSpec(300)
     assert caught.value.violations == ("head_dim=300 is out of range; use a whole number from 1 to 256",)
+
+
+def test_a_cache_is_for_forward_passes_alone():
+    with pytest.raises(SpecError) as caught:
+        AttentionSpec(64, cache="paged", dropout=True, varlen=True)
+    assert [violation.partition("; ")[2] for violation in caught.value.violations] == [
+        "use direction='forward'",
+        *["leave one of them out"] * 2,
+    ]
+    assert AttentionSpec(64, direction="forward", cache="paged").describe() == (
+        "head_dim 64, bf16, full, forward only, paged cache"
+    )
 
 
 def test_anything_else_is_a_spec_or_a_spec_error():

@@ -33,6 +33,11 @@ specs = st.builds(
     deterministic=st.booleans(),
     dropout=st.booleans(),
     varlen=st.booleans(),
+) | st.builds(
+    AttentionSpec,
+    st.integers(1, 256),
+    direction=st.just("forward"),
+    cache=st.sampled_from(["contiguous", "paged"]),
 )
 tiles = st.none() | st.integers(1, 16).map(lambda n: 16 * n)
 stages = st.none() | st.integers(1, 4)

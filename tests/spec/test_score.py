@@ -88,7 +88,7 @@ def test_what_mask_score_and_sink_captured_keeps_apart() -> None:
 def test_equal_scores_are_equal_whatever_tensors_they_captured() -> None:
     assert score.alibi(SLOPES) == score.alibi(SLOPES + 1)
     assert hash(score.alibi(SLOPES)) == hash(score.alibi(SLOPES + 1))
-    assert score.softcap(30.0) == score.softcap(30)
+    assert score.softcap(30.0) is score.softcap(30), "a limit is traced once"
     assert score.softcap(30.0) != score.softcap(31.0)
     assert score.sink(SLOPES) != score.identity()
     assert score.identity() != 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,10 +156,9 @@ def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    on_gpu = SimpleNamespace(shape=(64,), dtype=torch.float16, get_device=lambda: 0)
     with pytest.raises(fg.LaunchError, match="make the same call once before the capture"):
-        kernels._build(
-            64, 64, torch.float16, kernels.NO_LIMITS, gradients=False, deterministic=False, drops=False, device=0
-        )
+        kernels.kernel_for(on_gpu, on_gpu, kernels.NO_LIMITS, gradients=False, deterministic=False)
 
 
 def test_second_derivatives_are_refused(emulated: Any, inputs: Any) -> None:

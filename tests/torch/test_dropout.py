@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -86,6 +87,54 @@ def test_flash_attns_function_drops(emulated: Any, inputs: Any) -> None:
         return fg.flash_attn_func(q, k, v, P, causal=True)
 
     assert same(forward_and_backward(call, *inputs()), forward_and_backward(attend, *inputs()))
+
+
+def test_torch_draws_the_oracles_pairs() -> None:
+    from flashgen.compat.probabilities import kept_pairs
+
+    kept = oracle.dropout_mask(fg.Dropout(P, state=STATE.numpy()), 2, 3, 37, 41)
+    assert torch.equal(kept_pairs(fg.Dropout(P, state=STATE), 2, 3, 37, 41), torch.from_numpy(kept))
+
+
+def test_signs_of_probabilities_say_what_was_dropped(emulated: Any, inputs: Any) -> None:
+    q, k, v = inputs()
+    call = partial(fg.flash_attn_func, dropout_p=P, causal=True, return_attn_probs=True)
+    torch.manual_seed(5)
+    out, _, signed = call(q, k, v)
+    assert (signed.shape, signed.dtype) == ((2, 4, 128, 128), q.dtype)
+    assert not signed.requires_grad
+    assert not signed[:, :, 9:].any()
+    assert not signed[..., 12:].any()
+    signed = signed[:, :, :9, :12]
+    exact = with_dropped(q, k, v, signed >= 0)
+    assert close(out, exact)
+    found = torch.autograd.grad(out.float().sum(), (q, k, v))
+    assert all(map(close, found, torch.autograd.grad(exact.sum(), (q, k, v))))
+    assert close(signed.abs().sum(-1), torch.ones(2, 4, 9))
+    assert not signed[:, :, 0, 4:].any(), "a key after the query"
+    torch.manual_seed(5)
+    assert torch.equal(fg.flash_attn_func(q, k, v, P, causal=True), out), "asking changes nothing"
+    torch.manual_seed(5)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v)[2][:, :, :9, :12], signed)
+
+
+def test_probabilities_of_sequences_are_those_of_a_batch(emulated: Any, inputs: Any) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    starts = {"cu_seqlens_q": (0, 9, 9, 14), "cu_seqlens_k": (0, 12, 15, 22)}
+    rows = (torch.cat([q[0], q[1, :5]]), *(torch.cat([x[0], x[1, :3], x[1, :7]]) for x in (k, v)))
+    options = {"causal": True, "softcap": 2.0, "alibi_slopes": torch.rand(4), "window_size": (6, 0)}
+    given = {name: torch.tensor(value, dtype=torch.int32) for name, value in starts.items()}
+    given |= {"max_seqlen_q": 9, "max_seqlen_k": 12}
+    torch.manual_seed(5)
+    *_, packed = fg.flash_attn_varlen_func(*rows, **given, dropout_p=P, return_attn_probs=True, **options)
+    torch.manual_seed(5)
+    *_, alone = fg.flash_attn_func(q[:1], k[:1], v[:1], P, return_attn_probs=True, **options)
+    assert packed.shape == (3, 4, 128, 128)
+    assert torch.equal(packed[0], alone[0])
+    assert not packed[1].any()
+    _, _, shorter = fg.flash_attn_func(q[1:, :5], k[1:, :7], v[1:, :7], P, return_attn_probs=True, **options)
+    assert torch.equal(packed[2].abs(), shorter[0].abs())
 
 
 def test_opcheck_finds_nothing(emulated: Any, inputs: Any) -> None:

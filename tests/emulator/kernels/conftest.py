@@ -25,6 +25,7 @@ from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Dropout, Schedule
 from flashgen.verify.packed import Packing
+from tests.emulator.kernels.cached import check_cached
 
 Array = np.ndarray[Any, Any]
 STRIDED = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
@@ -280,6 +281,8 @@ def check() -> Check:
         **options: Any,
     ) -> list[str]:
         """What is wrong after the edited kernels, or all, and those that they need and that need them."""
+        if case.spec.cache:
+            return check_cached(case, edits or {}, data_seed=data_seed, at=at, **options)
         run = Run(case, data_seed, at)
         roles = [kernel.role for kernel in run.plan.kernels]
         wanted = set(edits or roles)

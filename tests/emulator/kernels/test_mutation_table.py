@@ -18,7 +18,10 @@ BEGIN, END = "<!-- planted bugs -->\n", "<!-- end of planted bugs -->\n"
 #: The modes in which the tests run each bug, and what the page calls them.
 MODES = {"plain": "sequential", "random": "random", "race": "race"}
 HOPPER = " for Hopper"
-KERNELS = ("forward", "forward for Hopper", "prepare", "main", "main for Hopper", "query", "finish")
+KERNELS = (
+    *("forward", "forward for Hopper", "prepare", "main", "main for Hopper", "query", "finish"),
+    *("append", "combine"),
+)
 
 
 def mutations() -> list[dict[str, Any]]:

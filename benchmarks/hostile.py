@@ -1,0 +1,231 @@
+"""How the forward kernels fare on data that a softmax could stumble over: time beside N(0,1) data, and error.
+
+    python benchmarks/hostile.py
+    python benchmarks/hostile.py --head-dims 128 --lengths 8192 --data growing,sink --markdown table.md
+
+For each shape all data sets are timed in turn, round after round. Errors are those of sampled rows against float64,
+over what the same computation in the input dtype with float32 softmax may err by (flashgen's rule: 1 is the limit).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from timing import milliseconds
+
+import flashgen as fg
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+#: No data may take more than so many times as long as N(0,1) data.
+LIMIT = 1.5
+LSE_TOLERANCE = 1e-5
+#: Rows whose error is measured, in every head of the first batch.
+SAMPLED = 48
+
+Tensor = torch.Tensor
+DEVICE = "cuda"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One shape."""
+
+    head_dim: int
+    causal: bool
+    length: int
+    batch: int
+    heads: int
+
+    def __str__(self) -> str:
+        return f"D={self.head_dim} {'causal' if self.causal else 'full'} S={self.length}"
+
+
+def sink(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Every row gives most of its attention to the first key, whose value is small."""
+    q[..., 0] = 8
+    k[..., 0], k[:, 0, :, 0] = 0, 20 * k.shape[-1] ** 0.5 / 8
+    v[:, 0] *= 0.05
+
+
+def huge_key(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """One key in the middle is 50 times as long as the others."""
+    k[:, k.shape[1] // 2] *= 50
+
+
+def along(first: float, last: float) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """Logits that go from one number to another along the keys, a quarter as fast in every third row."""
+
+    def change(q: Tensor, k: Tensor, v: Tensor) -> None:
+        q[..., 0] = 16
+        q[:, 1::3, :, 0] = 4
+        steps = torch.linspace(first, last, k.shape[1], device=k.device) * k.shape[-1] ** 0.5 / 16
+        k[..., 0] = steps[:, None]
+
+    return change
+
+
+def times(factor: float) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """Peaked rows."""
+
+    def change(q: Tensor, k: Tensor, v: Tensor) -> None:
+        q *= factor
+
+    return change
+
+
+def cauchy(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """The heaviest tails there are, cut off at 200."""
+    for x in (q, k):
+        x.cauchy_().clamp_(-200, 200)
+
+
+def outliers(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """As in trained models: Student's t with three degrees of freedom, and a few channels of keys 15 times as wide."""
+    for x in (q, k, v):
+        x /= torch.randn(3, *x.shape, device=x.device).square_().mean(0).sqrt_()
+    k[..., :: k.shape[-1] // 4] *= 15
+
+
+#: What is done to N(0,1) data.
+DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
+    "N(0,1)": lambda q, k, v: None,
+    "4 times": times(4),
+    "30 times": times(30),
+    "400 times": times(400),
+    "sink": sink,
+    "one huge key": huge_key,
+    "growing by 300": along(-60, 240),
+    "growing by 3000": along(-600, 2400),
+    "falling by 300": along(240, -60),
+    "Cauchy": cauchy,
+    "outlier channels": outliers,
+}
+
+
+def values(name: str, cell: Cell, dtype: torch.dtype) -> list[Tensor]:
+    """q, k and v."""
+    torch.manual_seed(0)
+    made = [torch.randn(cell.batch, cell.length, cell.heads, cell.head_dim, device=DEVICE) for _ in range(3)]
+    DATA[name](*made)
+    return [x.to(dtype) for x in made]
+
+
+def error_ratio(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> float:
+    """The largest error of sampled rows over the largest allowed."""
+    rows = torch.linspace(0, q.shape[1] - 1, SAMPLED, device=q.device).long()
+    allowed = torch.arange(k.shape[1], device=q.device) <= rows[:, None] if causal else None
+    exact, exact_lse = attention(q[0, rows], k[0], v[0], allowed, torch.float64)
+    rounded, _ = attention(q[0, rows], k[0], v[0], allowed, torch.float32)
+    found, found_lse = out[0, rows].double(), lse[0, :, rows].double()
+    # Two rounding steps; eps is the distance between neighbours.
+    step = torch.finfo(q.dtype).eps * exact.abs().max()
+    ratio = (found - exact).abs().max() / (2 * (rounded.double() - exact).abs().max() + step)
+    of_lse = ((found_lse - exact_lse).abs() / (LSE_TOLERANCE * exact_lse.abs().clamp(min=1))).max()
+    return max(float(ratio.nan_to_num(float("inf"))), float(of_lse.nan_to_num(float("inf"))))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, work: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Output (rows, heads, head_dim) and LSE (heads, rows); in float32, P and O are rounded to the inputs' dtype."""
+    scores = torch.einsum("qhd,khd->hqk", q.to(work), k.to(work)) * q.shape[-1] ** -0.5
+    if allowed is not None:
+        scores.masked_fill_(~allowed, float("-inf"))
+    p = scores.softmax(-1)
+    out = torch.einsum("hqk,khd->qhd", p if work is torch.float64 else p.to(q.dtype).to(work), v.to(work))
+    return out if work is torch.float64 else out.to(q.dtype), scores.logsumexp(-1)
+
+
+def build(cell: Cell, dtype: str) -> fg.Kernel:
+    """The kernel for a shape: the current GPU's default."""
+    mask = fg.causal() if cell.causal else fg.full()
+    return fg.build(fg.AttentionSpec(cell.head_dim, dtype=dtype, mask=mask, direction="forward"))
+
+
+@dataclass
+class Row:
+    """A shape's milliseconds and error ratios by data set."""
+
+    cell: Cell
+    times: dict[str, float]
+    errors: dict[str, float]
+
+    def slowdown(self, name: str) -> float:
+        """Times as long as for N(0,1) data."""
+        return self.times[name] / self.times["N(0,1)"]
+
+
+def measure(cell: Cell, names: list[str], options: argparse.Namespace) -> Row:
+    """Times all data sets in turn."""
+    kernel = build(cell, options.dtype)
+    data = {name: values(name, cell, DTYPES[options.dtype]) for name in names}
+    errors = {name: error_ratio(*qkv, *kernel(*qkv), cell.causal) for name, qkv in data.items()}
+    once = milliseconds(lambda: kernel(*data["N(0,1)"]), 3)
+    repeats = max(2, round(options.milliseconds / once))
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name, qkv in data.items():
+            taken[name].append(milliseconds(lambda qkv=qkv: kernel(*qkv), repeats))  # type: ignore[misc]
+    return Row(cell, {name: statistics.median(ms) for name, ms in taken.items()}, errors)
+
+
+def cells(options: argparse.Namespace) -> Iterator[Cell]:
+    """The shapes: a fixed number of tokens, a fixed hidden size."""
+    for head_dim in map(int, options.head_dims.split(",")):
+        for causal in (False, True):
+            for length in map(int, options.lengths.split(",")):
+                yield Cell(head_dim, causal, length, max(1, options.tokens // length), options.hidden // head_dim)
+
+
+def table(rows: list[Row], names: list[str]) -> str:
+    """Times over those for N(0,1) data as Markdown, and the worst of all."""
+    lines = [f"| shape | N(0,1), ms | {' | '.join(names[1:])} | largest error |", "|" + " --- |" * (len(names) + 2)]
+    for row in rows:
+        ratios = " | ".join(f"{row.slowdown(name):.2f}" for name in names[1:])
+        lines.append(f"| {row.cell} | {row.times['N(0,1)']:.3f} | {ratios} | {max(row.errors.values()):.2f} |")
+    slow = max(((row.slowdown(name), f"{name}, {row.cell}") for row in rows for name in names), default=(0, ""))
+    wrong = max(((row.errors[name], f"{name}, {row.cell}") for row in rows for name in names), default=(0, ""))
+    lines.append(f"\nSlowest: {slow[0]:.2f} times N(0,1) ({slow[1]}; limit {LIMIT})")
+    lines.append(f"Largest error: {wrong[0]:.2f} of the allowed ({wrong[1]}; limit 1)")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command line; 1 where a limit is exceeded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dims", default="64,128,256")
+    parser.add_argument("--lengths", default="2048,8192")
+    parser.add_argument("--data", default="", help=f"parts of names: {', '.join(DATA)}; default: all")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--tokens", type=int, default=16384, help="batch * length")
+    parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--milliseconds", type=float, default=5.0, help="per data set and round, or two calls")
+    parser.add_argument("--markdown", type=Path, help="also write the table here")
+    options = parser.parse_args()
+    wanted = [part for part in options.data.split(",") if part]
+    names = [name for name in DATA if name == "N(0,1)" or not wanted or any(part in name for part in wanted)]
+    print(
+        torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU", "torch", torch.__version__, flush=True
+    )
+    # For the yardstick, float32 has to be float32.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows = []
+    for cell in cells(options):
+        rows.append(measure(cell, names, options))
+        slowest = max(names, key=rows[-1].slowdown)
+        print(cell, f"slowest {rows[-1].slowdown(slowest):.2f} ({slowest})", flush=True)
+    text = table(rows, names)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text + "\n")
+    within = all(row.slowdown(name) <= LIMIT and row.errors[name] <= 1 for row in rows for name in names)
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

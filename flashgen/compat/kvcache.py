@@ -1,0 +1,139 @@
+"""flash-attn's ``flash_attn_with_kvcache``: queries that attend to a cache, and new keys and values put into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashgen.compat.arguments import cap_of, chunk_of, limits_of
+from flashgen.errors import ArgumentError
+from flashgen.spec import KVCache, Rotary
+from flashgen.torch.forms import Form
+from flashgen.torch.kvcache import attend_to_cache
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Any = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention of q ``(B, Sq, H, D)`` to a cache; ``out``, or with ``return_softmax_lse`` ``(out, softmax_lse)``.
+
+    k_cache and v_cache are ``(rows, S, Hk, D)``, or with ``block_table`` ``(pages, page_size, Hk, D)`` with pages of
+    any size. ``cache_seqlens``, a number or ``(B,)``, says how many keys each sequence has. k and v
+    ``(B, Snew, Hk, D)`` are put behind these in place, and attended to. With ``rotary_cos`` and ``rotary_sin``
+    ``(positions, rotary_dim / 2)`` k and q are turned by their positions; all queries by that of the first where
+    neither ``causal`` nor a window is asked for. There are no gradients.
+    """
+    return with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size),
+        cache=cache_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, num_splits),
+        scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_softmax_lse,
+    )
+
+
+def with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    *,
+    rotary: Rotary | None,
+    cache: KVCache,
+    scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Any = None,
+    attention_chunk: int = 0,
+    return_lse: bool,
+) -> Any:
+    """What both generations' functions do."""
+    ranks = {"q": (q, 4 if cache.cu_seqlens_q is None else 3)}
+    ranks |= {"k_cache": (k_cache, 4), "v_cache": (v_cache, 4), "k": (k, 4), "v": (v, 4)}
+    for name, (x, rank) in ranks.items():
+        if x is not None and x.dim() != rank:
+            raise ArgumentError(f"{name} has shape {tuple(x.shape)}; it must have {rank} dimensions")
+    if (k is None) != (v is None):
+        raise ArgumentError("k and v go together: pass both, or neither")
+    if k is None and rotary is not None:
+        raise ArgumentError("rotary_cos and rotary_sin turn new keys and the queries beside them; pass k and v too")
+    if rotary is not None and cache.cu_seqlens_q is not None:
+        raise ArgumentError("rotary_cos and rotary_sin do not go with cu_seqlens_q; turn q and k before, or pad q")
+    if k is not None and cache.seqlens is None:
+        raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
+    left, right = limits_of(causal, window_size)
+    form = Form(
+        left, right, chunk=chunk_of(attention_chunk), softcap=cap_of(softcap), alibi=_slopes(alibi_slopes, q, cache)
+    )
+    tensors = () if alibi_slopes is None else (alibi_slopes,)
+    out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, k=k, v=v, rotary=rotary, scale=scale)
+    return (out, lse) if return_lse else out
+
+
+def cache_of(
+    q: Any,
+    cache_seqlens: Any,
+    cache_batch_idx: Any,
+    cache_leftpad: Any,
+    block_table: Any,
+    num_splits: int,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int | None = None,
+) -> KVCache:
+    """Where the keys of each sequence lie; one length for all may be a number."""
+    if isinstance(cache_seqlens, int):
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    longest = 0 if cu_seqlens_q is None else max_seqlen_q or max(q.shape[0], 1)
+    places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
+    return KVCache(*places, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest)
+
+
+def rotary_of(
+    cos: Any, sin: Any, interleaved: bool, causal: bool, window_size: tuple[int, int], positions: Any = None
+) -> Rotary | None:
+    """How new keys and queries are turned; None for not at all."""
+    if (cos is None) != (sin is None):
+        raise ArgumentError("rotary_cos and rotary_sin go together: pass both, or neither")
+    if cos is None:
+        return None
+    return Rotary(cos, sin, interleaved, positions, one_position=not causal and tuple(window_size) == (-1, -1))
+
+
+def _slopes(slopes: Any, q: Any, cache: KVCache) -> tuple[Any, int] | None:
+    if slopes is None:
+        return None
+    batch = q.shape[0] if cache.cu_seqlens_q is None else cache.cu_seqlens_q.shape[0] - 1
+    shape, allowed = tuple(slopes.shape), ((q.shape[-2],), (batch, q.shape[-2]))
+    if shape not in allowed:
+        raise ArgumentError(f"alibi_slopes has shape {shape}; it must be {allowed[0]} or {allowed[1]}")
+    return slopes.dtype, len(shape)

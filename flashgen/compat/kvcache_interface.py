@@ -1,0 +1,72 @@
+"""FlashAttention-3's ``flash_attn_with_kvcache``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.compat.kvcache import cache_of, rotary_of, with_kvcache
+from flashgen.errors import ArgumentError
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    qv: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    page_table: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k_new: Any = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Any = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """flash-attn 2's function with FlashAttention-3's arguments; ``page_table`` is its ``block_table``.
+
+    With ``cu_seqlens_q`` q is ``(total_q, H, D)``, and so is the output; the log-sum-exp is ``(H, total_q)``.
+    ``rotary_seqlens`` ``(B,)`` says at which positions the first new keys are, where it is not ``cache_seqlens``. With
+    ``attention_chunk`` a query attends to its own chunk of so many positions. v_cache may have a head dimension of its
+    own. ``scheduler_metadata``, ``pack_gqa`` and ``sm_margin`` say how that library is to compute, and mean nothing
+    here.
+    """
+    refused = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    refused["cu_seqlens_k_new"] = cu_seqlens_k_new
+    for name, value in refused.items():
+        if value is not None:
+            raise ArgumentError(f"{name} is not supported; pass None")
+    return with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, rotary_seqlens),
+        cache=cache_of(
+            q, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, num_splits, cu_seqlens_q, max_seqlen_q
+        ),
+        scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        attention_chunk=attention_chunk,
+        return_lse=return_softmax_lse,
+    )

@@ -1,0 +1,87 @@
+"""The arrays that say where the keys and values of each sequence lie in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from flashgen.errors import ArgumentError
+from flashgen.launch.array import ArrayInfo
+from flashgen.plan.cache import APPENDED, PACKED_QUERIES, cache_arrays
+from flashgen.spec import AttentionSpec, KVCache
+
+_PREFIX = "cache_"
+_LENGTH_LIMIT = 2**30
+
+
+def given_arrays(spec: AttentionSpec, cache: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The arrays of a call by the names of their parameters, as far as it has them."""
+    if not isinstance(cache, KVCache):
+        raise ArgumentError(
+            f"cache={cache!r}: this kernel was built with cache={spec.cache!r}; pass cache=flashgen.KVCache(seqlens)"
+        )
+    if spec.cache == "paged" and cache.block_table is None:
+        raise ArgumentError("cache.block_table=None, but this kernel was built with cache='paged'; pass the table")
+    if spec.cache != "paged" and cache.block_table is not None:
+        raise ArgumentError("cache.block_table is for kernels built with cache='paged'; leave it out, or build one")
+    fields = {name: getattr(cache, name.removeprefix(_PREFIX)) for name in cache_arrays(spec)}
+    names = tuple(name for name, array in fields.items() if array is not None)
+    return names, tuple(fields[name] for name in names)
+
+
+def append_order(spec: AttentionSpec) -> tuple[str, ...]:
+    """The order in which a call of the append kernel hands over addresses; q, k and v come after them."""
+    return (*cache_arrays(spec), *APPENDED)
+
+
+def capacity(arrays: Sequence[ArrayInfo], k: ArrayInfo) -> int:
+    """How many keys of a sequence there is room for."""
+    table = next((a for a in arrays if a.name == "block_table"), None)
+    return k.shape[1] if table is None else table.shape[1] * k.shape[1]
+
+
+def check_cache(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
+    """How many sequences there are; ArgumentError for arrays that kernels cannot read, or that do not fit q and k."""
+    starts = next((a for a in arrays if a.name == PACKED_QUERIES), None)
+    batch = q.shape[0] if starts is None else max((starts.shape or (1,))[0] - 1, 0)
+    problems = list(_problems(arrays, batch, q, k))
+    if problems:
+        raise ArgumentError("\n".join(problems))
+    return batch
+
+
+def is_packed(names: Iterable[str]) -> bool:
+    """Whether the queries of a call lie behind one another."""
+    return PACKED_QUERIES in names
+
+
+def _problems(arrays: Sequence[ArrayInfo], batch: int, q: ArrayInfo, k: ArrayInfo) -> Iterator[str]:
+    has_rows = any(a.name == "cache_batch_idx" for a in arrays)
+    table = next((a for a in arrays if a.name == "block_table"), None)
+    for a in arrays:
+        label, size = f"cache.{a.name.removeprefix(_PREFIX)}", batch + (a.name == PACKED_QUERIES)
+        if a.device != q.device:
+            yield f"{label} is on {a.where}, and q on {q.where}; move it there"
+        if a.name == "block_table":
+            if not is_ints(a, 2) or (not has_rows and a.shape[0] != batch):
+                yield (
+                    f"{label} is {a.dtype} of shape {a.shape}; pass a row of int32 page numbers, side by side, for "
+                    f"each of {batch} sequences"
+                )
+        elif not is_ints(a, 1) or a.shape != (size,):
+            yield f"{label} is {a.dtype} of shape {a.shape}; pass {size} integers of 32 bits, side by side"
+    if table is not None and len(table.shape) != 2:
+        return
+    if capacity(arrays, k) >= _LENGTH_LIMIT:
+        yield f"the cache has room for {capacity(arrays, k)} keys of a sequence; it must be below 2^30"
+    if not has_rows and table is None and k.shape[0] < batch:
+        yield (
+            f"k has {k.shape[0]} rows and q has batch {batch}; pass a cache with a row for each sequence, or say in "
+            "cache.batch_idx which row it has"
+        )
+
+
+def is_ints(a: ArrayInfo, rank: int) -> bool:
+    """Whether an array holds integers of 32 bits, those of a row side by side."""
+    known = a.dtype.rpartition(".")[2] == "int32" and len(a.shape) == rank
+    return known and (a.shape[-1] <= 1 or a.strides[-1] == 1)

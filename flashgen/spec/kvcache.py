@@ -1,0 +1,73 @@
+"""``KVCache`` and ``Rotary``: what calls of a kernel with ``AttentionSpec(cache=...)`` say of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flashgen.errors import ArgumentError
+from flashgen.spec.show import show
+
+#: No call splits the keys of a sequence into more parts.
+MOST_SPLITS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVCache:
+    """Where the keys and values of each sequence lie, and how many there are; arrays are of int32, where q is.
+
+    A contiguous cache is k ``(rows, capacity, heads_kv, head_dim)`` and v likewise, and sequence i has row
+    ``batch_idx[i]``, or row i. A paged one is k ``(pages, page_size, heads_kv, head_dim)``; key j of sequence i lies in
+    page ``block_table[row, j // page_size]``, where the rows of the table are taken like those of a contiguous cache.
+    Pages may have any size, and what the table says beyond a sequence's length is never looked at.
+
+    Of sequence i the keys before ``seqlens[i]`` are there (without ``seqlens``: as many as there is room for), and of
+    these all from ``leftpad[i]`` on. ``appended`` more were just put behind them by ``Kernel.append``. Masks count keys
+    from ``leftpad`` on, and the last key is that of the last query.
+
+    Queries are ``(batch, len_q, heads_q, head_dim)``, or with ``cu_seqlens_q`` those of sequence i are rows
+    ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` of ``(total_q, heads_q, head_dim)``, at most ``max_seqlen_q``; the
+    last element is the total.
+
+    ``num_splits`` parts of the keys are worked on by blocks of their own, whose results are then combined; 0 leaves the
+    number to flashgen. Results differ by rounding alone.
+    """
+
+    seqlens: Any = None
+    batch_idx: Any = None
+    leftpad: Any = None
+    block_table: Any = None
+    appended: int = 0
+    num_splits: int = 0
+    cu_seqlens_q: Any = None
+    max_seqlen_q: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, most in (("appended", 2**30), ("num_splits", MOST_SPLITS), ("max_seqlen_q", 2**30)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to {most}")
+        if self.appended and self.seqlens is None:
+            problems.append("appended keys lie behind those that were there; say in seqlens how many these were")
+        if (self.cu_seqlens_q is None) != (not self.max_seqlen_q):
+            problems.append(f"cu_seqlens_q and max_seqlen_q={self.max_seqlen_q} go together; pass both, or neither")
+        if problems:
+            raise ArgumentError("\n".join(f"cache: {problem}" for problem in problems))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotary:
+    """Rotary position embedding: the first ``2 * cos.shape[1]`` elements of each head are turned in pairs.
+
+    cos and sin are ``(positions, rotary_dim / 2)`` in the kernel's dtype. ``interleaved=True`` pairs elements 2i and
+    2i + 1, and ``False`` (as in GPT-NeoX) i and i + rotary_dim / 2. The first new key, and the first query, is at
+    position ``positions[i]``, or if that is left out ``seqlens[i]``. Further keys are at the positions after it, and so
+    are further queries unless ``one_position=True``. Positions beyond the last of the table are taken for the last.
+    """
+
+    cos: Any
+    sin: Any
+    interleaved: bool = True
+    positions: Any = None
+    one_position: bool = False

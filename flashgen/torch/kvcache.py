@@ -1,0 +1,193 @@
+"""``torch.ops.flashgen.cache_append`` and ``.cache_forward``: a cache of keys and values, and attention to it.
+
+Both are for inference, and have no gradients. Lengths and places stay on the device: no call waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from flashgen.errors import ArgumentError
+from flashgen.spec import KVCache, Rotary
+from flashgen.torch.forms import Form, order_for, program_for, text_for
+from flashgen.torch.function import rows_contiguous
+from flashgen.torch.kernels import cached_kernel_for
+from flashgen.torch.ops import library
+from flashgen.torch.programs import check_tensors, program_named
+
+_PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
+library.define(
+    "cache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor q, str program, "
+    f"{_PLACES}, Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? rotary_positions=None, "
+    "bool interleaved=True, bool one_position=False) -> Tensor"
+)
+library.define(
+    "cache_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor[] captured, str program, "
+    f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0) "
+    "-> (Tensor, Tensor)"
+)
+
+
+def attend_to_cache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache: KVCache,
+    form: Form,
+    tensors: tuple[Any, ...] = (),
+    *,
+    k: Any = None,
+    v: Any = None,
+    rotary: Rotary | None = None,
+    scale: float | None = None,
+) -> tuple[Any, Any]:
+    """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given."""
+    text, order = (text_for(*form), order_for(*form)) if torch.compiler.is_compiling() else _program(form)
+    places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table
+    appended = 0
+    if k is not None:
+        angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
+        how = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
+        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *how)
+        q, appended = q if rotary is None else turned, k.shape[1]
+    captured = [tensors[i] for i in order]
+    result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
+        *(q, k_cache, v_cache, captured, text, *places, appended),
+        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q),
+    )
+    return result
+
+
+def _program(form: Form) -> tuple[str, tuple[int, ...]]:
+    program, order = program_for(form)
+    return program.text, order
+
+
+def _append(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    q: Any,
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_positions: Any = None,
+    interleaved: bool = True,
+    one_position: bool = False,
+) -> Any:
+    rotary = None
+    if rotary_cos is not None:
+        tables = rows_contiguous(rotary_cos), rows_contiguous(rotary_sin)
+        rotary = Rotary(*tables, interleaved, _plain(rotary_positions), one_position)
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    cache = KVCache(_plain(seqlens), _plain(batch_idx), None, _plain(block_table))
+    kernel = _kernel(q, v_cache, program, block_table)
+    turned = kernel.append(k_cache, v_cache, k, v, cache=cache, q=q, rotary=rotary)
+    # An operator's result is no tensor that it was given.
+    return q.new_empty(0) if rotary is None else turned
+
+
+def _forward(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    captured: list[Any],
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    appended: int = 0,
+    num_splits: int = 0,
+    scale: float | None = None,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int = 0,
+) -> tuple[Any, Any]:
+    q, names = rows_contiguous(q), program_named(program).names
+    check_tensors(names, tuple(captured), q.device)
+    places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
+    cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q)
+    kernel = _kernel(q, v_cache, program, block_table)
+    given = dict(zip(names, captured, strict=True))
+    out, lse = kernel(q, k_cache, v_cache, scale=scale, captured=given, cache=cache)
+    return out, lse
+
+
+def _plain(x: Any) -> Any:
+    """The numbers of a row side by side, as kernels take them."""
+    return None if x is None else rows_contiguous(x)
+
+
+def _kernel(q: Any, v_cache: Any, program: str, block_table: Any) -> Any:
+    return cached_kernel_for(q, v_cache, program, "contiguous" if block_table is None else "paged")
+
+
+# CPU tensors reach the same functions, whose errors say what to do.
+for _device in ("CUDA", "CPU"):
+    library.impl("cache_append", _append, _device)
+    library.impl("cache_forward", _forward, _device)
+
+
+def _append_shapes(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    q: Any,
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    rotary_cos: Any = None,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    return q.new_empty(0 if rotary_cos is None else q.shape)
+
+
+def _forward_shapes(q: Any, k_cache: Any, v_cache: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+    *batch, len_q, heads, _dim = q.shape
+    out = q.new_empty((*batch, len_q, heads, v_cache.shape[-1]))
+    return out, q.new_empty((*batch, heads, len_q), dtype=torch.float32)
+
+
+torch.library.register_fake("flashgen::cache_append", _append_shapes, lib=library)
+torch.library.register_fake("flashgen::cache_forward", _forward_shapes, lib=library)
+
+
+def _no_gradient(*_: Any) -> Any:
+    raise ArgumentError("attention to a cache has no gradients; train with flashgen.attention or flash_attn_func")
+
+
+torch.library.register_autograd("flashgen::cache_forward", _no_gradient, lib=library)
+
+
+@register_flop_formula(torch.ops.flashgen.cache_forward)
+def _forward_flops(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    captured: Any,
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    *_: Any,
+    out_shape: Any = None,
+    **__: Any,
+) -> int:
+    """Two products over as many keys as there is room for: how many there are is known on the device alone."""
+    *rows, heads, dim = q
+    keys = k_cache[1] * (1 if block_table is None else block_table[1])
+    return int(2 * math.prod(rows) * heads * keys * (dim + v_cache[-1]))

@@ -1,0 +1,2081 @@
+// forward_d64_causal_pages_sm80: FlashAttention-2, forward pass: O and the log-sum-exp of each row.
+//
+// spec     {"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"causal","direction":"forward","deterministic":false,"cache":"paged"}
+// rebuild  flashgen build --head-dim 64 --dtype bf16 --causal --forward-only --cache paged --arch sm_80
+// for      sm_80 (A100)
+// plan     tile_q 64, tile_kv 64, stages 2, warps 4, 128 threads
+// grid     one block for every 64 query rows of every query head and batch entry, for each split of the keys
+// smem     40960 bytes
+//            q      0 to  8192  Q_i
+//            k   8192 to 24576  K_j, 2 slots
+//            v  24576 to 40960  V_j, 2 slots
+//            o      0 to  8192  O_i, once the loop is over
+// because  16 rows per warp leave registers to find keys with; calls with a cache have few queries
+
+// The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
+
+#if defined(FLASHGEN_EMULATOR)
+#include "flashgen/emu/primitives.h"
+#else
+#line 2 "flashgen/ptx/types.cuh"
+// Integer and 16-bit element types, without any CUDA header.
+
+namespace flashgen {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+// IEEE binary16 and bfloat16 as bits; arithmetic happens in float or on tensor cores.
+struct half_t {
+  u16 bits;
+};
+struct bfloat16_t {
+  u16 bits;
+};
+// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
+struct e4m3_t {
+  u8 bits;
+};
+struct e5m2_t {
+  u8 bits;
+};
+
+struct alignas(16) Vec16 {
+  u32 words[4];
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/ptx/device.cuh"
+// What the CUDA language itself provides, under names that the emulator can give a host meaning.
+
+#define FLASHGEN_DEVICE __device__ __forceinline__
+#define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
+#define FLASHGEN_GRID_CONSTANT const __grid_constant__
+#define FLASHGEN_SHARED_MEMORY(name) extern __shared__ __align__(1024) flashgen::u8 name[]
+
+namespace flashgen {
+
+FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
+FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
+FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
+FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
+FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
+FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
+FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
+FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
+FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+// Bit l is lane l's condition.
+FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
+FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
+  return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+}
+FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
+  return __shfl_sync(0xffffffffu, value, source_lane);
+}
+FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
+  return __shfl_sync(0xffffffffu, value, source_lane);
+}
+FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+
+// The same value, but nothing that the compiler knows of it.
+FLASHGEN_DEVICE i32 opaque(i32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The 32-bit address of a pointer into shared memory, as the instructions below take it.
+FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/ptx/copy.cuh"
+// Moving data: asynchronous global-to-shared copies and reductions to global memory.
+
+namespace flashgen {
+
+// Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
+FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` groups are under way.
+template <int pending>
+FLASHGEN_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+FLASHGEN_DEVICE void reduce_add(float* address, float value) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+
+// Signed numbers too: in two's complement they add up alike.
+FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
+FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
+               "f"(value[2]), "f"(value[3])
+               : "memory");
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/ptx/math.cuh"
+// Scalar arithmetic, one instruction each.
+
+namespace flashgen {
+
+// 2^x; 2 ulp, subnormal results flushed to zero.
+FLASHGEN_DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+FLASHGEN_DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
+FLASHGEN_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The larger of two; a NaN loses to a number.
+FLASHGEN_DEVICE float maximum(float a, float b) {
+  float c;
+  asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
+// Two floats rounded to 16 bits and packed, the first in the low half.
+FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+FLASHGEN_DEVICE u16 to_half_bits(float value) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
+#endif
+}
+
+FLASHGEN_DEVICE float half_to_float(u16 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/ptx/matrix.cuh"
+// Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
+
+namespace flashgen {
+
+// Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
+FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
+}
+
+FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(address)
+               : "memory");
+}
+
+// The way back (sm_90 and later).
+FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
+               "r"(r[1])
+               : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
+}
+
+FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
+               : "memory");
+}
+
+// d += a * b, fp32 accumulation.
+FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Turing's shape: half the depth.
+FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
+// emulator carries out all products of a batch at one meeting of the lanes.
+FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(bfloat16_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16(half_t{}, d, a, b);
+}
+
+FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
+  mma_m16n8k8(half_t{}, d, a0, a1, b);
+}
+
+FLASHGEN_DEVICE void mma_finish() {}
+
+// 8-bit elements: twice the depth (sm_89 and later).
+FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+}  // namespace flashgen
+
+#endif
+#line 3 "flashgen/element.cuh"
+// Element types: conversions, and how deep one matrix instruction reaches.
+
+namespace flashgen {
+
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+constexpr float kLog2E = 0x1.715476p+0f;
+constexpr float kLn2 = 0x1.62e430p-1f;
+constexpr i32 kWarpSize = 32;
+
+// Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
+// all lanes, and keeps `lane` in a register instead of reading the slow special register again in every loop.
+struct Thread {
+  i32 lane;
+  i32 warp;
+
+  FLASHGEN_DEVICE static Thread current() {
+    return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
+            shuffle(thread_idx() / kWarpSize, 0)};
+  }
+  // The same thread, in a way that the compiler cannot see through: addresses made from it inside a loop are
+  // then computed there, instead of all being kept in registers from before the loop.
+  FLASHGEN_DEVICE Thread again() const { return {opaque(lane), opaque(warp)}; }
+  FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
+  // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
+  // + 1.
+  FLASHGEN_DEVICE i32 row() const { return lane / 4; }
+  FLASHGEN_DEVICE i32 column() const { return 2 * (lane % 4); }
+};
+
+constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
+constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
+constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
+constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
+
+// Which tile of which head of which sequence a block works on.
+struct Place {
+  i32 tile;
+  i32 head;
+  i32 sequence;
+
+  FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
+  // Its number when all tiles of all heads of all sequences are counted through.
+  FLASHGEN_DEVICE i64 number(i32 tiles, i32 heads) const {
+    return (static_cast<i64>(sequence) * heads + head) * tiles + tile;
+  }
+};
+
+template <class T>
+constexpr bool kIsFloat = sizeof(T) == 4;
+
+// Elements of the summed dimension that one multiply step consumes.
+template <class T>
+constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
+
+FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
+FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
+FLASHGEN_DEVICE float to_float(float x) { return x; }
+
+FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
+
+// Two neighbouring elements, written with one store.
+template <class T>
+struct alignas(4) Pair {
+  u32 bits;
+  FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
+};
+template <>
+struct alignas(8) Pair<float> {
+  float first, second;
+  FLASHGEN_DEVICE static Pair from(float a, float b) { return {a, b}; }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/tile.cuh"
+// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+
+namespace flashgen {
+
+constexpr i32 kChunkBytes = 16;
+
+// How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
+// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
+template <i32 chunks>
+struct TileSwizzle {
+  static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
+  static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
+  static constexpr i32 mask = span - 1;
+  static constexpr i32 shift = span == 8 ? 0 : span == 4 ? 1 : 2;
+  FLASHGEN_DEVICE static i32 of_row(i32 row) { return (row >> shift) & mask; }
+};
+
+// rows_ x cols_ elements of T at `data`, which is 128-byte aligned.
+template <class T, i32 rows_, i32 cols_>
+struct SharedTile {
+  using Element = T;
+  static constexpr i32 rows = rows_;
+  static constexpr i32 cols = cols_;
+  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  static constexpr i32 chunks = cols / chunk_elements;
+  static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
+  static constexpr i32 bytes = rows * row_bytes;
+  using Layout = TileSwizzle<chunks>;
+
+  u8* data;
+
+  FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
+    return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
+  }
+  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
+  FLASHGEN_DEVICE T* element_at(i32 row, i32 col) const {
+    return reinterpret_cast<T*>(chunk_at(row, col / chunk_elements)) + col % chunk_elements;
+  }
+  FLASHGEN_DEVICE Vec16& vector_at(i32 row, i32 chunk) const {
+    return *reinterpret_cast<Vec16*>(chunk_at(row, chunk));
+  }
+  // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
+  FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
+};
+
+// A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
+// is one addition along rows, one xor along columns.
+template <class Tile>
+struct Cursor {
+  i32 row_offset;
+  i32 chunk;
+  i32 swizzle;
+
+  // `origin`: where the tile starts, a multiple of 128, or 0 for offsets from its start.
+  FLASHGEN_DEVICE Cursor(i32 origin, i32 row, i32 chunk_)
+      : row_offset(origin + row * Tile::row_bytes), chunk(chunk_), swizzle(Tile::Layout::of_row(row)) {}
+
+  // `aligned`: the lane's own chunk shares no bit with any step, so the sum is an xor that folds into one.
+  template <bool aligned>
+  FLASHGEN_DEVICE i32 offset(i32 row_step, i32 chunk_step) const {
+    constexpr i32 mask = Tile::Layout::mask;
+    if constexpr (aligned) {
+      const i32 base = row_offset + ((chunk ^ swizzle) * kChunkBytes);
+      return (base ^ ((chunk_step & mask) * kChunkBytes)) + (chunk_step & ~mask) * kChunkBytes +
+             row_step * Tile::row_bytes;
+    } else {
+      return row_offset + (((chunk + chunk_step) ^ swizzle) * kChunkBytes) + row_step * Tile::row_bytes;
+    }
+  }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/operand.cuh"
+// Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
+//
+// A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
+// l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
+
+namespace flashgen {
+
+template <class Tile>
+FLASHGEN_DEVICE i32 origin_of(Tile tile) {
+  return static_cast<i32>(shared_address(tile.data));
+}
+
+// Left operand of one step: 16 rows, one step deep.
+template <class T>
+struct LeftFragment {
+  u32 words[4];
+};
+template <>
+struct LeftFragment<float> {
+  float values[2][8];
+};
+
+// Right operand of one step: one step deep, 8 columns.
+template <class T>
+struct RightFragment {
+  u32 words[2];
+};
+template <>
+struct RightFragment<float> {
+  float values[8][2];
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// Left operand stored row by row: tile[row][depth].
+template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+struct LeftRows {
+  using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
+  Cursor<Tile> cursor;
+
+  FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
+      : cursor(origin_of(tile), first_row + (thread.lane & 15), thread.lane >> 4) {}
+  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
+    ldmatrix_x4(fragment.words, cursor.template offset<true>(16 * block, 2 * step));
+  }
+};
+
+template <class Tile>
+struct LeftRows<Tile, true> {
+  static constexpr bool in_registers = false;
+  Tile tile;
+  Cursor<Tile> cursor;
+
+  FLASHGEN_DEVICE LeftRows(Tile tile_, i32 first_row, Thread thread)
+      : tile(tile_), cursor(0, first_row + thread.row(), 0) {}
+  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        const i32 offset = cursor.template offset<true>(16 * block + 8 * half, 2 * step + c);
+        const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + offset);
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) fragment.values[half][4 * c + i] = float_of(chunk.words[i]);
+      }
+    }
+  }
+};
+
+// Left operand stored by columns: tile[depth][row].
+template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+struct LeftColumns {
+  using T = typename Tile::Element;
+  static constexpr bool in_registers = false;
+  Cursor<Tile> cursor;
+
+  FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
+      : cursor(origin_of(tile), (thread.lane & 7) + (thread.lane >> 4) * 8,
+               first_row / 8 + ((thread.lane >> 3) & 1)) {}
+  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
+    ldmatrix_x4_trans(fragment.words, cursor.template offset<false>(16 * step, 2 * block));
+  }
+};
+
+template <class Tile>
+struct LeftColumns<Tile, true> {
+  static constexpr bool in_registers = false;
+  Tile tile;
+  i32 row;
+
+  FLASHGEN_DEVICE LeftColumns(Tile tile_, i32 first_row, Thread thread)
+      : tile(tile_), row(first_row + thread.row()) {}
+  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (i32 k = 0; k < 8; ++k)
+        fragment.values[half][k] = *tile.element_at(8 * step + k, row + 16 * block + 8 * half);
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
+template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+struct RightTransposed {
+  using T = typename Tile::Element;
+  Cursor<Tile> cursor;
+
+  FLASHGEN_DEVICE RightTransposed(Tile tile, i32 first_column, Thread thread)
+      : cursor(origin_of(tile), first_column + (thread.lane & 7) + (thread.lane >> 4) * 8,
+               (thread.lane >> 3) & 1) {}
+  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
+    u32 words[4];
+    ldmatrix_x4(words, cursor.template offset<true>(8 * block, 2 * step));
+    pair[0] = {{words[0], words[1]}};
+    pair[1] = {{words[2], words[3]}};
+  }
+  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
+    ldmatrix_x2(fragment.words, cursor.template offset<true>(8 * block, 2 * step));
+  }
+};
+
+template <class Tile>
+struct RightTransposed<Tile, true> {
+  Tile tile;
+  i32 column;
+
+  FLASHGEN_DEVICE RightTransposed(Tile tile_, i32 first_column, Thread thread)
+      : tile(tile_), column(first_column + thread.column()) {}
+  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
+#pragma unroll
+    for (i32 n = 0; n < 2; ++n) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        const Vec16 chunk = tile.vector_at(column + 8 * block + n, 2 * step + c);
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) fragment.values[4 * c + i][n] = float_of(chunk.words[i]);
+      }
+    }
+  }
+  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
+    load_one(pair[0], block, step);
+    load_one(pair[1], block + 1, step);
+  }
+};
+
+// Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
+// of two that no column step of the warp reaches.
+template <class Tile, bool aligned, bool is_float = kIsFloat<typename Tile::Element>>
+struct RightRows {
+  using T = typename Tile::Element;
+  Cursor<Tile> cursor;
+
+  FLASHGEN_DEVICE RightRows(Tile tile, i32 first_column, Thread thread)
+      : cursor(origin_of(tile), thread.lane & 15, first_column / 8 + (thread.lane >> 4)) {}
+  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
+    u32 words[4];
+    ldmatrix_x4_trans(words, cursor.template offset<aligned>(16 * step, block));
+    pair[0] = {{words[0], words[1]}};
+    pair[1] = {{words[2], words[3]}};
+  }
+  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
+    ldmatrix_x2_trans(fragment.words, cursor.template offset<aligned>(16 * step, block));
+  }
+};
+
+template <class Tile, bool aligned>
+struct RightRows<Tile, aligned, true> {
+  struct alignas(8) Two {
+    float values[2];
+  };
+  Tile tile;
+  i32 column;
+
+  FLASHGEN_DEVICE RightRows(Tile tile_, i32 first_column, Thread thread)
+      : tile(tile_), column(first_column + thread.column()) {}
+  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
+#pragma unroll
+    for (i32 k = 0; k < 8; ++k) {
+      const Two two = *reinterpret_cast<const Two*>(tile.element_at(8 * step + k, column + 8 * block));
+      fragment.values[k][0] = two.values[0];
+      fragment.values[k][1] = two.values[1];
+    }
+  }
+  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
+    load_one(pair[0], block, step);
+    load_one(pair[1], block + 1, step);
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// Left operand made from accumulators: the columns of one product are the depth of the next.
+template <class T, i32 row_blocks, i32 column_blocks>
+struct LeftRegisters {
+  static constexpr bool in_registers = true;
+  static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
+  LeftFragment<T> fragments[row_blocks][column_blocks / 2];
+
+  FLASHGEN_DEVICE LeftRegisters(const float (&values)[row_blocks][column_blocks][4], Thread) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 n = 0; n < column_blocks; ++n) {
+        fragments[m][n / 2].words[2 * (n % 2)] = pack(T{}, values[m][n][0], values[m][n][1]);
+        fragments[m][n / 2].words[2 * (n % 2) + 1] = pack(T{}, values[m][n][2], values[m][n][3]);
+      }
+    }
+  }
+  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
+    fragment = fragments[block][step];
+  }
+};
+
+template <i32 row_blocks, i32 column_blocks>
+struct LeftRegisters<float, row_blocks, column_blocks> {
+  static constexpr bool in_registers = true;
+  const float (&values)[row_blocks][column_blocks][4];
+  i32 first_lane;
+
+  FLASHGEN_DEVICE LeftRegisters(const float (&values_)[row_blocks][column_blocks][4], Thread thread)
+      : values(values_), first_lane(thread.lane & ~3) {}
+  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
+    // Column k of a block is held by lane k/2 of each group of four.
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (i32 k = 0; k < 8; ++k)
+        fragment.values[half][k] = shuffle(values[block][step][2 * half + k % 2], first_lane + k / 2);
+    }
+  }
+};
+
+// A left operand fetched once and held in registers, for a tile that every product uses.
+template <class T, i32 row_blocks, i32 steps>
+struct LeftHeld {
+  static constexpr bool in_registers = true;
+  LeftFragment<T> fragments[row_blocks][steps];
+
+  template <class Left>
+  FLASHGEN_DEVICE void take(const Left& left) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 step = 0; step < steps; ++step) left.load(fragments[m][step], m, step);
+    }
+  }
+  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
+    fragment = fragments[block][step];
+  }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/product.cuh"
+// Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
+
+namespace flashgen {
+
+// A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
+template <i32 row_blocks, i32 column_blocks>
+using Accumulator = float[row_blocks][column_blocks][4];
+
+template <i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) {
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) accumulator[m][n][e] = 0.0f;
+    }
+  }
+}
+
+template <bool turing, class T>
+FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
+  if constexpr (turing) {
+    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
+    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
+  } else {
+    mma_m16n8k16_batched(T{}, d, a.words, b.words);
+  }
+}
+
+template <bool turing>
+FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<float>& a,
+                                    const RightFragment<float>& b) {
+#pragma unroll
+  for (i32 k = 0; k < 8; ++k) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) d[e] = fused_multiply_add(a.values[e / 2][k], b.values[k][e % 2], d[e]);
+  }
+}
+
+// The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
+template <i32 column_blocks, class Right, class T>
+FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
+  if (n + 1 < column_blocks) {
+    right.load_pair(pair, n, step);
+  } else {
+    right.load_one(pair[0], n, step);
+  }
+}
+
+// accumulator += left * right over `steps` steps of the summed dimension. Fragments of the right operand are
+// fetched one product ahead, so that tensor cores need not wait for shared memory; floats, whose fragments
+// take four times the registers, are multiplied slowly enough to do without.
+template <class T, bool turing, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulator, const Left& left,
+                              const Right& right) {
+  constexpr i32 pairs = ceil_div(column_blocks, 2);
+  constexpr bool ahead = !kIsFloat<T>;
+  LeftFragment<T> a[row_blocks];
+  RightFragment<T> b[2][2];
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
+  load_right<column_blocks>(b[0], right, 0, 0);
+  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
+  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
+#pragma unroll unrolled
+  for (i32 step = 0; step < steps; ++step) {
+#pragma unroll
+    for (i32 pair = 0; pair < pairs; ++pair) {
+      const i32 n = 2 * pair, now = ahead ? (step * pairs + pair) % 2 : 0;
+      if (!ahead) {
+        if (step + pair > 0) load_right<column_blocks>(b[0], right, n, step);
+      } else if (pair + 1 < pairs) {
+        load_right<column_blocks>(b[1 - now], right, n + 2, step);
+      } else if (step + 1 < steps) {
+        load_right<column_blocks>(b[1 - now], right, 0, step + 1);
+      }
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+        multiply_block<turing>(accumulator[m][n], a[m], b[now][0]);
+        if (n + 1 < column_blocks) multiply_block<turing>(accumulator[m][n + 1], a[m], b[now][1]);
+        // This was the step's last use of a[m]: the next step's takes its registers at once.
+        if (pair + 1 == pairs && step + 1 < steps) left.load(a[m], m, step + 1);
+      }
+    }
+  }
+  if constexpr (!kIsFloat<T>) mma_finish();
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/band.cuh"
+// Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
+
+namespace flashgen {
+
+struct Range {
+  i32 begin, end;
+  FLASHGEN_DEVICE i32 size() const { return end - begin; }
+  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
+};
+
+// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
+  return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
+}
+
+// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+template <bool has_lower, bool has_upper>
+struct Band {
+  // Every tile between the first and the last that are visited is.
+  static constexpr bool has_holes = false;
+  i32 lower, upper;
+  i32 len_q, len_kv;
+
+  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  template <class Params>
+  FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
+    return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
+  }
+
+  // Tiles of keys that some query of [q_begin, q_end) may attend to.
+  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = len_kv;
+    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
+    if constexpr (has_upper) end = smaller(end, q_end + upper);
+    return tiles_of(begin, end, tile);
+  }
+
+  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
+  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
+    i32 begin = 0, end = ceil_div(len_kv, tile);
+    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
+    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
+    return {begin, end};
+  }
+
+  // Tiles of queries that may attend to some key of [k_begin, k_end).
+  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
+    i32 begin = 0, end = len_q;
+    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
+    if constexpr (has_lower) end = smaller(end, k_end - lower);
+    return tiles_of(begin, end, tile);
+  }
+
+  // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
+  FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool empty = k_begin >= len_kv;
+    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
+    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    return empty;
+  }
+
+  // Whether every pair of the rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    bool full = q_end <= len_q && k_end <= len_kv;
+    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
+    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    return full;
+  }
+
+  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
+    bool allowed = q < len_q && k < len_kv;
+    if constexpr (has_lower) allowed &= k - q >= lower;
+    if constexpr (has_upper) allowed &= k - q <= upper;
+    return allowed;
+  }
+};
+
+// Puts `value` wherever the mask forbids the pair; the warp's block begins at (first_q, first_key).
+template <class Mask, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Mask& mask,
+                                i32 first_q, i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
+      }
+    }
+  }
+}
+
+// The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
+// row are allowed is two numbers.
+template <bool has_lower, bool has_upper, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
+                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
+                               Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 row = q + 8 * h;
+    i32 first = -1, end = mask.len_kv - key;
+    if constexpr (has_lower) first = row + mask.lower - key;
+    if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
+#pragma unroll
+    for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        if (8 * n + c >= end || (has_lower && 8 * n + c < first)) values[0][n][2 * h + c] = value;
+      }
+    }
+  }
+}
+
+// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
+// of it at once, that nothing else found room.
+template <class Mask, i32 column_blocks>
+FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
+                               i32 first_q, i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  constexpr i32 blocks_per_word = 8;
+#pragma unroll
+  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
+    u32 allowed = 0;
+#pragma unroll 1
+    for (i32 i = 0; i < blocks_per_word; ++i) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      }
+    }
+#pragma unroll
+    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
+      }
+    }
+  }
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/walk.cuh"
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+namespace flashgen {
+
+// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
+// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
+// same.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+
+  // Goes on to the next tile; returns how many tiles were left out before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    if constexpr (has_holes) {
+      const i32 before = tile;
+      while (others == 0 && group + kWarpSize < end) {
+        group += kWarpSize;
+        const i32 candidate = group + thread.lane;
+        others = warp_ballot(candidate < end && visited(candidate));
+      }
+      tile = others != 0 ? group + lowest_bit(others) : end;
+      others &= others - 1;
+      return tile - before - 1;
+    } else {
+      ++tile;
+      return 0;
+    }
+  }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/stream.cuh"
+// Streaming tiles between global and shared memory.
+
+namespace flashgen {
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
+// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  Vec16 chunk = {{0, 0, 0, 0}};
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i] = bits_of(source[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+    }
+  }
+  return chunk;
+}
+
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i] = float_of(chunk.words[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// Asynchronous copy of one chunk, in pieces of access_bytes.
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
+  constexpr i32 pieces = kChunkBytes / access_bytes;
+  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
+#pragma unroll
+  for (i32 i = 0; i < pieces; ++i) {
+    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
+    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
+    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
+    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
+  }
+}
+
+// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
+// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
+// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
+// columns that do not exist arrive as zeros.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+struct TileStream {
+  using T = typename Tile::Element;
+  static constexpr i32 count = Tile::rows * Tile::chunks;
+  static constexpr i32 per_thread = ceil_div(count, threads);
+  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
+  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
+  static constexpr i32 rows_apart = threads / Tile::chunks;
+  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
+
+  i64 stride;
+  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
+  // there on.
+  const T* next;
+  i32 rows_left;
+  Vec16 staged[asynchronous ? 1 : per_thread];
+
+  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
+      : stride(source.stride) {
+    seek(source, first_row, thread);
+  }
+
+  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
+    if constexpr (stacked) {
+      const i32 row = first_row + thread.index() / Tile::chunks;
+      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
+      rows_left = source.row_count - row;
+    } else {
+      next = source.at(first_row, 0);
+      rows_left = source.row_count - first_row;
+    }
+  }
+
+  // Leaves out the next `tiles` tiles.
+  FLASHGEN_DEVICE void skip(i32 tiles) {
+    next += static_cast<i64>(tiles) * Tile::rows * stride;
+    rows_left -= tiles * Tile::rows;
+  }
+
+  // Starts the next tile's way into `tile`.
+  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
+    if constexpr (stacked) {
+      const i32 chunk = thread.index() % Tile::chunks;
+      const i32 columns = head_dim - chunk * Tile::chunk_elements;
+      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
+        next += rows_apart * stride;
+      }
+    } else {
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
+                  chunk = index % Tile::chunks;
+        if (index >= count) break;
+        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
+        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
+      }
+      next += Tile::rows * stride;
+    }
+    rows_left -= Tile::rows;
+  }
+
+  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
+    if constexpr (!asynchronous) {
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        const i32 index = thread.index() + i * threads;
+        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
+      }
+    }
+  }
+
+ private:
+  // A chunk without columns reads nothing: where `from` then points does not matter.
+  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
+    if constexpr (asynchronous) {
+      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
+    } else {
+      staged[i] = read_chunk<T, access_bytes>(from, columns);
+    }
+  }
+};
+
+// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
+template <bool asynchronous>
+FLASHGEN_DEVICE void commit_copies() {
+  if constexpr (asynchronous) cp_async_commit();
+}
+template <bool asynchronous, i32 pending>
+FLASHGEN_DEVICE void wait_for_copies() {
+  if constexpr (asynchronous) cp_async_wait<pending>();
+}
+
+// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
+template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
+FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
+                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
+                                       const Factor& factor) {
+  using T = typename Tile::Element;
+  const i32 row = first_row + thread.row(), column = first_column + thread.column();
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float scale = factor(m, h);
+#pragma unroll
+      for (i32 n = 0; n < column_blocks; ++n) {
+        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
+            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
+      }
+    }
+  }
+}
+
+// Writes the rows of a tile that exist to global memory.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
+FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
+                                Thread thread) {
+#pragma unroll 4
+  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
+    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
+    const i32 valid = head_dim - chunk * Tile::chunk_elements;
+    if (first_row + row < destination.row_count && valid > 0) {
+      write_chunk<typename Tile::Element, access_bytes>(
+          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
+    }
+  }
+}
+
+}  // namespace flashgen
+
+#line 4 "flashgen/contain.cuh"
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
+// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
+// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
+// taken out before the product, and what they should have reached becomes NaN afterwards.
+
+namespace flashgen {
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<half_t> = 0x04000400u;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <>
+constexpr u32 kToInfinity<float> = 0x00800000u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+
+template <class T>
+FLASHGEN_DEVICE T not_a_number() {
+  if constexpr (kIsFloat<T>) {
+    return float_of(0x7fffffffu);
+  } else {
+    return T{0x7fff};
+  }
+}
+
+// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
+  u32 bad = 0;
+#pragma unroll 4
+  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+  }
+  return block_any(bad != 0);
+}
+
+// Puts 0 for every element that is not finite.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+#pragma unroll 1
+  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
+    u32& word = reinterpret_cast<u32*>(tile.data)[i];
+    const u32 signs = signs_of_bad<typename Tile::Element>(word);
+    // From the sign bit of each bad element to all of its bits.
+    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+  }
+  block_sync();
+}
+
+// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
+// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
+// thread takes columns of its own.
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
+FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
+                                      GlobalRows<const typename Tile::Element> source, Range keys,
+                                      const Mask& mask, Thread thread) {
+  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
+#pragma unroll 1
+  for (i32 column = thread.index(); column < head_dim; column += threads) {
+#pragma unroll 1
+    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
+      const i32 first_key = key / tile_kv * tile_kv;
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+        continue;
+#pragma unroll 1
+      for (i32 q = first_q; q < end_q; ++q) {
+        if (mask.allows(q, key))
+          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
+      }
+    }
+  }
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/softmax.cuh"
+// The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
+
+namespace flashgen {
+
+// The four lanes that share a row of accumulators combine their values.
+FLASHGEN_DEVICE float row_maximum(float x) {
+  x = maximum(x, shuffle_xor(x, 1));
+  return maximum(x, shuffle_xor(x, 2));
+}
+FLASHGEN_DEVICE float row_total(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
+
+// A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
+// same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
+constexpr float kMaximumLag = 8.0f;
+
+// Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
+template <i32 row_blocks>
+struct OnlineSoftmax {
+  // log2 of the factor taken out of the row: (running maximum of the scores) * scale * log2(e).
+  float maximum_log2[row_blocks][2];
+  // This lane's share of the row's sum of exponentials.
+  float sum[row_blocks][2];
+
+  FLASHGEN_DEVICE void reset() {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        maximum_log2[m][h] = -kInfinity;
+        sum[m][h] = 0.0f;
+      }
+    }
+  }
+
+  // Takes in one more logit per row, before all others; one lane of each row counts it.
+  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        maximum_log2[m][h] = logit * kLog2E;
+        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
+      }
+    }
+  }
+
+  // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
+  template <i32 columns, i32 out_columns>
+  FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
+                              Accumulator<row_blocks, out_columns>& out, float scale_log2) {
+    // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
+    // is the rule, the lanes of a row need not even agree on one.
+    float highest[row_blocks][2];
+    bool lagging = false;
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) highest[m][h] = maximum(scores[m][0][2 * h], scores[m][0][2 * h + 1]);
+    }
+#pragma unroll
+    for (i32 n = 1; n < columns; ++n) {
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          highest[m][h] = maximum(highest[m][h], maximum(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
+        }
+      }
+    }
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        highest[m][h] *= scale_log2;
+        lagging |= highest[m][h] > maximum_log2[m][h] + kMaximumLag;
+      }
+    }
+    if (warp_any(lagging)) rescale(highest, out);
+
+    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
+    float shift[row_blocks][2];
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) shift[m][h] = maximum_log2[m][h] == -kInfinity ? 0.0f : maximum_log2[m][h];
+    }
+#pragma unroll
+    for (i32 n = 0; n < columns; ++n) {
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) {
+          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -shift[m][e / 2]));
+        }
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
+      }
+    }
+  }
+
+  // Adds up the lanes' shares; afterwards every lane of a row has the row's sum.
+  FLASHGEN_DEVICE void finish() {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) sum[m][h] = row_total(sum[m][h]);
+    }
+  }
+
+  // 1 / sum, and 0 for a row that attended to nothing.
+  FLASHGEN_DEVICE float normalizer(i32 m, i32 h) const { return sum[m][h] == 0.0f ? 0.0f : 1.0f / sum[m][h]; }
+
+  // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
+  FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
+    return sum[m][h] == 0.0f ? -kInfinity : (maximum_log2[m][h] + log2_approx(sum[m][h])) * kLn2;
+  }
+
+ private:
+  // Each row decides for itself, so no row's result depends on its neighbours.
+  template <i32 out_columns>
+  FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
+                               Accumulator<row_blocks, out_columns>& out) {
+#pragma unroll
+    for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float tile_maximum = row_maximum(highest[m][h]);
+        const bool lags = tile_maximum > maximum_log2[m][h] + kMaximumLag;
+        const float factor = lags ? exp2_approx(maximum_log2[m][h] - tile_maximum) : 1.0f;
+        if (lags) maximum_log2[m][h] = tile_maximum;
+        sum[m][h] *= factor;
+#pragma unroll
+        for (i32 n = 0; n < out_columns; ++n) {
+          out[m][n][2 * h] *= factor;
+          out[m][n][2 * h + 1] *= factor;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flashgen
+
+#line 5 "flashgen/forward.cuh"
+// What the forward kernel is made of.
+
+namespace flashgen {
+
+struct ForwardConfig {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 stages;
+  i32 warps;
+  bool split_k;
+  bool has_lower;
+  bool has_upper;
+  bool q_in_registers;
+  i32 access_bytes;
+  bool async_copy;
+  bool turing;
+};
+
+// Shapes that follow from the config.
+template <ForwardConfig cfg, class T>
+struct ForwardShape {
+  static constexpr i32 threads = cfg.warps * kWarpSize;
+  static constexpr i32 dim = round_up(cfg.head_dim, 16);
+  static constexpr i32 dim_v = round_up(cfg.head_dim_v, 16);
+  // A warp's share of a tile of scores.
+  static constexpr i32 warp_rows = cfg.split_k ? cfg.tile_q : cfg.tile_q / cfg.warps;
+  static constexpr i32 warp_keys = cfg.split_k ? cfg.tile_kv / cfg.warps : cfg.tile_kv;
+  static_assert(warp_rows % 16 == 0 && warp_rows > 0, "each warp must own a multiple of 16 query rows");
+  static_assert(warp_keys % 16 == 0 && warp_keys > 0, "each warp must own a multiple of 16 keys");
+  static constexpr i32 row_blocks = warp_rows / 16;
+  static constexpr i32 key_blocks = warp_keys / 8;
+  static constexpr i32 out_blocks = dim_v / 8;
+
+  using QTile = SharedTile<T, cfg.tile_q, dim>;
+  using KTile = SharedTile<T, cfg.tile_kv, dim>;
+  using VTile = SharedTile<T, cfg.tile_kv, dim_v>;
+  using OTile = SharedTile<T, cfg.tile_q, dim_v>;
+  using QStream = TileStream<QTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
+  using KStream = TileStream<KTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
+  using VStream = TileStream<VTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
+  using Scores = Accumulator<row_blocks, key_blocks>;
+  using Output = Accumulator<row_blocks, out_blocks>;
+  using Probabilities = LeftRegisters<T, row_blocks, key_blocks>;
+};
+
+// Calls visit(row, log_sum_exp) once for each row of the warp, from one lane.
+template <i32 row_blocks, class Visit>
+FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks>& softmax, Thread thread,
+                                  const Visit& visit) {
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      if (thread.column() == 0) visit(16 * m + 8 * h + thread.row(), softmax.log_sum_exp(m, h));
+    }
+  }
+}
+
+// Merges what the warps of a block have computed over different keys for the same rows; warp 0 gets the
+// result. `shared` holds rows x columns floats, then two numbers per warp and row. All threads of the block
+// call it.
+template <i32 warps, i32 rows, i32 columns, i32 row_blocks, i32 out_blocks>
+FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softmax,
+                                 Accumulator<row_blocks, out_blocks>& out, Thread thread) {
+  float* const maxima = shared + rows * columns;
+  float* const sums = maxima + warps * rows;
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 row = 16 * m + 8 * h + thread.row();
+      if (thread.column() == 0) {
+        maxima[thread.warp * rows + row] = softmax.maximum_log2[m][h];
+        sums[thread.warp * rows + row] = softmax.sum[m][h];
+      }
+    }
+  }
+  block_sync();
+  // Every warp brings its rows to the common maximum.
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 row = 16 * m + 8 * h + thread.row();
+      float common = -kInfinity;
+#pragma unroll
+      for (i32 w = 0; w < warps; ++w) common = maximum(common, maxima[w * rows + row]);
+      const float shift = common == -kInfinity ? 0.0f : common;
+      float total = 0.0f;
+#pragma unroll
+      for (i32 w = 0; w < warps; ++w)
+        total += sums[w * rows + row] * exp2_approx(maxima[w * rows + row] - shift);
+      const float factor = exp2_approx(softmax.maximum_log2[m][h] - shift);
+#pragma unroll
+      for (i32 n = 0; n < out_blocks; ++n) {
+        out[m][n][2 * h] *= factor;
+        out[m][n][2 * h + 1] *= factor;
+      }
+      softmax.maximum_log2[m][h] = common;
+      softmax.sum[m][h] = total;
+    }
+  }
+  // Warp after warp adds its rows, so the order of additions is always the same.
+  for (i32 turn = warps - 1; turn >= 0; --turn) {
+    if (thread.warp == turn) {
+#pragma unroll
+      for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+        for (i32 n = 0; n < out_blocks; ++n) {
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e) {
+            float& sum =
+                shared[(16 * m + 8 * (e / 2) + thread.row()) * columns + 8 * n + thread.column() + e % 2];
+            if (turn < warps - 1) out[m][n][e] += sum;
+            if (turn > 0) sum = out[m][n][e];
+          }
+        }
+      }
+    }
+    block_sync();
+  }
+}
+
+}  // namespace flashgen
+
+#line 4 "flashgen/cache.cuh"
+// Keys and values in a cache: where those of a sequence lie, and the tiles of keys that one of several blocks
+// goes over.
+
+namespace flashgen {
+
+// The row of a cache, or of a table of pages, that belongs to a sequence, which of its keys are there, and
+// where its queries begin among those of all, if they are packed.
+struct CachedSequence {
+  i64 row;
+  i32 first_key;
+  i32 first_q;
+  i32 len_q, len_kv;
+
+  // What an array says is never taken for more than there is room for.
+  template <class Params>
+  FLASHGEN_DEVICE static CachedSequence of(const Params& p, i32 sequence) {
+    const i32 end = smaller(before(p, sequence) + p.appended, p.len_kv);
+    const i32 first = p.cache_leftpad == nullptr ? 0 : larger(0, smaller(p.cache_leftpad[sequence], end));
+    const Range queries = queries_of(p, sequence);
+    return {row_of(p, sequence), first, queries.begin, queries.size(), end - first};
+  }
+
+  // No more than the longest sequence may have.
+  template <class Params>
+  FLASHGEN_DEVICE static Range queries_of(const Params& p, i32 sequence) {
+    if (p.cu_seqlens_q == nullptr) return {0, p.len_q};
+    const i32 first = p.cu_seqlens_q[sequence];
+    return {first, larger(first, smaller(p.cu_seqlens_q[sequence + 1], first + p.len_q))};
+  }
+
+  template <class Params>
+  FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
+    return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
+  }
+
+  // How many keys there are without those that were appended.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
+    return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
+  }
+};
+
+// The band of one sequence: what is aligned at the bottom right moves with its length.
+template <class Mask, class Params>
+FLASHGEN_DEVICE Mask band_of(const Params& p, const CachedSequence& cached) {
+  const i32 corner = cached.len_kv - cached.len_q;
+  return {larger(p.band_lower + corner, p.corner_lower), smaller(p.band_upper + corner, p.corner_upper),
+          cached.len_q, cached.len_kv};
+}
+
+// Part `part` of `parts` of a range of tiles; the last ones may be empty.
+FLASHGEN_DEVICE Range part_of(Range tiles, i32 part, i32 parts) {
+  const i32 each = ceil_div(tiles.size(), parts);
+  const i32 begin = smaller(tiles.end, tiles.begin + part * each);
+  return {begin, smaller(tiles.end, begin + each)};
+}
+
+// Rows of keys or values in pages: row r is number first + r of those that the table of pages counts. The
+// table is read for rows that exist, and for no others.
+template <class T>
+struct PagedRows {
+  T* data;
+  i64 page_stride;
+  i64 row_stride;
+  const i32* pages;
+  i32 page_size;
+  i32 first;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const {
+    const i32 place = first + row, page = place / page_size;
+    return data + pages[page] * page_stride + (place - page * page_size) * row_stride + col;
+  }
+};
+
+// Brings one tile of rows in pages after another to shared memory; see TileStream.
+template <class Stream>
+struct PagedStream;
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+struct PagedStream<TileStream<Tile, threads, head_dim, access_bytes, asynchronous>> {
+  using T = typename Tile::Element;
+  static constexpr i32 count = Tile::rows * Tile::chunks;
+  static constexpr i32 per_thread = ceil_div(count, threads);
+
+  PagedRows<const T> source;
+  i32 first_row;
+  Vec16 staged[asynchronous ? 1 : per_thread];
+
+  FLASHGEN_DEVICE PagedStream(PagedRows<const T> source_, i32 first_row_, Thread)
+      : source(source_), first_row(first_row_) {}
+
+  FLASHGEN_DEVICE void skip(i32 tiles) { first_row += tiles * Tile::rows; }
+
+  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
+#pragma unroll
+    for (i32 i = 0; i < per_thread; ++i) {
+      const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
+                chunk = index % Tile::chunks;
+      if (index >= count) break;
+      const i32 column = chunk * Tile::chunk_elements;
+      const bool exists = first_row + row < source.row_count && column < head_dim;
+      const T* const from = exists ? source.at(first_row + row, column) : source.data;
+      const i32 columns = exists ? head_dim - column : 0;
+      if constexpr (asynchronous) {
+        copy_chunk_async<T, access_bytes>(shared_address(tile.chunk_at(row, chunk)), from, columns);
+      } else {
+        staged[i] = read_chunk<T, access_bytes>(from, columns);
+      }
+    }
+    first_row += Tile::rows;
+  }
+
+  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
+    if constexpr (!asynchronous) {
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        const i32 index = thread.index() + i * threads;
+        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
+      }
+    }
+  }
+};
+
+}  // namespace flashgen
+
+#line 4 "flashgen/split.cuh"
+// Results of a block that goes over some of the keys: what it leaves for the combine kernel.
+
+namespace flashgen {
+
+// Calls mark(row, column) for each result of the tile of queries that a bad value in a tile that the mask
+// cuts through should have reached; every thread takes columns of its own. See mark_bad_results.
+template <i32 threads, i32 head_dim, i32 tile_kv, i32 tile_q, class Rows, class Mask, class Mark>
+FLASHGEN_DEVICE void visit_bad_results(i32 first_q, Rows source, Range keys, const Mask& mask, Thread thread,
+                                       const Mark& mark) {
+  const i32 end_q = smaller(first_q + tile_q, mask.len_q);
+#pragma unroll 1
+  for (i32 column = thread.index(); column < head_dim; column += threads) {
+#pragma unroll 1
+    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
+      const i32 first_key = key / tile_kv * tile_kv;
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+        continue;
+#pragma unroll 1
+      for (i32 q = first_q; q < end_q; ++q) {
+        if (mask.allows(q, key)) mark(q - first_q, column);
+      }
+    }
+  }
+}
+
+// Writes the rows of a warp, from `first_row` of the tile on, in float32: row r at destination + r *
+// head_dim.
+template <i32 head_dim, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void store_partial(float* destination, i32 row_count, i32 first_row,
+                                   const Accumulator<row_blocks, column_blocks>& out,
+                                   const OnlineSoftmax<row_blocks>& softmax, Thread thread) {
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 row = first_row + 16 * m + 8 * h + thread.row();
+      const float scale = softmax.normalizer(m, h);
+      if (row >= row_count) continue;
+#pragma unroll
+      for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 column = 8 * n + thread.column() + c;
+          if (column < head_dim)
+            destination[static_cast<i64>(row) * head_dim + column] = out[m][n][2 * h + c] * scale;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashgen
+
+#line 21 "kernels/forward.cu.j2"
+using namespace flashgen;
+
+using element_t = bfloat16_t;
+
+constexpr ForwardConfig kConfig{
+    .head_dim = 64,
+    .head_dim_v = 64,
+    .tile_q = 64,   // B_r: query rows per block
+    .tile_kv = 64,  // B_c: keys per step
+    .stages = 2,    // tiles of keys and values under way at once
+    .warps = 4,
+    .split_k = false,    // warps own key columns, not query rows
+    .has_lower = false,  // the mask ends on the left
+    .has_upper = true,   // the mask ends on the right
+    .q_in_registers = false,
+    .access_bytes = 16,  // alignment of rows in global memory
+    .async_copy = true,
+    .turing = false,  // half-depth tensor-core steps
+};
+
+struct Params {
+  const element_t* q;
+  const element_t* k;
+  const element_t* v;
+  element_t* o;
+  // log-sum-exp, (batch, heads_q, len_q)
+  float* lse;
+  // how many keys each sequence has, and had before some were appended; null: as many as fit
+  const i32* cache_seqlens;
+  // its row; null: its own number
+  const i32* cache_batch_idx;
+  // how many of its first keys are not there; null: none
+  const i32* cache_leftpad;
+  // the pages of each sequence; beyond its length it says nothing
+  const i32* block_table;
+  // where its queries begin among those of all; null: they have a batch of their own
+  const i32* cu_seqlens_q;
+  // of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)
+  float* o_partial;
+  // and its log-sum-exp, (splits, batch, heads_q, len_q)
+  float* lse_partial;
+  // strides are in elements
+  i64 q_batch;
+  i64 q_row;
+  i64 q_head;
+  i64 k_batch;
+  i64 k_row;
+  i64 k_head;
+  i64 v_batch;
+  i64 v_row;
+  i64 v_head;
+  i64 o_batch;
+  i64 o_row;
+  i64 o_head;
+  i64 table_row;  // how far one row of the table lies behind the one before
+  i64 lse_batch;  // rows of results from one sequence to the next; 0 where queries are packed
+  i64 lse_head;
+  i64 lse_rows;  // and from one split to the next
+  i32 heads_q;
+  i32 heads_kv;
+  i32 len_q;
+  i32 len_kv;      // room for keys in each sequence
+  i32 group;       // query heads per key/value head
+  i32 band_lower;  // from where the last query and the last key meet
+  i32 band_upper;
+  i32 page_size;     // keys of a page
+  i32 splits;        // blocks that share the keys of a tile of queries
+  i32 appended;      // keys that were put behind those that cache_seqlens counts
+  i32 corner_lower;  // the band of what is aligned at the top left; band_...: at the bottom right
+  i32 corner_upper;
+  float scale_log2;  // scale * log2(e)
+};
+static_assert(sizeof(Params) == 280, "the launcher packs Params into 280 bytes");
+
+namespace smem {
+constexpr u32 kQ = 0;      // Q_i
+constexpr u32 kK = 8192;   // K_j, 2 slots
+constexpr u32 kV = 24576;  // V_j, 2 slots
+constexpr u32 kO = 0;      // O_i, once the loop is over
+constexpr u32 kBytes = 40960;
+}  // namespace smem
+
+#line 31
+using Shape = ForwardShape<kConfig, element_t>;
+using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
+
+FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
+  FLASHGEN_SHARED_MEMORY(shared);
+  const Thread thread = Thread::current();
+
+#line 43
+  // This block computes O_i: one tile of queries of one head of one sequence. The last tiles, which a causal
+  // mask makes the longest, go first.
+  // Blocks that share the keys of a tile lie side by side.
+  const i32 split = block_idx_x() % p.splits;
+  const Place place{block_idx_x() / p.splits, block_idx_y(), block_idx_z()};
+  const CachedSequence cached = CachedSequence::of(p, place.sequence);
+  const i32 q_tiles = ceil_div(cached.len_q, kConfig.tile_q);
+  if (place.tile >= q_tiles) return;
+#line 52
+  const i32* const pages = p.block_table + cached.row * p.table_row;
+#line 58
+  const i32 head_kv = place.head / p.group;
+  const i32 first_q = (q_tiles - 1 - place.tile) * kConfig.tile_q;
+
+  const Mask mask = band_of<Mask>(p, cached);
+#line 65
+  const i32 end_q = smaller(first_q + kConfig.tile_q, cached.len_q);
+#line 67
+  const Range keys = part_of(mask.key_tiles(first_q, end_q, kConfig.tile_kv), split, p.splits);
+#line 71
+  const auto visited = [&](i32 tile) {
+    return !mask.is_empty(first_q, end_q, tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
+  };
+  Walk<Mask::has_holes> ahead(keys);
+
+  // The part of a tile of scores that this warp owns (FlashAttention-2: query rows).
+  const i32 warp_row = kConfig.split_k ? 0 : thread.warp * Shape::warp_rows;
+  const i32 warp_key = kConfig.split_k ? thread.warp * Shape::warp_keys : 0;
+
+  const Shape::QTile q_tile{shared + smem::kQ};
+  const Shape::KTile k_ring{shared + smem::kK};
+  const Shape::VTile v_ring{shared + smem::kV};
+  Shape::QStream q_stream({p.q + place.sequence * p.q_batch + cached.first_q * p.q_row + place.head * p.q_head, p.q_row, cached.len_q}, first_q, thread);
+#line 85
+  const auto k_rows = PagedRows<const element_t>{p.k + head_kv * p.k_head, p.k_batch, p.k_row, pages, p.page_size, cached.first_key, cached.len_kv};
+  const auto v_rows = PagedRows<const element_t>{p.v + head_kv * p.v_head, p.v_batch, p.v_row, pages, p.page_size, cached.first_key, cached.len_kv};
+  PagedStream<Shape::KStream> k_stream(k_rows, keys.begin * kConfig.tile_kv, thread);
+  PagedStream<Shape::VStream> v_stream(v_rows, keys.begin * kConfig.tile_kv, thread);
+
+#line 94
+  // Line 4: load Q_i from global to shared memory (and start on the first keys and values).
+  q_stream.fetch(q_tile, thread);
+  q_stream.land(q_tile, thread);
+#line 98
+  // The next tile into a slot of the ring; its number is kept until it is its turn.
+  const auto fetch_next = [&](i32 slot, Thread thread) {
+    const i32 left_out = ahead.advance(thread, visited);
+    if (!ahead.over()) {
+      k_stream.skip(left_out);
+      v_stream.skip(left_out);
+      k_stream.fetch(k_ring.slot(slot), thread);
+      v_stream.fetch(v_ring.slot(slot), thread);
+    }
+    commit_copies<kConfig.async_copy>();
+    return ahead.tile;
+  };
+  i32 under_way[kConfig.stages - 1];
+#pragma unroll
+  for (i32 slot = 0; slot < kConfig.stages - 1; ++slot) under_way[slot] = fetch_next(slot, thread);
+
+#line 128
+  // Line 5: O_i = 0, l_i = 0, m_i = -inf.
+  Shape::Output out;
+  clear(out);
+  OnlineSoftmax<Shape::row_blocks> softmax;
+  softmax.reset();
+#line 138
+  bool has_bad_values = false;
+
+#line 145
+  // Line 6: for each tile of keys that some query of this tile may attend to.
+  for (i32 step = 0; under_way[0] < keys.end; ++step) {
+    const i32 j = under_way[0];
+#line 152
+    const Thread here = thread.again();
+    // Floats leave no registers to keep the addresses of operands from one tile to the next.
+    const Thread reader = kIsFloat<element_t> ? here : thread;
+    const i32 first_key = j * kConfig.tile_kv;
+#line 157
+    // Line 7: K_j and V_j have arrived, and no warp needs the slot that the next copies overwrite.
+    wait_for_copies<kConfig.async_copy, kConfig.stages - 2>();
+    block_sync();
+#pragma unroll
+    for (i32 i = 0; i + 2 < kConfig.stages; ++i) under_way[i] = under_way[i + 1];
+    under_way[kConfig.stages - 2] = fetch_next((step + kConfig.stages - 1) % kConfig.stages, here);
+    const Shape::KTile k_tile = k_ring.slot(step % kConfig.stages);
+    const Shape::VTile v_tile = v_ring.slot(step % kConfig.stages);
+
+#line 179
+    // A warp none of whose pairs is allowed sits this tile out.
+    const i32 row = first_q + warp_row, key = first_key + warp_key;
+    const i32 row_end = smaller(row + Shape::warp_rows, cached.len_q);
+    const bool idle = row >= row_end || mask.is_empty(row, row_end, key, key + Shape::warp_keys);
+    Shape::Scores scores;
+#line 188
+    if (!idle) {
+      // Line 8: S_ij = Q_i K_j^T.
+      clear(scores);
+      multiply<element_t, kConfig.turing, Shape::dim / kStepDepth<element_t>>(
+          scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
+    }
+
+#line 206
+    // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
+    if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
+#line 209
+      // A bad value of V must not reach queries that do not attend to its key.
+      if (holds_bad_value<Shape::threads>(v_tile, here)) {
+        take_out_bad_values<Shape::threads>(v_tile, here);
+        has_bad_values = true;
+      }
+#line 215
+      if (!idle) mask_pairs(scores, -kInfinity, mask, row, key, reader);
+    }
+
+    if (!idle) {
+      // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
+      softmax.update(scores, out, p.scale_log2);
+
+#line 225
+      // Line 10: O_i += P_ij V_j.
+      multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
+          out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
+    }
+  }
+
+#line 234
+  softmax.finish();
+  // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
+  wait_for_copies<kConfig.async_copy, 0>();
+  block_sync();
+#line 243
+  constexpr bool writes = true;
+
+#line 248
+  // What bad values of V should have reached, once the results are where `mark` puts NaN.
+  const auto visit_bad = [&](const auto& mark) {
+    block_sync();
+    visit_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv, kConfig.tile_q>(
+        first_q, v_rows, keys, mask, thread, mark);
+  };
+#line 255
+  if (p.splits > 1) {
+    // O_i and L_i of these keys alone; the combine kernel does the rest.
+    const i64 first_row = split * p.lse_rows + place.sequence * p.lse_batch + place.head * p.lse_head + cached.first_q + first_q;
+    float* const o_partial = p.o_partial + first_row * kConfig.head_dim_v;
+    if (writes) {
+      store_partial<kConfig.head_dim_v>(o_partial, cached.len_q - first_q, warp_row, out, softmax, thread);
+      for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
+        if (first_q + warp_row + row < cached.len_q) p.lse_partial[first_row + warp_row + row] = log_sum_exp;
+      });
+    }
+#line 266
+    if (has_bad_values) {
+      visit_bad([&](i32 row, i32 column) { o_partial[static_cast<i64>(row) * kConfig.head_dim_v + column] = not_a_number<float>(); });
+    }
+#line 270
+    return;
+  }
+
+#line 274
+  // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
+  const Shape::OTile o_tile{shared + smem::kO};
+  if (writes) {
+    store_accumulator(o_tile, warp_row, 0, out, thread, [&](i32 m, i32 h) { return softmax.normalizer(m, h); });
+    float* const lse = p.lse + place.sequence * p.lse_batch + place.head * p.lse_head + cached.first_q + first_q + warp_row;
+    for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
+#line 284
+      if (first_q + warp_row + row < cached.len_q) lse[row] = log_sum_exp;
+    });
+  }
+
+#line 290
+  if (has_bad_values) {
+#line 292
+    visit_bad([&](i32 row, i32 column) { *o_tile.element_at(row, column) = not_a_number<element_t>(); });
+  }
+
+#line 309
+  // Lines 14 and 15: write O_i to global memory.
+  block_sync();
+  store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(
+      o_tile, {p.o + place.sequence * p.o_batch + cached.first_q * p.o_row + place.head * p.o_head, p.o_row, cached.len_q}, first_q, thread);
+}

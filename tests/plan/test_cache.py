@@ -1,0 +1,37 @@
+"""What a plan with a cache has beside the forward kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen.plan import plan
+from flashgen.plan.algorithm import describe_algorithm
+from flashgen.plan.model import Problem
+from flashgen.spec import AttentionSpec, causal
+
+
+def spec(cache: str = "paged") -> AttentionSpec:
+    return AttentionSpec(128, mask=causal(), direction="forward", cache=cache)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+def test_there_are_kernels_to_append_and_to_combine(arch: str, cache: str) -> None:
+    made = plan(AttentionSpec(128, dtype="fp16", direction="forward", cache=cache), None, arch)  # type: ignore[arg-type]
+    assert [kernel.role for kernel in made.kernels] == ["forward", "append", "combine"]
+    assert len({kernel.name for kernel in made.kernels}) == 3
+    assert ("block_table" in made.kernel("forward").params.names) == (cache == "paged")
+
+
+def test_each_split_of_the_keys_has_blocks_of_its_own() -> None:
+    made, problem = plan(spec(), None, "sm_80"), Problem(3, 8, 2, 100, 4096, splits=5)
+    tiles = -(-100 // int(made.kernel("forward").constant("tile_q")))
+    assert made.kernel("forward").grid(problem) == (5 * tiles, 8, 3)
+    assert made.kernel("combine").grid(problem) == (25, 8, 3)
+
+
+def test_on_hopper_the_plan_says_why_it_is_not_flash_attention_3() -> None:
+    kernel = plan(spec(), None, "sm_90a").kernel("forward")
+    assert describe_algorithm(kernel) == (
+        "FlashAttention-2, not FlashAttention-3: it takes no cache of keys and values"
+    )
