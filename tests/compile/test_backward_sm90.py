@@ -39,10 +39,11 @@ SAMPLE: list[Build] = [
     ((128, 128), "causal, ordered", "bf16"),
 ]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
-#: Where a mask leaves holes, the producer has too few registers to look for them in.
-PRODUCER_SPILLS = {(dims, name) for dims in HEAD_DIMS for name in ("documents", "bias, documents")}
+#: Where a mask leaves holes, those who look for them have too few registers.
+PRODUCER_SPILLS = {(dims, name) for dims in HEAD_DIMS for name in ("documents", "documents, ordered")}
+PRODUCER_SPILLS |= {((64, 64), "bias, documents"), ((128, 128), "bias, documents")}
 #: How many instructions of the loop are about registers that have left for local memory.
-LOOP_SPILLS = {((64, 64), "causal", "fp16"): 5, ((64, 64), "bias, documents", "bf16"): 64}
+LOOP_SPILLS = {((64, 64), "bias, documents", "bf16"): 51}
 
 
 def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
