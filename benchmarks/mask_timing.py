@@ -8,6 +8,7 @@ from typing import Any
 
 import mask_cases
 import torch
+import torch._functorch.config
 import torch._inductor.config
 from mask_cases import heads_first
 from mask_rows import DIRECTIONS, Cell, Row
@@ -28,6 +29,7 @@ def measure(cell: Cell, rounds: int, at_least: float) -> Row:
     counters.clear()
     # A pool of processes that compile would run beside what is timed.
     torch._inductor.config.compile_threads = 1
+    torch._functorch.config.donated_buffer = False
     try:
         timed = calls(cell, row)
         for direction in DIRECTIONS:

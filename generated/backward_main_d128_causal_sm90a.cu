@@ -8,7 +8,7 @@
 // roles    of 1 warpgroup one warp brings tiles (24 registers a thread); 2 compute, 64 keys each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
-// smem     231968 bytes
+// smem     229920 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
 //            q               65536 to 114688  Q_i, 3 slots
@@ -17,20 +17,20 @@
 //            dq             180224 to 212992  dQ_i, and at the end dK_j and dV_j, on their way out
 //            sums           212992 to 221184  rows of dQ_i to be finished, 2 slots
 //            dq_rows        221184 to 225280  and when they are, 2 slots
-//            zeros          225280 to 229376  what their sum is cleared with
-//            lse            229376 to 230144  what rows subtract from their logits, 3 slots
-//            dsum           230144 to 230656  -D_i, 2 slots
-//            k_barriers     230656 to 230672  for each slot: it is full, it is empty
-//            v_barriers     230784 to 230800
-//            q_barriers     230912 to 230960
-//            do_barriers    231040 to 231072
-//            ds_barriers    231168 to 231200
-//            sum_barriers   231296 to 231328
-//            turn_barriers  231424 to 231440
-//            sum_parts      231552 to 231616  which parts of dQ the slots hold
-//            tile_barriers  231680 to 231712
-//            tiles          231808 to 231840  which tiles of keys come next
-//            found_bad      231936 to 231968  whether keys of each warp have bad values
+//            zeros          225280 to 227328  what their sum is cleared with
+//            lse            227328 to 228096  what rows subtract from their logits, 3 slots
+//            dsum           228096 to 228608  -D_i, 2 slots
+//            k_barriers     228608 to 228624  for each slot: it is full, it is empty
+//            v_barriers     228736 to 228752
+//            q_barriers     228864 to 228912
+//            do_barriers    228992 to 229024
+//            ds_barriers    229120 to 229152
+//            sum_barriers   229248 to 229280
+//            turn_barriers  229376 to 229392
+//            sum_parts      229504 to 229568  which parts of dQ the slots hold
+//            tile_barriers  229632 to 229664
+//            tiles          229760 to 229792  which tiles of keys come next
+//            found_bad      229888 to 229920  whether keys of each warp have bad values
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -2754,12 +2754,32 @@ struct alignas(32) SumPart {
   i32 row;
   i32 head;
   i32 sequence;
-  // The sum, if another head is still to have its place.
-  float* to_clear;
-  // Its size; 0 if there are no more.
-  u32 bytes;
+  // Where the sum is in the workspace, and of how many boxes; of none if there are no more.
+  i32 line;
+  i32 boxes;
+  // If another head is still to have its place.
+  bool is_needed_again;
   // Of the tile's.
-  u32 is_last;
+  bool is_last;
+};
+
+// Part of a sum in shared memory. The copy engine knows the workspace as lines, of which it takes two at a
+// time.
+struct SumLines {
+  static constexpr i32 floats = 256;
+  static constexpr u32 box_bytes = 2 * floats * 4;
+  u32 address;
+
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i)
+      tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
+  }
+  // The same bytes for each box.
+  FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
+  }
 };
 
 // Every row of a strip becomes `columns`, which are one float for each column.
@@ -2983,6 +3003,7 @@ struct Params {
   TensorMap row_stats_map;
   TensorMap dk_map;
   TensorMap dv_map;
+  TensorMap dq_accum_map;
   TensorMap dq_map;
   const element_t* q;
   const element_t* dout;
@@ -3015,7 +3036,7 @@ struct Params {
   float scale;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 1216, "the launcher packs Params into 1216 bytes");
+static_assert(sizeof(Params) == 1344, "the launcher packs Params into 1344 bytes");
 
 namespace smem {
 constexpr u32 kK = 0;               // K_j
@@ -3027,20 +3048,20 @@ constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, on th
 constexpr u32 kSums = 212992;       // rows of dQ_i to be finished, 2 slots
 constexpr u32 kDqRows = 221184;     // and when they are, 2 slots
 constexpr u32 kZeros = 225280;      // what their sum is cleared with
-constexpr u32 kLse = 229376;        // what rows subtract from their logits, 3 slots
-constexpr u32 kDsum = 230144;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 230656;  // for each slot: it is full, it is empty
-constexpr u32 kVBarriers = 230784;
-constexpr u32 kQBarriers = 230912;
-constexpr u32 kDoBarriers = 231040;
-constexpr u32 kDsBarriers = 231168;
-constexpr u32 kSumBarriers = 231296;
-constexpr u32 kTurnBarriers = 231424;
-constexpr u32 kSumParts = 231552;  // which parts of dQ the slots hold
-constexpr u32 kTileBarriers = 231680;
-constexpr u32 kTiles = 231808;     // which tiles of keys come next
-constexpr u32 kFoundBad = 231936;  // whether keys of each warp have bad values
-constexpr u32 kBytes = 231968;
+constexpr u32 kLse = 227328;        // what rows subtract from their logits, 3 slots
+constexpr u32 kDsum = 228096;       // -D_i, 2 slots
+constexpr u32 kKBarriers = 228608;  // for each slot: it is full, it is empty
+constexpr u32 kVBarriers = 228736;
+constexpr u32 kQBarriers = 228864;
+constexpr u32 kDoBarriers = 228992;
+constexpr u32 kDsBarriers = 229120;
+constexpr u32 kSumBarriers = 229248;
+constexpr u32 kTurnBarriers = 229376;
+constexpr u32 kSumParts = 229504;  // which parts of dQ the slots hold
+constexpr u32 kTileBarriers = 229632;
+constexpr u32 kTiles = 229760;     // which tiles of keys come next
+constexpr u32 kFoundBad = 229888;  // whether keys of each warp have bad values
+constexpr u32 kBytes = 229920;
 }  // namespace smem
 
 #line 22
@@ -3395,20 +3416,24 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 #line 95
     if (goes_on) shared.k_ring.wait_full(kv_at);
 #line 97
-    if (!goes_on) say_added();
-#line 100
+    if (!goes_on) {
+      say_added();
+      // There is nothing to add, but one that went ahead could have the reporter miss a round.
+      mbarrier_wait(shared.may_add(), turn_of(tile_at));
+    }
+#line 104
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 105
+#line 109
     if (is_bad) {
-#line 107
+#line 111
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 110
+#line 114
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 114
+#line 118
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3417,25 +3442,25 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 123
+#line 127
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 126
+#line 130
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-#line 129
+#line 133
         spread_columns(scores, shared.lse(at), thread);
-#line 134
+#line 138
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
       // dQ_i from registers to shared memory, from where the copy engine adds it to the sum.
       const auto put_out = [&](const Shape::DQ& dq) {
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 143
+#line 147
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
-#line 152
+#line 156
       const auto add_to_sum = [&](i32 number) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3446,7 +3471,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 163
+#line 167
       // Line 15: dQ_i += dS_ij K_j, of the step before.
       const auto multiply_scores = [&](Shape::DQ& dq) {
         shared.ds_ring.wait_full(at.before());
@@ -3480,30 +3505,30 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           shared.do_ring.wait_full(at);
           spread_columns(dp, shared.dsum(at), here);
           issue_over_columns(dp, strip_v, shared.dout.slot(at.slot()));
-#line 197
+#line 201
           if (number == kNone && !is_bad) say_added();
-#line 199
+#line 203
           if (number_out != kNone) add_to_sum(number_out);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 206
+#line 210
           exponentials(scores, p.scale_log2);
-#line 215
+#line 219
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 223
+#line 227
           if (strip_is_cut) {
             const auto forbid = [&](i32 i) {
               scores[i] = float_of(kForbidden);
             };
-#line 230
+#line 234
             const Mask mask = mask_of(p, keys, step.member);
-#line 232
+#line 236
             // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
             // their dS: in the last tile they are forbidden.
             if (first_q + kConfig.tile_q <= p.len_q) {
@@ -3512,10 +3537,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
               for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
             }
           }
-#line 244
+#line 248
           round_strip<element_t>(probabilities, scores);
 
-#line 247
+#line 251
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 
@@ -3585,9 +3610,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 317
+#line 321
   say_added();
-#line 319
+#line 323
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -3643,24 +3668,24 @@ FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
     fence_proxy_async();
     // It comes while parts of this tile do.
     drawn = draw();
-    float* const sums = p.dq_accum + static_cast<i64>(head % p.sum_heads * p.q_tiles + tile) * Share::tile_floats;
-    // Whether another head is still to have their place.
+    const i32 place = head % p.sum_heads * p.q_tiles + tile;
+    // Whether another head is still to have it.
     const bool are_needed_again = head + p.sum_heads < heads;
     const i32 sequence = head / p.heads_q;
     for (i32 warp = 0; warp < parts_of_dq; ++warp) {
       const i32 consumer = warp / 4;
-      const u32 bytes = static_cast<u32>(Share::warp_floats(consumer)) * 4;
-      float* const part = sums + Share::warp_begin(warp);
+      const SumPart part = {Share::column(consumer),
+                            tile * kConfig.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
+                            head - sequence * p.heads_q,
+                            sequence,
+                            place * (Share::tile_floats / SumLines::floats) + Share::warp_begin(warp) / SumLines::floats,
+                            Share::warp_floats(consumer) / (2 * SumLines::floats),
+                            are_needed_again,
+                            warp == parts_of_dq - 1};
       shared.sum_ring.wait_empty(at);
-      shared.sum_parts[at.slot()] = {Share::column(consumer),
-                                     tile * kConfig.tile_q + Share::row(consumer) + warp % 4 * kWarpRows,
-                                     head - sequence * p.heads_q,
-                                     sequence,
-                                     are_needed_again ? part : nullptr,
-                                     bytes,
-                                     warp == parts_of_dq - 1};
-      mbarrier_expect_tx(shared.sum_ring.full(at), bytes);
-      bulk_load(shared_address(shared.sum(at)), part, bytes, shared.sum_ring.full(at));
+      shared.sum_parts[at.slot()] = part;
+      mbarrier_expect_tx(shared.sum_ring.full(at), static_cast<u32>(part.boxes) * SumLines::box_bytes);
+      SumLines{shared_address(shared.sum(at))}.load(p.dq_accum_map, shared.sum_ring.full(at), part.line, part.boxes);
       mbarrier_arrive(shared.sum_ring.full(at));
       at.advance();
     }
@@ -3678,21 +3703,21 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   while (true) {
     shared.sum_ring.wait_full(at);
     const SumPart& part = shared.sum_parts[at.slot()];
-    const i32 columns = static_cast<i32>(part.bytes) / (kWarpRows * 4);
-    if (columns == 0) break;
+    const i32 boxes = part.boxes;
+    if (boxes == 0) break;
     // dQ_i = scale * (sum over the tiles of keys), for rows of one warp.
     const Shape::DQRows rows = shared.dq_rows.slot(at.count % 2);
     if (thread.lane == 0) bulk_wait_read<1>();
     warp_sync();
-    finish_part(rows, reinterpret_cast<const float*>(shared.sum(at)), columns, p.scale, thread.again());
+    finish_part(rows, reinterpret_cast<const float*>(shared.sum(at)), boxes * (2 * SumLines::floats / kWarpRows), p.scale, thread.again());
     fence_proxy_async_shared();
     warp_sync();
     if (thread.lane == 0) {
       const SumPart here = part;
       if (here.row < p.len_q) tma_store_4d(&p.dq_map, rows.address, here.column, here.row, here.head, here.sequence);
-      if (here.to_clear != nullptr) bulk_store(here.to_clear, shared_address(base + smem::kZeros), here.bytes);
+      if (here.is_needed_again) SumLines{shared_address(base + smem::kZeros)}.repeat(p.dq_accum_map, here.line, boxes);
       bulk_commit();
-      if (here.to_clear != nullptr && here.is_last) {
+      if (here.is_needed_again && here.is_last) {
         bulk_wait<0>();
         atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
       }
@@ -3710,7 +3735,7 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   const Shared shared = Shared::at(base);
 #line 178
   // What sums are cleared with.
-  for (i32 i = thread.index(); i < Shape::out_bytes / kChunkBytes; i += 384)
+  for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
 #line 183

@@ -18,6 +18,8 @@ _TILE_KV = ROWS * _CONSUMERS
 _DS_SLOTS = 2
 #: What a warp hands to the copy engine of dQ at a time: 16 rows of 64 floats.
 _DQ_BYTES = STORED_ROWS * PANEL * 4
+#: Floats of a line of the workspace; it comes and goes two lines at a time.
+_SUM_LINE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class _Common:
         """dK and dV, and what each tile of keys adds to dQ."""
         row, mask = self.row, self.spec.mask
         producer, consumer = row.registers
+        finished = (Box("dq_accum", 2, _SUM_LINE, swizzle=0, element="fp32"), Box("dq", STORED_ROWS, PANEL))
         return self._kernel(
             "main",
             "backward_main_sm90.cu.j2",
@@ -157,7 +160,7 @@ class _Common:
                 Box("row_stats", 1, row.tile_q, swizzle=0, element="fp32"),
                 Box("dk", STORED_ROWS, PANEL),
                 Box("dv", STORED_ROWS, PANEL),
-                *(() if self.spec.deterministic else (Box("dq", STORED_ROWS, PANEL),)),
+                *(() if self.spec.deterministic else finished),
             ),
             reasons=(row.reason,),
             switches={
@@ -247,7 +250,7 @@ class _Common:
         if not self.spec.deterministic:
             layout.then("sums", row.sum_slots * _DQ_BYTES, f"rows of dQ_i to be finished, {row.sum_slots} slots")
             layout.then("dq_rows", 2 * STORED_ROWS * PANEL * size, "and when they are, 2 slots")
-            layout.then("zeros", _DQ_BYTES, "what their sum is cleared with")
+            layout.then("zeros", 2 * _SUM_LINE * 4, "what their sum is cleared with")
         (
             layout.then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")
             .then("dsum", row.do_slots * row.tile_q * 4, f"-D_i, {do_slots}")

@@ -88,7 +88,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
         row_writes=("dq_accum",),
         sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", *(() if ordered else ("sum_heads",))),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq",))),
+        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq_accum", "dq"))),
         counts=("counter", "turns" if ordered else "head_counts"),
     )
 

@@ -106,9 +106,12 @@ def run(attend: Any, tensors: Any, do: Any) -> tuple[Any, ...]:
 
 
 def compare(found: Any, rounded: Any, exact: Any, capped: bool) -> None:
+    """flash-attn's rule, with the step of FlashAttention-3's: where few elements are large, how the largest one is
+    rounded says most about either error."""
     for name, factor, *results in zip(("out", "dq", "dk", "dv"), (2, 3, 3, 3), found, rounded, exact, strict=True):
         ours, theirs, right = (x.float() for x in results)
-        slack = 3e-4 if capped and name != "out" else 1e-5
+        step = 2 * ((results[2] + 0.3 - 0.3).float() - right).abs().max() if capped else 0.0
+        slack = step + (3e-4 if capped and name != "out" else 1e-5)
         limit = factor * (theirs - right).abs().max() + slack
         error = (ours - right).abs().max()
         assert error <= limit, f"{name}: error {error:.3g}, limit {limit:.3g}"

@@ -147,9 +147,11 @@ def test_each_kernel_of_a_backward_pass_has_maps_of_its_own(hopper: Any, array: 
     assert set(backward(hopper, array, array(2, 300, 4, 64))) == {"16"}
     (main,) = (x for x in hopper.driver.launches if "backward_main" in x.name)
     boxes = {box.tensor: box for box in hopper.driver.plans[main.name].boxes}
-    assert set(boxes) == {"q", "k", "v", "dout", "row_stats", "dk", "dv", "dq"}
+    assert set(boxes) == {"q", "k", "v", "dout", "row_stats", "dq_accum", "dk", "dv", "dq"}
     # Statistics are two rows for each tile of queries of each head: three tiles of 128, of 4 heads of 2 sequences.
-    extents = dict.fromkeys(boxes, (64, 300, 4, 2)) | {"row_stats": (128, 2 * 3 * 4 * 2, 1, 1)}
+    tiles = 3 * 4 * 2
+    of_workspaces = {"row_stats": (128, 2 * tiles, 1, 1), "dq_accum": (256, 128 * 64 // 256 * tiles, 1, 1)}
+    extents = dict.fromkeys(boxes, (64, 300, 4, 2)) | of_workspaces
     for name, box in boxes.items():
         assert words(main, f"{name}_map")[-4:] == (box.columns, box.rows, 1, 1)
         assert words(main, f"{name}_map")[:4] == extents[name]

@@ -66,7 +66,7 @@ def test_where_dq_is_added_in_order_all_heads_have_a_sum_and_another_kernel_fini
     main = made.kernel("main")
     finishers = {"sums", "dq_rows", "zeros", "sum_barriers", "turn_barriers", "sum_parts"}
     assert not finishers & {region.name for region in main.smem.regions}
-    assert not {"head_counts", "sum_heads", "dq_map"} & set(main.params.names)
+    assert not {"head_counts", "sum_heads", "dq_accum_map", "dq_map"} & set(main.params.names)
     assert finishers <= {
         region.name for region in plan(fg.AttentionSpec(128), None, "sm_90a").kernel("main").smem.regions
     }

@@ -112,12 +112,32 @@ struct alignas(32) SumPart {
   i32 row;
   i32 head;
   i32 sequence;
-  // The sum, if another head is still to have its place.
-  float* to_clear;
-  // Its size; 0 if there are no more.
-  u32 bytes;
+  // Where the sum is in the workspace, and of how many boxes; of none if there are no more.
+  i32 line;
+  i32 boxes;
+  // If another head is still to have its place.
+  bool is_needed_again;
   // Of the tile's.
-  u32 is_last;
+  bool is_last;
+};
+
+// Part of a sum in shared memory. The copy engine knows the workspace as lines, of which it takes two at a
+// time.
+struct SumLines {
+  static constexpr i32 floats = 256;
+  static constexpr u32 box_bytes = 2 * floats * 4;
+  u32 address;
+
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i)
+      tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
+  }
+  // The same bytes for each box.
+  FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
+  }
 };
 
 // Every row of a strip becomes `columns`, which are one float for each column.
