@@ -2973,7 +2973,7 @@ FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename T
 
 }  // namespace flashgen
 
-#line 9 "kernels/backward_main_sm90.cu.j2"
+#line 12 "kernels/backward_main_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3001,9 +3001,9 @@ struct Params {
   TensorMap v_map;
   TensorMap dout_map;
   TensorMap row_stats_map;
-  TensorMap dq_accum_map;
   TensorMap dk_map;
   TensorMap dv_map;
+  TensorMap dq_accum_map;
   TensorMap dq_map;
   const element_t* q;
   const element_t* dout;
@@ -3064,20 +3064,22 @@ constexpr u32 kFoundBad = 229888;  // whether keys of each warp have bad values
 constexpr u32 kBytes = 229920;
 }  // namespace smem
 
-#line 19
+#line 22
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 24
+#line 28
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
+#line 39
 using SumRing = Ring<kConfig.sum_slots>;
 // Of the dQ of a tile of queries: one for each warp that adds to it.
 constexpr i32 parts_of_dq = 4 * kConfig.consumers;
+#line 43
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3094,12 +3096,14 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
+#line 62
   SumRing sum_ring;  // parts of dQ that are being finished
   SumPart* sum_parts;  // what its slots hold
   Shape::DQRows dq_rows;
+#line 66
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 57
+#line 71
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3114,13 +3118,15 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
+#line 88
             {start + smem::kSumBarriers},
             reinterpret_cast<SumPart*>(base + smem::kSumParts),
             {start + smem::kDqRows},
+#line 92
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 80
+#line 98
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3128,19 +3134,21 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
+#line 106
   // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
   FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
+#line 112
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
-#line 95
+#line 115
   // Whether keys of a warp, counted among those of consumers, have bad values.
   FLASHGEN_DEVICE u32& found_bad(i32 warp) const { return reinterpret_cast<u32*>(base + smem::kFoundBad)[warp]; }
 };
 
-#line 100
+#line 126
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3165,6 +3173,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
+#line 151
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3312,6 +3321,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
       }
       ds.set_element(row, column, gradient);
     }
+#line 60
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
@@ -3330,7 +3340,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
   fence_proxy_async();
 }
 
-#line 2 "kernels/backward_main_sm90/consumer.j2"
+#line 5 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -3343,12 +3353,15 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
+#line 18
   const u32 out = shared_address(shared.out(out_warp));
+#line 20
   KRing::Where kv_at;
   QRing::Where q_at;
   // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
+#line 26
   // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
   const auto say_added = [&]() {
     if (thread.lane == 0) {
@@ -3357,6 +3370,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     }
   };
 
+#line 35
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -3378,6 +3392,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
+#line 61
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3389,7 +3404,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       shared.tile_ring.release(tile_at, here);
       tile_at.advance();
     };
-#line 71
+#line 83
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3401,23 +3416,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 83
+#line 95
     if (goes_on) shared.k_ring.wait_full(kv_at);
+#line 97
     if (!goes_on) {
       say_added();
-      // With nothing to add, either: a warp that went on could be two tiles ahead of the reporter's late lanes.
+      // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 90
+#line 104
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
+#line 109
     if (is_bad) {
+#line 111
       say_added();
-      shared.v_ring.wait_full(kv_at);
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
+#line 114
+      shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 99
+#line 118
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3426,21 +3445,25 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
+#line 127
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
+#line 130
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-#line 112
+#line 133
         spread_columns(scores, shared.lse(at), thread);
-#line 117
+#line 138
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
       // dQ_i from registers to shared memory, from where the copy engine adds it to the sum.
       const auto put_out = [&](const Shape::DQ& dq) {
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
+#line 147
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
+#line 156
       const auto add_to_sum = [&](i32 number) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3451,6 +3474,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
+#line 167
       // Line 15: dQ_i += dS_ij K_j, of the step before.
       const auto multiply_scores = [&](Shape::DQ& dq) {
         shared.ds_ring.wait_full(at.before());
@@ -3484,28 +3508,30 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           shared.do_ring.wait_full(at);
           spread_columns(dp, shared.dsum(at), here);
           issue_over_columns(dp, strip_v, shared.dout.slot(at.slot()));
+#line 201
           if (number == kNone && !is_bad) say_added();
+#line 203
           if (number_out != kNone) add_to_sum(number_out);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 176
+#line 210
           exponentials(scores, p.scale_log2);
-#line 185
+#line 219
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 193
+#line 227
           if (strip_is_cut) {
             const auto forbid = [&](i32 i) {
               scores[i] = float_of(kForbidden);
             };
-#line 200
+#line 234
             const Mask mask = mask_of(p, keys, step.member);
-#line 202
+#line 236
             // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
             // their dS: in the last tile they are forbidden.
             if (first_q + kConfig.tile_q <= p.len_q) {
@@ -3514,10 +3540,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
               for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
             }
           }
-#line 214
+#line 248
           round_strip<element_t>(probabilities, scores);
 
-#line 217
+#line 251
           // Line 12: dV_j += P_ij^T dO_i.
           issue_output(dv, probabilities, shared.dout.slot(at.slot()));
 
@@ -3587,7 +3613,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
+#line 321
   say_added();
+#line 323
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -3703,15 +3731,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 141 "kernels/backward_main_sm90.cu.j2"
+#line 173 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
+#line 178
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
+#line 183
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -3719,11 +3749,13 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
+#line 194
     // The reporter reads them, too.
     shared.tile_ring.init(1, consumer_warps + 1);
     shared.sum_ring.init(1, 1);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
+#line 200
     fence_mbarrier_init();
   }
   block_sync();
@@ -3733,9 +3765,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
+#line 212
     if (thread.warp == 1) report(p, base, thread);
     if (thread.warp == 2) collect(p, base, thread);
     if (thread.warp == 3) finish(p, base, thread);
+#line 216
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

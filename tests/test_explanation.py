@@ -146,7 +146,7 @@ def test_the_algorithm_is_named_and_on_hopper_why_it_is_not_the_newest(
     [
         ({}, "sm_90a", "FlashAttention-3", None),
         ({"head_dim": 256}, "sm_90a", "FlashAttention-2", "its backward kernel is made for head_dim 64"),
-        ({"deterministic": True}, "sm_90a", "FlashAttention-2", "deterministic=True"),
+        ({"deterministic": True}, "sm_90a", "FlashAttention-3", None),
         ({}, "sm_80", "FlashAttention-2", None),
         ({"direction": "forward"}, "sm_90a", "", None),
         # No backward kernel can be planned.

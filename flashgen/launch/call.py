@@ -20,7 +20,7 @@ from flashgen.plan.model import KernelPlan, Problem, Role
 #: Launch order of a backward pass; roles that a plan lacks are left out.
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
 #: How many arrays ``backward_outputs`` makes; gradients of captured tensors come after them.
-BACKWARD_OUTPUTS = 7
+BACKWARD_OUTPUTS = 8
 #: The most blocks a grid has along x, y and z.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
@@ -122,7 +122,7 @@ def forward_outputs(problem: Problem, head_dim_v: int, dtype: str) -> tuple[Outp
 def backward_outputs(
     problem: Problem, head_dim: int, head_dim_v: int, dtype: str, workspaces: Mapping[str, int]
 ) -> tuple[Output, ...]:
-    """``dq``, ``dk``, ``dv``, and the workspaces ``dsum``, ``dq_accum``, ``row_stats`` and ``head_counts``."""
+    """``dq``, ``dk``, ``dv``, and the workspaces ``dsum`` and those that the plan has of the others."""
     batch, heads_kv, len_kv = problem.batch, problem.heads_kv, problem.len_kv
     return (
         Output("dq", (batch, problem.len_q, problem.heads_q, head_dim), dtype),
@@ -132,6 +132,7 @@ def backward_outputs(
         Output("dq_accum", (workspaces.get("dq_accum", 0),), "fp32"),
         Output("row_stats", (workspaces.get("row_stats", 0),), "fp32"),
         Output("head_counts", (workspaces.get("head_counts", 0),), "fp32"),
+        Output("turns", (workspaces.get("turns", 0),), "fp32"),
     )
 
 

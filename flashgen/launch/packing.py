@@ -17,7 +17,10 @@ from flashgen.plan.model import Box, ParamTable, Problem
 
 #: The order in which calls hand over addresses, after numbers and side and captured tensors, and before those of their
 #: gradients; a forward call stops after ``lse``. Last of all comes the counter of a persistent kernel.
-POINTERS = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv", "dsum", "dq_accum", "row_stats", "head_counts")
+POINTERS = (
+    *("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv"),
+    *("dsum", "dq_accum", "row_stats", "head_counts", "turns"),
+)
 COUNTER = "counter"
 #: Kinds of parameters that come with a call.
 _OF_CALLS = ("void*", "uint64")

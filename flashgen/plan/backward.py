@@ -1,4 +1,4 @@
-"""Planning the backward kernels: prepare, main, and then query (deterministic) or finish."""
+"""Planning the backward kernels for all GPUs: prepare, main, and then query (deterministic) or finish."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def plan_query(
 def workspace_tiles(prepare: KernelPlan) -> dict[str, int]:
     """Floats of each workspace for a tile of queries."""
     stats = 2 * prepare.grid_tile if "row_stats" in prepare.switches else 0
-    return {"dq_accum": int(prepare.constant("workspace_floats")), "row_stats": stats}
+    turns = 1 if "turns" in prepare.params.names else 0
+    return {"dq_accum": int(prepare.constant("workspace_floats")), "row_stats": stats, "turns": turns}
 
 
 def chosen_backward(main: KernelPlan) -> BackwardSchedule:

@@ -1,4 +1,4 @@
-"""Planning the backward kernels for Hopper: prepare, and main, which makes dK, dV and dQ."""
+"""Planning the backward kernels for Hopper: prepare, main, which makes dK, dV and dQ, or its sum, and then finish."""
 
 from __future__ import annotations
 
@@ -51,6 +51,13 @@ _TABLE = {
 #: Those of one kernel that keeps dK and dV of its keys and adds to a sum of dQ.
 NARROW_DIMS = tuple(_TABLE)
 HEAD_DIMS = (*NARROW_DIMS, *WIDE_DIMS)
+#: By whether the mask is full, and whether dQ is summed in a fixed order.
+_MAIN_PARAMS = {
+    (True, False): params.MAIN_SM90,
+    (False, False): params.MAIN_SM90_MASKED,
+    (True, True): params.MAIN_SM90_ORDERED,
+    (False, True): params.MAIN_SM90_ORDERED_MASKED,
+}
 
 
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
@@ -60,8 +67,6 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
         dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
         return f"its backward kernels are made for head_dim {dims}"
-    if spec.deterministic and (spec.head_dim, spec.head_dim_v) in NARROW_DIMS:
-        return "its sums of dQ have no fixed order, and deterministic=True"
     if schedule.backward != BackwardSchedule():
         return "a schedule for the backward pass is one of the other kernels"
     return None
@@ -73,7 +78,8 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     if (spec.head_dim, spec.head_dim_v) in WIDE_DIMS:
         return plan_wide_sm90(spec, asked, arch)
     common = _Common(spec, arch, _TABLE[spec.head_dim, spec.head_dim_v], asked)
-    return common.prepare(), common.main()
+    kernels = (common.prepare(), common.main())
+    return (*kernels, common.finish()) if spec.deterministic else kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,13 @@ class _Common:
     def _section_heads(self) -> int:
         """Heads that are worked on at the same time; longest tiles go first where their lengths differ."""
         mask = self.spec.mask
-        return 16 if mask.has_upper or not mask.is_band else 1
+        # Tiles of one head follow one another when they add in a fixed order: few are to be in work at once.
+        return 16 if mask.has_upper or not mask.is_band or self.spec.deterministic else 1
+
+    @property
+    def _sum_slots(self) -> int:
+        """Parts of dQ that the main kernel is finishing at once."""
+        return 0 if self.spec.deterministic else self.row.sum_slots
 
     def prepare(self) -> KernelPlan:
         """What the rows of queries subtract, and a cleared workspace."""
@@ -107,15 +119,21 @@ class _Common:
                 Constant("workspace_floats", self.row.tile_q * self.spec.head_dim, "of dQ, per tile of queries"),
                 Constant("access_bytes", 16, "alignment of rows in global memory"),
             ),
-            params=params.PREPARE_SM90,
+            params=params.PREPARE_SM90_ORDERED if self.spec.deterministic else params.PREPARE_SM90,
             smem=SmemMap(),
-            switches={"workspace", "row_stats", *(["scales"] if self._scales else [])},
+            switches={
+                "workspace",
+                "row_stats",
+                *(["scales"] if self._scales else []),
+                *(["ordered"] if self.spec.deterministic else []),
+            },
         )
 
     def main(self) -> KernelPlan:
         """dK and dV, and what each tile of keys adds to dQ."""
         row, mask = self.row, self.spec.mask
         producer, consumer = row.registers
+        finished = (Box("dq_accum", 2, _SUM_LINE, swizzle=0, element="fp32"), Box("dq", STORED_ROWS, PANEL))
         return self._kernel(
             "main",
             "backward_main_sm90.cu.j2",
@@ -129,7 +147,7 @@ class _Common:
                 Constant("q_slots", row.q_slots, "tiles of Q under way at once"),
                 Constant("do_slots", row.do_slots, "tiles of dO under way at once"),
                 Constant("ds_slots", _DS_SLOTS, "tiles of dS that wait for dQ"),
-                Constant("sum_slots", row.sum_slots, "parts of dQ under way to be finished"),
+                Constant("sum_slots", self._sum_slots, "parts of dQ under way to be finished"),
                 Constant("consumers", _CONSUMERS, "warpgroups that compute, 64 keys each"),
                 Constant("producer_registers", producer),
                 Constant("consumer_registers", consumer),
@@ -137,7 +155,7 @@ class _Common:
                 Constant("has_lower", mask.has_lower, "the mask ends on the left"),
                 Constant("has_upper", mask.has_upper, "the mask ends on the right"),
             ),
-            params=params.MAIN_SM90 if mask.is_full else params.MAIN_SM90_MASKED,
+            params=_MAIN_PARAMS[mask.is_full, self.spec.deterministic],
             smem=self._smem(),
             over="kv",
             boxes=(
@@ -146,17 +164,38 @@ class _Common:
                 Box("v", _TILE_KV, PANEL),
                 Box("dout", row.tile_q, PANEL),
                 Box("row_stats", 1, row.tile_q, swizzle=0, element="fp32"),
-                Box("dq_accum", 2, _SUM_LINE, swizzle=0, element="fp32"),
                 Box("dk", STORED_ROWS, PANEL),
                 Box("dv", STORED_ROWS, PANEL),
-                Box("dq", STORED_ROWS, PANEL),
+                *(() if self.spec.deterministic else finished),
             ),
             reasons=(row.reason,),
             switches={
                 name
-                for name, on in (("masked", not mask.is_full), ("listed", not mask.is_band), ("scales", self._scales))
+                for name, on in (
+                    ("masked", not mask.is_full),
+                    ("listed", not mask.is_band),
+                    ("scales", self._scales),
+                    ("ordered", self.spec.deterministic),
+                )
                 if on
             },
+        )
+
+    def finish(self) -> KernelPlan:
+        """dQ from the workspace to its dtype, where all heads have a sum."""
+        return self._kernel(
+            "finish",
+            "backward_finish_sm90.cu.j2",
+            threads=WARPGROUP * _CONSUMERS,
+            config_type="FinishConfig",
+            config=(
+                Constant("head_dim", self.spec.head_dim),
+                Constant("tile_q", self.row.tile_q),
+                Constant("consumers", _CONSUMERS, "warpgroups that made dQ"),
+            ),
+            params=params.FINISH,
+            smem=SmemMap(),
+            switches={"narrow_end"} if self.spec.head_dim % PANEL else set(),
         )
 
     def _kernel(
@@ -198,7 +237,7 @@ class _Common:
             reasons=reasons,
             schedule=self.schedule,
             switches=frozenset(switches),
-            sums=SumRing(_TILE_KV, self._section_heads),
+            sums=None if self.spec.deterministic else SumRing(_TILE_KV, self._section_heads),
         )
 
     def _smem(self) -> SmemMap:
@@ -213,24 +252,31 @@ class _Common:
             .then("do", row.do_slots * row.tile_q * dim_v, f"dO_i, {do_slots}")
             .then("ds", _DS_SLOTS * _TILE_KV * row.tile_q * size, f"dS_ij, {_DS_SLOTS} slots")
             .then("dq", 4 * _CONSUMERS * _DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
-            .then("sums", row.sum_slots * _DQ_BYTES, f"rows of dQ_i to be finished, {row.sum_slots} slots")
-            .then("dq_rows", 2 * STORED_ROWS * PANEL * size, "and when they are, 2 slots")
-            .then("zeros", 2 * _SUM_LINE * 4, "what their sum is cleared with")
-            .then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")
+        )
+        if not self.spec.deterministic:
+            layout.then("sums", row.sum_slots * _DQ_BYTES, f"rows of dQ_i to be finished, {row.sum_slots} slots")
+            layout.then("dq_rows", 2 * STORED_ROWS * PANEL * size, "and when they are, 2 slots")
+            layout.then("zeros", 2 * _SUM_LINE * 4, "what their sum is cleared with")
+        (
+            layout.then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")
             .then("dsum", row.do_slots * row.tile_q * 4, f"-D_i, {do_slots}")
             .then("k_barriers", 16, "for each slot: it is full, it is empty")
             .then("v_barriers", 16)
             .then("q_barriers", 16 * row.q_slots)
             .then("do_barriers", 16 * row.do_slots)
             .then("ds_barriers", 16 * _DS_SLOTS)
-            .then("sum_barriers", 16 * row.sum_slots)
-            .then("turn_barriers", 16)
-            .then("sum_parts", 32 * row.sum_slots, "which parts of dQ the slots hold")
-            .then("tile_barriers", 32)
-            .then("tiles", 32, "which tiles of keys come next")
         )
+        if self.spec.deterministic:
+            layout.then("dq_barriers", 32)
+        else:
+            layout.then("sum_barriers", 16 * row.sum_slots)
+            layout.then("turn_barriers", 16)
+            layout.then("sum_parts", 32 * row.sum_slots, "which parts of dQ the slots hold")
+        layout.then("tile_barriers", 32).then("tiles", 32, "which tiles of keys come next")
         if not self.spec.mask.is_band:
             layout.then("listed_queries", 16 * row.q_slots, "which tiles of queries the slots hold")
         if not self.spec.mask.is_full:
             layout.then("found_bad", 16 * _CONSUMERS, "whether keys of each warp have bad values")
+            if self.spec.deterministic:
+                layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
         return layout.map()

@@ -21,6 +21,7 @@ _NOTES = {
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
+    "turns": "of each tile of queries one more than the last tile of keys that has added to its dQ",
     "row_stats": "of each tile of queries what its rows subtract from their logits, then their D, negated",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
@@ -78,23 +79,26 @@ FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
-def _main_sm90(*reads: str, row_reads: tuple[str, ...] = ()) -> ParamTable:
+def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False) -> ParamTable:
     """Backward by the copy engine; ``reads`` and ``row_reads`` are for what it cannot do."""
     return _table(
         reads,
         (),
         row_reads=row_reads,
         row_writes=("dq_accum",),
-        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", "sum_heads"),
+        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", *(() if ordered else ("sum_heads",))),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout", "row_stats", "dq_accum", "dk", "dv", "dq"),
-        counts=("counter", "head_counts"),
+        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq_accum", "dq"))),
+        counts=("counter", "turns" if ordered else "head_counts"),
     )
 
 
 MAIN_SM90 = _main_sm90()
 #: Where a mask cuts tiles.
 MAIN_SM90_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",))
+#: Where dQ is summed in a fixed order, and finished by a kernel of its own.
+MAIN_SM90_ORDERED = _main_sm90(ordered=True)
+MAIN_SM90_ORDERED_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",), ordered=True)
 
 
 def _wide_sm90(reads: tuple[str, ...], writes: tuple[str, ...], tiles: str, **more: tuple[str, ...]) -> ParamTable:
@@ -124,16 +128,21 @@ def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), **more: tuple[str
 PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
 #: Rows' statistics besides; how the workspace is cleared differs in nothing.
+_PREPARE_SM90 = ("dsum", "row_stats", "dq_accum")
 PREPARE_SM90 = _prepare(
-    "dsum",
-    "row_stats",
-    "dq_accum",
+    *_PREPARE_SM90,
     reads=("lse", "dlse"),
     sizes=("heads_q", "len_q", "sum_heads"),
     scales=("scale",),
     counts=("head_counts",),
 )
 PREPARE_WIDE_SM90 = _prepare("dsum", "row_stats", reads=("lse", "dlse"), scales=("scale",))
+PREPARE_SM90_ORDERED = _prepare(
+    *_PREPARE_SM90,
+    reads=("lse", "dlse"),
+    scales=("scale",),
+    counts=("turns",),
+)
 MAIN = _table(
     ("q", "k", "v", "dout"),
     ("dk", "dv"),

@@ -79,8 +79,9 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     inspects = f", and three look through {inspected}" if "inspector" in plan.switches else ""
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
+    adds = ", and two add dQ to its sum in order" if "ordered" in plan.switches else ""
     yield (
-        f"of 1 warpgroup one warp brings tiles{inspects} ({values['producer_registers']} registers a thread); "
+        f"of 1 warpgroup one warp brings tiles{inspects}{adds} ({values['producer_registers']} registers a thread); "
         f"{consumers} {verb}, {owned} ({values['consumer_registers']})"
     )
 

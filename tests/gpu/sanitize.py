@@ -26,6 +26,7 @@ SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
     (fg.AttentionSpec(128, mask=fg.causal()), None),
     (fg.AttentionSpec(128), None),
     (fg.AttentionSpec(128, mask=fg.window(50, 20), deterministic=True), None),
+    (fg.AttentionSpec(96, deterministic=True), None),
     (fg.AttentionSpec(40, head_dim_v=72, dtype="fp16", mask=fg.causal("top-left")), None),
     (fg.AttentionSpec(21, dtype="fp16", mask=fg.causal()), None),
     (fg.AttentionSpec(64, dtype="fp32", mask=fg.causal()), None),

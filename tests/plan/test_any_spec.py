@@ -21,6 +21,8 @@ ROLES = {
     (True, False): ["forward", "prepare", "main", "finish"],
     (True, True): ["forward", "prepare", "main", "query"],
 }
+#: Where the copy engine adds to dQ in order.
+ORDERED_ROLES = ["forward", "prepare", "main", "finish"]
 dims = st.one_of(st.sampled_from([16, 40, 64, 80, 96, 128, 160, 192, 256]), st.integers(1, 256))
 distances = st.one_of(st.none(), st.integers(0, 300), st.just(2**63 - 1))
 alignments = st.sampled_from(["bottom-right", "top-left"])
@@ -80,7 +82,10 @@ def test_a_spec_is_planned_or_refused_with_a_remedy(
     except fg.PlanError as error:
         check_refusal(spec, schedule, arch, access, str(error))
         return
-    assert [k.role for k in made.kernels] == ROLES[spec.needs_backward, spec.deterministic]
+    is_ordered = any("ordered" in k.switches for k in made.kernels)
+    assert [k.role for k in made.kernels] == (
+        ORDERED_ROLES if is_ordered else ROLES[spec.needs_backward, spec.deterministic]
+    )
     asked = schedule or fg.Schedule()
     assert_honoured(asked, made.schedule, ("tile_q", "tile_kv", "stages", "warps"))
     if spec.needs_backward:
@@ -136,6 +141,9 @@ def check_kernel(made: AttentionPlan, kernel: KernelPlan) -> None:
     assert 32 <= kernel.threads <= 1024
     assert len(set(kernel.params.names)) == len(kernel.params.names)
     assert all(reason and "  " not in reason for reason in kernel.reasons)
+    if kernel.algorithm == "FlashAttention-3":
+        # What those for Hopper must be is said by tests of their own.
+        return
     check_shared_memory(made, kernel)
     c = constants(kernel)
     assert c["access_bytes"] == kernel.access_bytes

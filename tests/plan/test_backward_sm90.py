@@ -42,8 +42,10 @@ def backward(
 
 @pytest.mark.parametrize("dims", NARROW_DIMS)
 def test_every_row_of_the_table_fits(dims: tuple[int, int]) -> None:
-    for dtype, mask, score in product(("bf16", "fp16"), MASKS.values(), (None, fg.softcap(30.0))):
-        kernel = backward(head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, mask=mask, score=score)
+    choices = ("bf16", "fp16"), MASKS.values(), (None, fg.softcap(30.0)), (False, True)
+    for dtype, mask, score, ordered in product(*choices):
+        fields = {"dtype": dtype, "mask": mask, "score": score, "deterministic": ordered}
+        kernel = backward(head_dim=dims[0], head_dim_v=dims[1], **fields)
         assert kernel.algorithm == "FlashAttention-3"
         consumers = int(kernel.constant("consumers"))
         assert kernel.constant("tile_kv") == kernel.grid_tile == 64 * consumers
@@ -53,11 +55,14 @@ def test_every_row_of_the_table_fits(dims: tuple[int, int]) -> None:
         assert all(kernel.reasons)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dims", NARROW_DIMS)
-def test_roles_share_the_registers_that_a_block_begins_with(dims: tuple[int, int], mask: str) -> None:
+def test_roles_share_the_registers_that_a_block_begins_with(
+    dims: tuple[int, int], mask: str, deterministic: bool
+) -> None:
     """Not those of a multiprocessor: 384 threads begin with 168 each, and who asks for more than is left waits."""
-    kernel = backward(head_dim=dims[0], head_dim_v=dims[1], mask=MASKS[mask])
+    kernel = backward(head_dim=dims[0], head_dim_v=dims[1], mask=MASKS[mask], deterministic=deterministic)
     consumers = int(kernel.constant("consumers"))
     producer, consumer = (int(kernel.constant(f"{role}_registers")) for role in ("producer", "consumer"))
     at_launch = registers_at_launch(1 + consumers)
@@ -160,6 +165,26 @@ def test_statistics_are_two_floats_for_each_query_of_each_tile() -> None:
     assert workspaces(made, Problem(3, 8, 2, 5 * tile + 1, 77))["row_stats"] == 3 * 8 * 6 * tile * 2
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_dq_is_added_in_order_where_that_is_promised_and_nowhere_else(mask: str) -> None:
+    """By what else the plan says, which has a turn for each tile of queries and more heads in work at a time."""
+    for promised in (False, True):
+        made = plan(fg.AttentionSpec(128, mask=MASKS[mask], deterministic=promised), None, ARCH)
+        prepare, main = made.kernel("prepare"), made.kernel("main")
+        assert main.algorithm == "FlashAttention-3"
+        tiles = -(-1000 // int(main.constant("tile_q")))
+        found = workspaces(made, Problem(3, 8, 2, 1000, 77)).get("turns", 0)
+        assert found == (3 * 8 * tiles if promised else 0)
+        for kernel in (prepare, main):
+            assert ("ordered" in kernel.switches) == ("turns" in kernel.params.names) == promised
+        assert any(region.name == "dq_barriers" for region in main.smem.regions) == promised
+        adds_slowly = any(region.name == "added_slowly" for region in main.smem.regions)
+        assert adds_slowly == (promised and mask != "full")
+        if promised:
+            assert main.constant("section_heads") == 16
+        assert ("two add dQ to its sum in order" in " ".join(header(main).replace("//", "").split())) == promised
+
+
 def test_kernels_of_a_pass_agree_on_the_tile_of_queries() -> None:
     for dims in NARROW_DIMS:
         made = plan(fg.AttentionSpec(dims[0], head_dim_v=dims[1]), None, ARCH)
@@ -184,7 +209,6 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
     "head_dim_v": ({"head_dim_v": 64}, None, "sm_90a", "its backward kernels are made for head_dim 64, 96, 128"),
     "dropout": ({"dropout": True}, None, "sm_90a", "it has no dropout"),
     "packed": ({"varlen": True}, None, "sm_90a", "it takes no packed sequences"),
-    "deterministic": ({"deterministic": True}, None, "sm_90a", "no fixed order, and deterministic=True"),
     "tiles": (
         {},
         fg.Schedule(backward=fg.BackwardSchedule(tile_q=32)),
@@ -256,14 +280,15 @@ def test_the_comment_of_a_source_says_who_does_what_and_why() -> None:
 
 
 def test_the_comment_says_what_else_it_is_and_why() -> None:
-    kernel = backward(deterministic=True)
-    words = "FlashAttention-2, not FlashAttention-3: its sums of dQ have no fixed order, and deterministic=True"
+    schedule = fg.Schedule(backward=fg.BackwardSchedule(tile_q=32))
+    kernel = backward(schedule=schedule)
+    words = "FlashAttention-2, not FlashAttention-3: a schedule for the backward pass is one of the other kernels"
     assert describe_algorithm(kernel) == words
     text = " ".join(header(kernel).replace("//", "").split())
-    assert "not FlashAttention-3: its sums of dQ have no fixed order" in text
+    assert "not FlashAttention-3: a schedule for the backward pass is one of the other kernels" in text
     # There it is said once, of the kernel that could be another.
-    for role in ("prepare", "query"):
-        assert "not FlashAttention-3" not in header(plan(kernel.spec, None, ARCH).kernel(role))
+    for role in ("prepare", "finish"):
+        assert "not FlashAttention-3" not in header(plan(kernel.spec, schedule, ARCH).kernel(role))
 
 
 def test_the_chosen_schedule_asked_for_again_is_the_same_plan() -> None:

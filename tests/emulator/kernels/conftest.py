@@ -201,7 +201,8 @@ class Run:
             source = KernelSource(kernel, edit(source.text))
         for name in results_of(kernel):
             self.arrays[name][...] = np.nan
-        writable = {*results_of(kernel), "dsum", "dq_accum", "row_stats", "head_counts", "counter"}
+        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "turns", "counter"}
+        writable = {*results_of(kernel), *workspaces}
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable) for n, a in self.arrays.items()]
         if self.case.far:
             buffers = []  # far larger than what race mode can keep book of

@@ -79,5 +79,5 @@ def test_every_array_of_a_call_is_guarded(monkeypatch: pytest.MonkeyPatch, kerne
     results(kernel, x, x, x, x)
     inputs = {"q": False, "k": False, "v": False}
     assert seen[0] == {**inputs, "o": True, "lse": True}
-    written = dict.fromkeys(("dq", "dk", "dv", "dsum", "dq_accum", "row_stats"), True)
+    written = dict.fromkeys(("dq", "dk", "dv", "dsum", "dq_accum", "row_stats", "head_counts", "turns"), True)
     assert seen[1] == {**inputs, "do": False, "out": False, "lse": False, **written}

@@ -1,0 +1,139 @@
+// Adding to dQ in a fixed order, so that its sums are the same bits in every run: to each tile of queries the
+// tiles of keys add by their number. Of each tile of queries global memory holds whose turn it is, as one
+// more than the tile of keys that added last.
+//
+// Nobody waits in a circle. Blocks draw the tiles of keys in order, work on theirs in that order, and wait
+// for tiles of the same head only, with a lower number, which are drawn earlier. So the earliest tile that is
+// not done waits for nobody, however few blocks run.
+//
+// Mostly nobody waits at all. All tiles of keys go over the queries from the last to the first. Of two that
+// start together the later one is late by an addition, once, and stays behind; and where a mask moves tiles
+// of keys along the diagonal, the later one comes later anyway.
+#pragma once
+#include "flashgen/query_walk.cuh"
+
+namespace flashgen {
+
+// As QueryWalk, but of each member the last tile comes first.
+template <class Mask, i32 tile_q>
+struct DescendingQueryWalk {
+  i32 k_begin, k_end;
+  i32 members;
+  i32 member;
+  // Of tile i goes over -i.
+  Walk<Mask::has_holes> tiles;
+
+  FLASHGEN_DEVICE DescendingQueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
+      : k_begin(k_begin_), k_end(k_end_), members(members_), member(-1), tiles(Range{0, -1}) {}
+
+  FLASHGEN_DEVICE bool over() const { return member >= members; }
+  FLASHGEN_DEVICE Step step() const { return {member, -tiles.tile}; }
+
+  template <class MaskOf>
+  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
+    advance(thread, mask_of);
+  }
+  template <class MaskOf>
+  FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
+    if (member >= 0) go_on(thread, mask_of);
+    while (tiles.over() && ++member < members) {
+      const Range range = mask_of(member).query_tiles(k_begin, k_end, tile_q);
+      tiles = Walk<Mask::has_holes>(Range{1 - range.end, 1 - range.begin});
+      go_on(thread, mask_of);
+    }
+  }
+
+ private:
+  template <class MaskOf>
+  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
+    const Mask mask = mask_of(member);
+    tiles.advance(thread, [&](i32 negated) {
+      const i32 first = -negated * tile_q;
+      return !mask.is_empty(first, smaller(first + tile_q, mask.len_q), k_begin, k_end);
+    });
+  }
+};
+
+template <bool has_lower, bool has_upper, i32 tile_q>
+struct DescendingQueryWalk<Band<has_lower, has_upper>, tile_q> {
+  i32 k_begin, k_end;
+  i32 left;
+  i32 member;
+  Range tiles;
+  i32 tile;
+
+  FLASHGEN_DEVICE DescendingQueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
+      : k_begin(k_begin_), k_end(k_end_), left(members_), member(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return left == 0; }
+  FLASHGEN_DEVICE Step step() const { return {member, tile}; }
+
+  template <class MaskOf>
+  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
+    tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
+    left *= tiles.size();
+    tile = tiles.end - 1;
+  }
+  template <class MaskOf>
+  FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
+    --left;
+    if (--tile < tiles.begin) {
+      tile = tiles.end - 1;
+      ++member;
+    }
+  }
+};
+
+// What `turns` says of a tile of queries when a tile of keys may add to it: one more than the last tile of
+// keys before it that adds there too, by the same rule as walks go by; 0 if there is none. All lanes of a
+// warp call, and get the same.
+template <i32 tile_q, i32 tile_kv, class Mask>
+FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile, Thread thread) {
+  const i32 first_q = query_tile * tile_q;
+  const auto adds = [&](i32 earlier) {
+    const i32 first_key = earlier * tile_kv;
+    bool is_visited = mask.query_tiles(first_key, first_key + tile_kv, tile_q).has(query_tile);
+    if constexpr (Mask::has_holes) {
+      const i32 end_q = smaller(first_q + tile_q, mask.len_q);
+      is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, first_key + tile_kv);
+    }
+    return is_visited;
+  };
+  if constexpr (Mask::has_holes) {
+    for (i32 left = key_tile; left > 0; left -= kWarpSize) {
+      const i32 earlier = left - 1 - thread.lane;
+      const u32 found = warp_ballot(earlier >= 0 && adds(earlier));
+      if (found != 0) return static_cast<u32>(left - lowest_bit(found));
+    }
+    return 0;
+  } else {
+    // Those that add to a tile of queries follow one another.
+    return key_tile > 0 && adds(key_tile - 1) ? static_cast<u32>(key_tile) : 0;
+  }
+}
+
+// Until it is the turn of the tile of keys that waits for `turn`. Bulk additions that this thread issues
+// afterwards come after those of the tiles of keys before.
+FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
+  while (load_acquire(turns) != turn) {
+  }
+  fence_proxy_async();
+}
+
+// Has the copy engine add what the warps of all consumers have put out of a tile of dQ, from `out` on. It
+// lies there as it does in the sum, but for gaps where a consumer has fewer columns.
+template <class Shape>
+FLASHGEN_DEVICE void add_shares(float* sum, u32 out) {
+  using Share = typename Shape::Share;
+  constexpr i32 warps = static_cast<i32>(Shape::consumer_warps);
+  if constexpr (Share::tile_floats * 4 == warps * Shape::out_bytes) {
+    bulk_reduce_add(sum, out, Share::tile_floats * 4);
+  } else {
+#pragma unroll 1
+    for (i32 warp = 0; warp < warps; ++warp)
+      bulk_reduce_add(sum + Share::warp_begin(warp), out + warp * Shape::out_bytes,
+                      Share::warp_floats(warp / 4) * 4);
+  }
+}
+
+}  // namespace flashgen
