@@ -3239,12 +3239,12 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 68
+#line 69
   while (true) {
     // Even the first tile is drawn: so only blocks that run have tiles that others wait for. Consumers are steps
     // behind, so that nobody waits for a draw.
     const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
-#line 76
+#line 77
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
@@ -3269,7 +3269,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       has_keys = true;
     }
   }
-#line 104
+#line 105
   if (elected) leave_counters(p);
 }
 

@@ -3362,10 +3362,10 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 73
+#line 74
   i32 number = block_idx_x();
   while (true) {
-#line 76
+#line 77
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
@@ -3389,11 +3389,11 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
-#line 100
+#line 101
     // Consumers are steps behind, so that nobody waits for the draw.
     number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
-#line 104
+#line 105
   if (elected) leave_counters(p);
 }
 

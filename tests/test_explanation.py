@@ -145,7 +145,7 @@ def test_the_algorithm_is_named_and_on_hopper_why_it_is_not_the_newest(
     ("fields", "arch", "algorithm", "reason"),
     [
         ({}, "sm_90a", "FlashAttention-3", None),
-        ({"head_dim": 256}, "sm_90a", "FlashAttention-2", "its backward kernel is made for head_dim 64"),
+        ({"dropout": True}, "sm_90a", "FlashAttention-2", "it has no dropout"),
         ({"deterministic": True}, "sm_90a", "FlashAttention-3", None),
         ({}, "sm_80", "FlashAttention-2", None),
         ({"direction": "forward"}, "sm_90a", "", None),
