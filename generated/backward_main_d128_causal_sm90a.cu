@@ -3687,14 +3687,16 @@ FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
                             warp == parts_of_dq - 1};
       shared.sum_ring.wait_empty(at);
       shared.sum_parts[at.slot()] = part;
-      mbarrier_expect_tx(shared.sum_ring.full(at), static_cast<u32>(part.boxes) * SumLines::box_bytes);
+      mbarrier_arrive_expect_tx(shared.sum_ring.full(at), static_cast<u32>(part.boxes) * SumLines::box_bytes);
       SumLines{shared_address(shared.sum(at))}.load(p.dq_accum_map, shared.sum_ring.full(at), part.line, part.boxes);
+      // The sum may be cleared by who knows that it is being read.
       mbarrier_arrive(shared.sum_ring.full(at));
       at.advance();
     }
   }
   shared.sum_ring.wait_empty(at);
   shared.sum_parts[at.slot()] = {};
+  mbarrier_arrive(shared.sum_ring.full(at));
   mbarrier_arrive(shared.sum_ring.full(at));
 }
 
@@ -3752,7 +3754,7 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
 #line 194
     // The reporter reads them, too.
     shared.tile_ring.init(1, consumer_warps + 1);
-    shared.sum_ring.init(1, 1);
+    shared.sum_ring.init(2, 1);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
 #line 200

@@ -3425,8 +3425,10 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
   const auto look_through = [&](bool is_cut) {
     const i32 slot = k_at.slot();
     const Shape::KTile keys = shared.k.slot(slot);
-    if (is_cut && warp_any(holds_bad_values<kInspectors>(shared.base, keys, warp, thread))) {
-      mbarrier_wait(shared.scores_taken(slot), k_at.parity());
+    const bool is_bad = is_cut && warp_any(holds_bad_values<kInspectors>(shared.base, keys, warp, thread));
+    // Also where nothing is to be done: no phase goes by that nobody has waited for.
+    mbarrier_wait(shared.scores_taken(slot), k_at.parity());
+    if (is_bad) {
       clear_bad_values<kInspectors>(shared.base, keys, warp, thread);
       fence_proxy_async_shared();
       has_found = true;
@@ -3441,17 +3443,15 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
     const QueryTile& tile = shared.tiles[tile_at.slot()];
     if (!tile.rows.exists) break;
     has_found = false;
-#line 61
+#line 63
     const Range keys = keys_of(p, tile.rows), uncut = uncut_keys(p, tile.rows);
     for (i32 key_tile = keys.begin; key_tile < keys.end; ++key_tile) {
       shared.k_ring.wait_full(k_at);
       look_through(!uncut.has(key_tile));
     }
-#line 67
-    if (has_found) {
-      mbarrier_wait(shared.written(tile_at), tile_at.parity());
-      mark_bad_results(p, tile.rows, warp, thread.again());
-    }
+#line 69
+    mbarrier_wait(shared.written(tile_at), tile_at.parity());
+    if (has_found) mark_bad_results(p, tile.rows, warp, thread.again());
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
   }
