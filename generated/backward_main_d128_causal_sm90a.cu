@@ -1,11 +1,11 @@
-// backward_main_d128_causal_sm90a: FlashAttention-3, backward pass: dK and dV, and dQ where it is summed with
-// atomics.
+// backward_main_d128_causal_sm90a: FlashAttention-3, backward pass: dK, dV and dQ.
 //
 // spec     {"head_dim":128,"head_dim_v":128,"dtype":"bf16","mask":"causal","direction":"both","deterministic":false}
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 64, tile_kv 128, q_slots 3, do_slots 2, 384 threads
-// roles    of 1 warpgroup one warp brings tiles (24 registers a thread); 2 compute, 64 keys each (240)
+// roles    of 1 warpgroup one warp brings tiles, and three finish dQ (24 registers a thread); 2 compute, 64
+//          keys each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
 // smem     229920 bytes

@@ -33,7 +33,8 @@ _LABEL = 9
 def summary(plan: KernelPlan) -> list[str]:
     """The lines of the comment, without the slashes."""
     # Roles of which there may be several are numbered.
-    what = _ROLES[plan.role.rstrip("0123456789")]
+    finishes = plan.sums is not None and plan.role == "main"
+    what = "backward pass: dK, dV and dQ" if finishes else _ROLES[plan.role.rstrip("0123456789")]
     title = f"{plan.name}: {plan.algorithm}, {what}."
     return [*_wrap(title), "", *_facts(plan)]
 
@@ -80,6 +81,7 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
     adds = ", and two add dQ to its sum in order" if "ordered" in plan.switches else ""
+    adds = ", and three finish dQ" if plan.sums else adds
     yield (
         f"of 1 warpgroup one warp brings tiles{inspects}{adds} ({values['producer_registers']} registers a thread); "
         f"{consumers} {verb}, {owned} ({values['consumer_registers']})"
