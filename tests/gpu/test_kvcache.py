@@ -16,9 +16,11 @@ import pytest
 import flashgen as fg
 from flashgen import oracle
 from flashgen.verify.cached import Filling
-from tests.gpu.test_flash_attn import HEADS, allowed_pairs, reference
 
 torch = pytest.importorskip("torch")
+
+from tests.gpu.test_flash_attn import HEADS, allowed_pairs, reference  # noqa: E402
+
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 DIMS = (32, 59, 64, 80, 128, 256)

@@ -33,7 +33,7 @@ def test_heads_that_are_worked_on_at_once_never_share_a_sum(
     assert heads == batch * heads_kv or heads >= section_heads
     assert heads <= batch * heads_kv
     # Nobody waits for a head whose tiles the blocks are still busy with.
-    tiles = -(-len_kv // 128)
+    tiles = -(-len_kv // 128) or 1
     assert heads == batch * heads_kv or heads * tiles >= 2 * blocks
 
 
