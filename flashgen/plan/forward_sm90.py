@@ -187,7 +187,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             for name, on in (
                 ("o_tile", row.o_tile),
                 ("keeps_scores", keeps),
-                ("skips", _looks(spec) and row.tile_q > row.tile_kv),
+                ("retakes", not keeps and not running),
+                ("skips", row.tile_q > row.tile_kv),
                 ("inspector", _looks(spec)),
                 ("listed", _is_listed(spec)),
             )
@@ -328,6 +329,8 @@ def _smem(spec: AttentionSpec, row: _Row) -> SmemMap:
     layout.then("v_barriers", 16 * row.stages)
     layout.then("tile_barriers", 16 * _TILE_SLOTS)
     layout.then("tiles", 16 * _TILE_SLOTS, "which tiles of queries come next")
+    if _looks(spec) and not _is_listed(spec):
+        layout.then("reaches", 32 * row.consumers * _TILE_SLOTS, "and where each consumer's keys lie")
     if _is_listed(spec):
         layout.then("listed_keys", 16 * row.stages, "which tiles of keys the slots hold")
     if _looks(spec):

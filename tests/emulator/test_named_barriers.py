@@ -47,6 +47,29 @@ def test_a_producer_arrives_and_goes_on(run: Any, schedule: str, race: bool) -> 
     np.testing.assert_array_equal(out, 7 * np.arange(32))
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_vote_is_that_of_the_threads_that_meet(run: Any, schedule: str) -> None:
+    out = np.zeros((4, 128), np.uint32)
+    body = """for (int i = 0; i < 4; ++i) {
+      out[128 * i + t] = named_barrier_any(1 + warp / 2, 64, t == 32 * i + 5);
+      if (t % 2 == 0) w[t] = t;
+    }"""
+    run(WORDS + body, threads=128, smem=512, schedule=schedule, seed=3, out=out)
+    np.testing.assert_array_equal(out, np.repeat([[1, 0], [1, 0], [0, 1], [0, 1]], 64, axis=1))
+
+
+def test_a_vote_orders_memory_as_a_barrier_does(run: Any) -> None:
+    out = np.zeros(64, np.uint32)
+    run(
+        WORDS + "w[t] = t; named_barrier_any(1, 64, false); out[t] = w[t ^ 32];",
+        threads=64,
+        smem=256,
+        race=True,
+        out=out,
+    )
+    np.testing.assert_array_equal(out, np.arange(64) ^ 32)
+
+
 def test_an_arrival_tells_nothing_of_what_comes_after_it(run: Any) -> None:
     body = """if (warp == 0) {
       named_barrier_arrive(3, 64);
@@ -103,6 +126,10 @@ def test_waits_at_two_barriers_on_one_line_are_told_apart(run: Any) -> None:
         ("named_barrier_sync(0, 64);", "invalid operand: named_barrier_sync of barrier 0"),
         ("named_barrier_sync(16, 64);", "invalid operand: named_barrier_sync of barrier 16"),
         ("named_barrier_arrive(1, 48);", "by 48 threads, which is not a multiple of 32 from 32 to 64"),
+        (
+            "if (warp == 0) named_barrier_any(2, 64, true); else named_barrier_sync(2, 64);",
+            "named_barrier_sync of barrier 2, but the first to arrive called named_barrier_any (test.cu:2)",
+        ),
         ("named_barrier_sync(1, 96);", "by 96 threads, which is not a multiple of 32 from 32 to 64"),
         (
             "if (warp == 0) named_barrier_arrive(2, 64); else named_barrier_sync(2, 32);",

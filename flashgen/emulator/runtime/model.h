@@ -105,6 +105,7 @@ struct Thread : FlashgenEmuThread {
   // At a named barrier: which one. At an mbarrier: its index, the parity, whether it asks rather than waits,
   // as the how many-th question of the launch, and the answer.
   u32 waits_at;
+  bool any_at_barrier;  // what the last vote came to
   u32 parity;
   bool asks;
   u64 asked;
@@ -144,6 +145,8 @@ struct NamedBarrier {
   Site site;
   u32 lanes[kMaxWarps];     // who has arrived
   u32 sleepers[kMaxWarps];  // and who of them waits
+  bool votes;               // named_barrier_any
+  bool any;                 // of the conditions that have arrived
   Message told;
 };
 

@@ -7,18 +7,21 @@ namespace flashgen::emu {
 
 constexpr i32 kNamedBarriers = 16;
 
-inline const char* named_barrier_name(bool waits) {
-  return waits ? "named_barrier_sync" : "named_barrier_arrive";
+enum class Joining { arrives, waits, votes };
+
+inline const char* named_barrier_name(Joining how) {
+  if (how == Joining::votes) return "named_barrier_any";
+  return how == Joining::waits ? "named_barrier_sync" : "named_barrier_arrive";
 }
 
-inline void check_named_barrier(i32 barrier, i32 threads, bool waits) {
+inline void check_named_barrier(i32 barrier, i32 threads, Joining how) {
   if (barrier < 1 || barrier >= kNamedBarriers) {
     fail("invalid operand", "%s of barrier %d, which is not from 1 to 15 (0 is that of block_sync)",
-         named_barrier_name(waits), barrier);
+         named_barrier_name(how), barrier);
   }
   if (threads <= 0 || threads % kWarpSize != 0 || threads > runtime.launch.threads) {
     fail("invalid operand", "%s of barrier %d by %d threads, which is not a multiple of 32 from 32 to %d",
-         named_barrier_name(waits), barrier, threads, runtime.launch.threads);
+         named_barrier_name(how), barrier, threads, runtime.launch.threads);
   }
 }
 
@@ -31,15 +34,23 @@ inline void check_whole_warps(const NamedBarrier& barrier, i32 number) {
   }
 }
 
-inline void join_named_barrier(Thread& thread, NamedBarrier& barrier, i32 number, i32 threads, bool waits) {
+inline void join_named_barrier(Thread& thread, NamedBarrier& barrier, i32 number, i32 threads, Joining how) {
+  const bool votes = how == Joining::votes;
   if (barrier.arrived == 0) {
     barrier.expected = threads;
     barrier.site = thread.site;
+    barrier.votes = votes;
+    barrier.any = false;
+  }
+  if (barrier.votes != votes) {
+    fail("divergent barrier", "%s of barrier %d, but the first to arrive %s (%s:%d)", named_barrier_name(how),
+         number, barrier.votes ? "called named_barrier_any" : "did not vote", base_name(barrier.site.file),
+         barrier.site.line);
   }
   if (barrier.expected != threads) {
     fail("divergent barrier",
          "%s of barrier %d counts %d threads, but the first to arrive counted %d (%s:%d)",
-         named_barrier_name(waits), number, threads, barrier.expected, base_name(barrier.site.file),
+         named_barrier_name(how), number, threads, barrier.expected, base_name(barrier.site.file),
          barrier.site.line);
   }
   const u32 lane = 1u << thread.lane;
@@ -47,10 +58,10 @@ inline void join_named_barrier(Thread& thread, NamedBarrier& barrier, i32 number
     fail("divergent barrier",
          "%s of barrier %d by a thread that has already arrived; %d of %d threads have, so it would count "
          "twice",
-         named_barrier_name(waits), number, barrier.arrived, threads);
+         named_barrier_name(how), number, barrier.arrived, threads);
   }
   barrier.lanes[thread.warp_idx] |= lane;
-  if (waits) barrier.sleepers[thread.warp_idx] |= lane;
+  if (how != Joining::arrives) barrier.sleepers[thread.warp_idx] |= lane;
   ++barrier.arrived;
   // An arrival tells of what came before it, not of what comes after.
   if (runtime.launch.race) publish(thread, barrier.told);
@@ -60,6 +71,7 @@ inline void release_named_barrier(Block& block, NamedBarrier& barrier) {
   for (i32 warp = 0; warp < kMaxWarps; ++warp) {
     for (u32 rest = barrier.sleepers[warp]; rest != 0; rest &= rest - 1) {
       Thread& thread = block.threads[warp * kWarpSize + lowest(rest)];
+      thread.any_at_barrier = barrier.any;
       if (runtime.launch.race) learn(thread, barrier.told);
       if (thread.state == State::waiting) make_ready(thread);
     }
@@ -80,19 +92,21 @@ inline void start_named_barriers(Block& block) {
 
 inline void describe_named_barrier_wait(const Thread& thread, char* text, size_t size) {
   const NamedBarrier& barrier = thread.block->named_barriers[thread.waits_at];
-  snprintf(text, size, "named_barrier_sync of barrier %u (%d of %d threads have arrived)", thread.waits_at,
+  snprintf(text, size, "%s of barrier %u (%d of %d threads have arrived)",
+           named_barrier_name(barrier.votes ? Joining::votes : Joining::waits), thread.waits_at,
            barrier.arrived, barrier.expected);
 }
 
-inline void arrive_at_named_barrier(i32 number, i32 threads, bool waits) {
-  check_named_barrier(number, threads, waits);
+inline void arrive_at_named_barrier(i32 number, i32 threads, Joining how, bool condition = false) {
+  check_named_barrier(number, threads, how);
   Thread& thread = self();
   NamedBarrier& barrier = thread.block->named_barriers[number];
-  join_named_barrier(thread, barrier, number, threads, waits);
+  join_named_barrier(thread, barrier, number, threads, how);
+  barrier.any |= condition;
   if (barrier.arrived == threads) {
     check_whole_warps(barrier, number);
     release_named_barrier(*thread.block, barrier);
-  } else if (waits) {
+  } else if (how != Joining::arrives) {
     thread.waits_at = static_cast<u32>(number);
     return park(describe_named_barrier_wait);
   }
@@ -104,5 +118,12 @@ inline void arrive_at_named_barrier(i32 number, i32 threads, bool waits) {
 void flashgen_emu_named_barrier(int barrier, int threads, int waits, FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
-  arrive_at_named_barrier(barrier, threads, waits != 0);
+  arrive_at_named_barrier(barrier, threads, waits != 0 ? Joining::waits : Joining::arrives);
+}
+
+int flashgen_emu_named_barrier_any(int barrier, int threads, int condition, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  arrive_at_named_barrier(barrier, threads, Joining::votes, condition != 0);
+  return self().any_at_barrier ? 1 : 0;
 }

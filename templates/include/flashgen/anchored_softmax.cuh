@@ -34,27 +34,67 @@ struct RowStatistics {
   }
 };
 
-// `running_maximum`: the anchor is the maximum so far, exactly. `keeps_scores`: exponentials have registers
-// of their own. `holds_waits`: waits for products do not overtake exponentials, for which there are
-// registers.
-template <class T, i32 columns, bool running_maximum, bool keeps_scores, bool holds_waits>
+// Statistics of rows that are done with, while their last values are still on the way.
+template <bool in_one_register>
+struct FinishedRows {
+  RowStatistics statistics;
+
+  FLASHGEN_DEVICE static FinishedRows of(const RowStatistics& rows, Thread) { return {rows}; }
+  FLASHGEN_DEVICE RowStatistics rows(Thread) const {
+    RowStatistics finished = statistics;
+    finished.finish();
+    return finished;
+  }
+};
+
+// The four lanes of a row know the same four numbers, once its sum is one: each of them keeps one.
+template <>
+struct FinishedRows<true> {
+  float kept;
+
+  FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
+    rows.finish();
+    const bool is_odd = (thread.lane & 1) != 0;
+    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
+    return {(thread.lane & 2) == 0 ? anchor : sum};
+  }
+  FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
+    const i32 first = thread.lane & ~3;
+    return {{shuffle(kept, first), shuffle(kept, first + 1)},
+            {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
+  }
+};
+
+// What is done about a row that has grown far above its anchor, with the scores it has.
+enum class Regrowth {
+  // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
+  never,
+  // Exponentials have registers of their own, and are made once more.
+  keeps_scores,
+  // Exponentials took the place of scores, which the caller computes once more.
+  retakes_scores,
+};
+
+// How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
+
   RowStatistics rows;
-  // What to multiply the output so far with.
+  // See anchor().
   float factor[2];
   // Every row of the warp has an anchor.
   bool anchored;
-  // Rows whose maxima are looked at in every tile: those that have grown, or whose anchor is so low that
-  // scores below zero could reach far above it.
-  bool watched[2];
+  // Some row of the warp has grown, so that all maxima are looked at in every tile.
+  bool watched;
 
   FLASHGEN_DEVICE void reset() {
     anchored = false;
+    watched = regrowth == Regrowth::never;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = -kInfinity;
       rows.sum[h] = 0.0f;
-      watched[h] = false;
     }
   }
 
@@ -66,58 +106,72 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = logit * kLog2E;
       rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
-      watched[h] = is_low(h);
     }
   }
 
-  // Takes in a tile of scores, of which it makes exponentials; whether the output so far is to be multiplied
-  // by `factor`. Where scores are kept, `probabilities` are done too.
-  // `scratch` is any word of shared memory.
-  FLASHGEN_DEVICE bool take(Strip<columns>& scores, Rounded<columns>& probabilities, float scale_log2,
-                            u32 scratch) {
+  // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
+  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, float scale_log2) {
     factor[0] = factor[1] = 1.0f;
-    if (!running_maximum && !anchored) drop_anchor(scores, scale_log2);
-    bool moves = running_maximum || watched[0] || watched[1];
-    if (!running_maximum && !keeps_scores) moves |= reaches_far(scores, scale_log2);
-    moves = warp_any(moves);
-    float sum[2];
-    if constexpr (keeps_scores && !running_maximum) {
-#pragma unroll 1
-      for (;;) {
-        if (moves) follow_maximum(scores, scale_log2);
-        exponentiate(scores, sum, scale_log2, [&](i32 i, float first, float second) {
-          probabilities[i / 4][i % 4] = pack(T{}, first, second);
-        });
-        const bool grown[2] = {sum[0] > kGrown && !watched[0], sum[1] > kGrown && !watched[1]};
-        if (!warp_any(grown[0] || grown[1])) break;
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) watched[h] |= row_maximum(grown[h] ? 1.0f : 0.0f) > 0.0f;
-        moves = true;
-      }
-    } else {
-      if (moves) follow_maximum(scores, scale_log2);
-      exponentiate(scores, sum, scale_log2, [&](i32 i, float first, float second) {
-        scores[2 * i] = first;
-        scores[2 * i + 1] = second;
-      });
-    }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) rows.sum[h] = fused_multiply_add(rows.sum[h], factor[h], sum[h]);
-    // Sums that were kept to be looked at hold waits as it is.
-    if constexpr (holds_waits && !(keeps_scores && !running_maximum))
-      wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
+    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, scale_log2);
+    // The vote tells the assembler that warps do not diverge.
+    const bool moves = warp_any(watched);
+    if (moves) follow_maximum(scores, scale_log2);
     return moves;
   }
 
-  // What take() has made of the scores, rounded, where it has put it in their place.
+  // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    float scale_log2) {
+    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
+    float shift[2], total[2][2] = {};
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
+#pragma unroll
+    for (i32 i = 0; i < columns / 4; ++i) {
+      const i32 h = i % 2;
+      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
+      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
+      total[h][0] += first;
+      total[h][1] += second;
+      if constexpr (in_place) {
+        scores[2 * i] = first;
+        scores[2 * i + 1] = second;
+      } else {
+        probabilities[i / 4][i % 4] = pack(T{}, first, second);
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
+  }
+
+  // Whether this lane has a row that reaches far above its anchor, which nobody knew. If so for any lane, the
+  // tile is taken in once more after watch(); that happens once for a tile of queries.
+  FLASHGEN_DEVICE bool has_grown() const {
+    return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+  }
+  FLASHGEN_DEVICE void watch() { watched = true; }
+
+  // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
+  FLASHGEN_DEVICE void add(u32 scratch) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
+    // Sums that are looked at hold waits for products as it is.
+    if constexpr (holds_waits && regrowth == Regrowth::never)
+      wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
+  }
+
+  // Exponentials that have taken the place of scores, rounded.
   FLASHGEN_DEVICE static void round(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-    if constexpr (keeps_scores && !running_maximum) return;
+    if constexpr (!in_place) return;
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i)
       probabilities[i / 4][i % 4] = pack(T{}, scores[2 * i], scores[2 * i + 1]);
   }
 
  private:
+  // Of the tile that is being taken in, this lane's share of each row.
+  float tile_sum[2];
+
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
     float found = -kInfinity;
@@ -127,8 +181,6 @@ struct AnchoredSoftmax {
     }
     return row_maximum(found);
   }
-
-  FLASHGEN_DEVICE bool is_low(i32 h) const { return !keeps_scores && !(rows.anchor[h] > -kReach); }
 
   // An anchor for rows that have none: the maximum of a quarter of the columns, which need only be near that
   // of all; or, where these are masked, of all.
@@ -142,65 +194,21 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float found = highest(scores, h, every) * scale_log2;
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
-      watched[h] |= is_low(h);
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
   }
 
-  // Whether some score of this lane reaches far above its row's anchor, which is above -kReach. Floats that
-  // are not negative compare as whole numbers do, and negative ones are whole numbers below zero.
-  FLASHGEN_DEVICE bool reaches_far(const Strip<columns>& scores, float scale_log2) const {
-    bool far = false;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      // Two chains, of steps that compare three numbers at once.
-      i32 found[2] = {0, 0};
-#pragma unroll
-      for (i32 n = 0; n < columns / 8; ++n) {
-        i32& chain = found[n % 2];
-        chain = larger(larger(chain, static_cast<i32>(bits_of(scores[4 * n + 2 * h]))),
-                       static_cast<i32>(bits_of(scores[4 * n + 2 * h + 1])));
-      }
-      far |= float_of(static_cast<u32>(larger(found[0], found[1]))) * scale_log2 > rows.anchor[h] + kReach;
-    }
-    return far;
-  }
-
   // Moves the anchors of rows that reach far above them to the maximum.
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, float scale_log2) {
+    constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = highest(scores, h, 1) * scale_log2;
-      if (!keeps_scores || running_maximum || watched[h])
-        move_anchor(h, found, running_maximum ? 0.0f : kReach);
-      if (!keeps_scores) watched[h] = is_low(h);
+      if (!(found > rows.anchor[h] + reach)) continue;
+      factor[h] = exp2_approx(rows.anchor[h] - found);
+      rows.anchor[h] = found;
+      rows.sum[h] *= factor[h];
     }
-  }
-
-  FLASHGEN_DEVICE void move_anchor(i32 h, float to, float reach) {
-    if (!(to > rows.anchor[h] + reach)) return;
-    factor[h] *= exp2_approx(rows.anchor[h] - to);
-    rows.anchor[h] = to;
-  }
-
-  template <class Use>
-  FLASHGEN_DEVICE void exponentiate(const Strip<columns>& scores, float (&sum)[2], float scale_log2,
-                                    const Use& use) const {
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[2], total[2][2] = {};
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
-#pragma unroll
-    for (i32 i = 0; i < columns / 4; ++i) {
-      const i32 h = i % 2;
-      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
-      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
-      total[h][0] += first;
-      total[h][1] += second;
-      use(i, first, second);
-    }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) sum[h] = total[h][0] + total[h][1];
   }
 };
 

@@ -39,7 +39,12 @@ struct ForwardSm90Shape {
   using Scores = Strip<cfg.tile_kv>;
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, cfg.running_maximum, cfg.keeps_scores, cfg.holds_waits>;
+  static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
+                                       : cfg.keeps_scores  ? Regrowth::keeps_scores
+                                                           : Regrowth::retakes_scores;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  // With three consumers registers are short.
+  using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
@@ -70,9 +75,11 @@ struct Step {
   FLASHGEN_DEVICE bool concerns(i32 part) const { return (empty >> part & 1u) == 0; }
 };
 
-// Tiles of keys that some query of a warpgroup attends to; that all of its queries do, and all of the whole
-// tile.
-struct Reach {
+// Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to; and
+// those that all of the tile does.
+struct alignas(16) Reach {
+  Range tile_keys;
   Range keys;
   Range full_keys;
   Range uncut_keys;

@@ -11,7 +11,16 @@ struct Params {
   u32* out;      // [block][round][thread]
 };
 
-enum class Variant { kPhases, kAnswers, kAnswersOfCluster, kAgain, kNamedSync, kNamedArrive, kRemote };
+enum class Variant {
+  kPhases,
+  kAnswers,
+  kAnswersOfCluster,
+  kAgain,
+  kNamedSync,
+  kNamedArrive,
+  kRemote,
+  kNamedAny
+};
 
 // Each thread tells all others through shared memory, every round by another phase.
 FLASHGEN_DEVICE void phases(const Params& params, u32 barriers, u32* slots) {
@@ -98,6 +107,20 @@ FLASHGEN_DEVICE void named_arrive(const Params& params, u32* slots) {
   }
 }
 
+// Two warps each, whose votes have one thread's condition, all threads' or nobody's.
+FLASHGEN_DEVICE void named_any(const Params& params, u32* slots) {
+  const i32 thread = thread_idx();
+  const i32 pair = thread / 64;
+  for (i32 round = 0; round < kRounds; ++round) {
+    const u32 value = params.x[thread] + static_cast<u32>(round);
+    slots[thread] = value;
+    const bool condition = round == 5 || (round < 4 && value % 64 == static_cast<u32>(round));
+    const bool any = named_barrier_any(1 + pair, 64, condition);
+    params.out[round * kThreads + thread] = 2 * slots[64 * pair + (thread + 37) % 64] + (any ? 1 : 0);
+    named_barrier_sync(1 + pair, 64);
+  }
+}
+
 // Threads of each block of a cluster store to the next block, and arrive there.
 FLASHGEN_DEVICE void remote(const Params& params, u32 barriers, u32* slots) {
   const i32 thread = thread_idx();
@@ -139,4 +162,5 @@ FLASHGEN_DEVICE void run(const Params& params) {
   if constexpr (variant == Variant::kNamedSync) named_sync(params, slots);
   if constexpr (variant == Variant::kNamedArrive) named_arrive(params, slots);
   if constexpr (variant == Variant::kRemote) remote(params, barriers, slots);
+  if constexpr (variant == Variant::kNamedAny) named_any(params, slots);
 }

@@ -70,6 +70,7 @@ void flashgen_emu_reduce_add(float* address, const float* values, int count, Fla
 void flashgen_emu_reduce_add_u64(unsigned long long* address, unsigned long long value, FlashgenEmuSite);
 
 void flashgen_emu_named_barrier(int barrier, int threads, int waits, FlashgenEmuSite);
+int flashgen_emu_named_barrier_any(int barrier, int threads, int condition, FlashgenEmuSite);
 void flashgen_emu_mbarrier_init(unsigned barrier, unsigned count, FlashgenEmuSite);
 void flashgen_emu_mbarrier_invalidate(unsigned barrier, FlashgenEmuSite);
 // `anywhere`: also at barriers of other blocks of the cluster.

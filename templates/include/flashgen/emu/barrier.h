@@ -9,6 +9,9 @@ FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads, FLASHGEN_EMU_S
 FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads, FLASHGEN_EMU_SITE) {
   flashgen_emu_named_barrier(barrier, threads, false, site);
 }
+FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition, FLASHGEN_EMU_SITE) {
+  return flashgen_emu_named_barrier_any(barrier, threads, condition, site) != 0;
+}
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count, FLASHGEN_EMU_SITE) {
   flashgen_emu_mbarrier_init(barrier, count, site);

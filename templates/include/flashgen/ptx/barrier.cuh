@@ -16,6 +16,20 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Waits, and tells whether the condition of any thread holds.
+FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<u32>(condition))
+      : "memory");
+  return any != 0;
+}
+
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
 // that were announced have come; phases are told apart by their parity, that of the first one being 0.
 

@@ -32,5 +32,6 @@ CASES = (
     _barrier("again", "kAgain"),
     _barrier("named-sync", "kNamedSync"),
     _barrier("named-arrive", "kNamedArrive"),
+    _barrier("named-any", "kNamedAny"),
     *(_barrier(f"remote-of-{size}", "kRemote", size) for size in (2, 4)),
 )
