@@ -4,33 +4,33 @@
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 64, tile_kv 128, q_slots 3, do_slots 2, 384 threads
-// roles    of 1 warpgroup one warp brings tiles, and three finish dQ (24 registers a thread); 2 compute, 64
-//          keys each (240)
+// roles    of 1 warpgroup one warp brings tiles, and three finish dQ (40 registers a thread); 2 compute, 64
+//          keys each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
-// smem     229920 bytes
+// smem     231968 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
 //            q               65536 to 114688  Q_i, 3 slots
 //            do             114688 to 147456  dO_i, 2 slots
 //            ds             147456 to 180224  dS_ij, 2 slots
 //            dq             180224 to 212992  dQ_i, and at the end dK_j and dV_j, on their way out
-//            sums           212992 to 221184  rows of dQ_i to be finished, 2 slots
-//            dq_rows        221184 to 225280  and when they are, 2 slots
-//            zeros          225280 to 227328  what their sum is cleared with
-//            lse            227328 to 228096  what rows subtract from their logits, 3 slots
-//            dsum           228096 to 228608  -D_i, 2 slots
-//            k_barriers     228608 to 228624  for each slot: it is full, it is empty
-//            v_barriers     228736 to 228752
-//            q_barriers     228864 to 228912
-//            do_barriers    228992 to 229024
-//            ds_barriers    229120 to 229152
-//            sum_barriers   229248 to 229280
-//            turn_barriers  229376 to 229392
-//            sum_parts      229504 to 229568  which parts of dQ the slots hold
-//            tile_barriers  229632 to 229664
-//            tiles          229760 to 229792  which tiles of keys come next
-//            found_bad      229888 to 229920  whether keys of each warp have bad values
+//            sums           212992 to 225280  rows of dQ_i to be finished, 3 slots
+//            dq_rows        225280 to 227328  and when they are
+//            zeros          227328 to 229376  what their sum is cleared with
+//            lse            229376 to 230144  what rows subtract from their logits, 3 slots
+//            dsum           230144 to 230656  -D_i, 2 slots
+//            k_barriers     230656 to 230672  for each slot: it is full, it is empty
+//            v_barriers     230784 to 230800
+//            q_barriers     230912 to 230960
+//            do_barriers    231040 to 231072
+//            ds_barriers    231168 to 231200
+//            sum_barriers   231296 to 231344
+//            turn_barriers  231424 to 231440
+//            sum_parts      231552 to 231648  which parts of dQ the slots hold
+//            tile_barriers  231680 to 231712
+//            tiles          231808 to 231840  which tiles of keys come next
+//            found_bad      231936 to 231968  whether keys of each warp have bad values
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -2665,6 +2665,7 @@ struct BackwardSm90Config {
   i32 do_slots;
   i32 ds_slots;
   i32 sum_slots;
+  i32 rounded_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -2896,14 +2897,6 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
   }
 }
 
-// Puts dS of a warp's 16 keys, from `row` on, into the tile.
-template <class DSTile>
-FLASHGEN_DEVICE void store_rounded(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < DSTile::cols / 16; ++n)
-    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), ds[n]);
-}
-
 // ---- The sum of dQ: four floats for each lane, block of 16 x 8 after block.
 
 template <i32 count>
@@ -2915,22 +2908,26 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-// Rounds a part, as many columns of 16 rows, into a tile in shared memory.
-template <class Tile>
-FLASHGEN_DEVICE void finish_part(Tile rows, const float* part, i32 columns, float scale, Thread thread) {
+// Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
+// those that compute, so that each instruction counts: addresses are as in store_chunk().
+template <i32 box, class Tile>
+FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
-#pragma unroll 1
-  for (i32 n = 0; n < columns / 8; n += 2) {
+  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+  const u32 first = rows.address + r * kPanelBytes + ((lane / 16 ^ r % 8) * kChunkBytes);
+  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + lane;
+#pragma unroll
+  for (i32 n = 2 * box; n < 2 * box + 2; ++n) {
     u32 words[4];
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
-      const Vec16 four = reinterpret_cast<const Vec16*>(part)[(n + i) * kWarpSize + thread.lane];
+      const Vec16 four = fours[(2 * n + i) * kWarpSize];
 #pragma unroll
       for (i32 h = 0; h < 2; ++h)
         words[2 * i + h] =
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
-    stmatrix_x4(rows.chunk_at(thread.lane % 16, n + thread.lane / 16), words);
+    stmatrix_x4(first ^ static_cast<u32>(2 * n * kChunkBytes), words);
   }
 }
 
@@ -2973,7 +2970,148 @@ FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename T
 
 }  // namespace flashgen
 
-#line 12 "kernels/backward_main_sm90.cu.j2"
+#line 3 "flashgen/allowed_pairs.cuh"
+// Which pairs a mask allows, as bits: they are found once in a step, and asked for twice.
+
+namespace flashgen {
+
+// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
+// c.
+template <i32 count>
+struct AllowedPairs {
+  static_assert(count <= 64, "a lane's share of a row has a bit for each element");
+  u32 rows[2] = {~0u, ~0u};
+
+  FLASHGEN_DEVICE bool allows(i32 i) const { return (rows[i % 4 / 2] & 1u << (i / 4 * 2 + i % 2)) != 0; }
+
+  // Puts `value` where a pair is not allowed.
+  FLASHGEN_DEVICE void forbid(float (&strip)[count], float value) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) strip[i] = allows(i) ? strip[i] : value;
+  }
+  FLASHGEN_DEVICE void forbid(u32 (&rounded)[count / 8][4]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) {
+      if (!allows(i)) rounded[i / 8][i % 8 / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
+    }
+  }
+};
+
+// The bits of columns from `column` on, where a lane has two of eight.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(larger(column, 0)), before = c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2);
+  return before < 32 ? ~0u << before : 0;
+}
+
+// Of a band, and of queries that exist. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Band<has_lower, has_upper>& mask, i32 first_q,
+                                                  i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.column();
+  AllowedPairs<count> allowed;
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 key = first_key + thread.row() + 8 * h;
+    // Queries from q + first to q + end.
+    u32 bits = ~bits_from(mask.len_q - q);
+    if constexpr (has_upper) bits &= bits_from(key - mask.upper - q);
+    if constexpr (has_lower) bits &= ~bits_from(key - mask.lower - q + 1);
+    allowed.rows[h] = key < mask.len_kv ? bits : 0;
+  }
+  return allowed;
+}
+
+// Of any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code would
+// stand there otherwise.
+template <i32 count, class Mask>
+FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Mask& mask, i32 first_q, i32 first_key,
+                                                  Thread thread) {
+  const i32 q = first_q + thread.column(), key = first_key + thread.row();
+  AllowedPairs<count> allowed = {{0, 0}};
+#pragma unroll 1
+  for (i32 n = 0; n < count / 4; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      if (mask.allows(q + 8 * n + e % 2, key + 8 * (e / 2))) allowed.rows[e / 2] |= 1u << (2 * n + e % 2);
+    }
+  }
+  return allowed;
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/backward_chunks.cuh"
+// A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
+// of a product, which runs while the next chunk is computed.
+
+namespace flashgen {
+
+// Steps of a product that make a chunk, of 16 queries each.
+constexpr i32 kChunkSteps = 2;
+constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
+
+// Calls `compute(i)` for each of a lane's elements of a chunk.
+template <class Compute>
+FLASHGEN_DEVICE void for_chunk(i32 chunk, const Compute& compute) {
+#pragma unroll
+  for (i32 i = 8 * kChunkSteps * chunk; i < 8 * kChunkSteps * (chunk + 1); ++i) compute(i);
+}
+
+// Rounds pairs of neighbours along a row.
+template <class T, i32 count>
+FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&strip)[count], i32 chunk) {
+#pragma unroll
+  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
+    rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
+}
+
+// Issues the chunk's part of O += P V, which is a group of its own.
+template <class VTile>
+FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
+                                 i32 chunk) {
+  using T = typename VTile::Element;
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
+    wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
+  wgmma_commit();
+}
+
+// Issues half of the steps of sums += A B^T, which is a group of its own.
+template <class A, class B>
+FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
+  using T = typename A::Element;
+  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = half * A::steps / 2; step < (half + 1) * A::steps / 2; ++step) {
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
+  }
+  wgmma_commit();
+}
+
+// Puts a chunk of dS of a warp's 16 keys, from `row` on, into the tile.
+template <class DSTile>
+FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
+                                 Thread thread) {
+  // Sixteen bytes c of row r lie at c ^ (r % 8). Of two neighbours one bit tells which is the lane's, and two
+  // more which two they are. Signs would cost instructions: a lane's number has none.
+  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+  const u32 first = tile.address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+                    ((lane / 16 ^ r % 8) * kChunkBytes);
+#pragma unroll
+  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n) {
+    stmatrix_x4(
+        (first ^ static_cast<u32>(n % 4 * 2 * kChunkBytes)) + static_cast<u32>(n / 4 * DSTile::panel_stride),
+        ds[n]);
+  }
+}
+
+}  // namespace flashgen
+
+#line 13 "kernels/backward_main_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -2981,15 +3119,16 @@ using element_t = bfloat16_t;
 constexpr BackwardSm90Config kConfig{
     .head_dim = 128,
     .head_dim_v = 128,
-    .tile_q = 64,    // B_r: query rows per step
-    .tile_kv = 128,  // B_c: keys per tile that a block works on
-    .q_slots = 3,    // tiles of Q under way at once
-    .do_slots = 2,   // tiles of dO under way at once
-    .ds_slots = 2,   // tiles of dS that wait for dQ
-    .sum_slots = 2,  // parts of dQ under way to be finished
-    .consumers = 2,  // warpgroups that compute, 64 keys each
-    .producer_registers = 24,
-    .consumer_registers = 240,
+    .tile_q = 64,        // B_r: query rows per step
+    .tile_kv = 128,      // B_c: keys per tile that a block works on
+    .q_slots = 3,        // tiles of Q under way at once
+    .do_slots = 2,       // tiles of dO under way at once
+    .ds_slots = 2,       // tiles of dS that wait for dQ
+    .sum_slots = 3,      // parts of dQ under way to be finished
+    .rounded_slots = 1,  // of them that are rounded
+    .consumers = 2,      // warpgroups that compute, 64 keys each
+    .producer_registers = 40,
+    .consumer_registers = 232,
     .section_heads = 16,  // heads that are worked on at the same time
     .has_lower = false,   // the mask ends on the left
     .has_upper = true,    // the mask ends on the right
@@ -3045,41 +3184,41 @@ constexpr u32 kQ = 65536;           // Q_i, 3 slots
 constexpr u32 kDo = 114688;         // dO_i, 2 slots
 constexpr u32 kDs = 147456;         // dS_ij, 2 slots
 constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, on their way out
-constexpr u32 kSums = 212992;       // rows of dQ_i to be finished, 2 slots
-constexpr u32 kDqRows = 221184;     // and when they are, 2 slots
-constexpr u32 kZeros = 225280;      // what their sum is cleared with
-constexpr u32 kLse = 227328;        // what rows subtract from their logits, 3 slots
-constexpr u32 kDsum = 228096;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 228608;  // for each slot: it is full, it is empty
-constexpr u32 kVBarriers = 228736;
-constexpr u32 kQBarriers = 228864;
-constexpr u32 kDoBarriers = 228992;
-constexpr u32 kDsBarriers = 229120;
-constexpr u32 kSumBarriers = 229248;
-constexpr u32 kTurnBarriers = 229376;
-constexpr u32 kSumParts = 229504;  // which parts of dQ the slots hold
-constexpr u32 kTileBarriers = 229632;
-constexpr u32 kTiles = 229760;     // which tiles of keys come next
-constexpr u32 kFoundBad = 229888;  // whether keys of each warp have bad values
-constexpr u32 kBytes = 229920;
+constexpr u32 kSums = 212992;       // rows of dQ_i to be finished, 3 slots
+constexpr u32 kDqRows = 225280;     // and when they are
+constexpr u32 kZeros = 227328;      // what their sum is cleared with
+constexpr u32 kLse = 229376;        // what rows subtract from their logits, 3 slots
+constexpr u32 kDsum = 230144;       // -D_i, 2 slots
+constexpr u32 kKBarriers = 230656;  // for each slot: it is full, it is empty
+constexpr u32 kVBarriers = 230784;
+constexpr u32 kQBarriers = 230912;
+constexpr u32 kDoBarriers = 231040;
+constexpr u32 kDsBarriers = 231168;
+constexpr u32 kSumBarriers = 231296;
+constexpr u32 kTurnBarriers = 231424;
+constexpr u32 kSumParts = 231552;  // which parts of dQ the slots hold
+constexpr u32 kTileBarriers = 231680;
+constexpr u32 kTiles = 231808;     // which tiles of keys come next
+constexpr u32 kFoundBad = 231936;  // whether keys of each warp have bad values
+constexpr u32 kBytes = 231968;
 }  // namespace smem
 
-#line 22
+#line 23
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 28
+#line 29
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
-#line 39
+#line 40
 using SumRing = Ring<kConfig.sum_slots>;
 // Of the dQ of a tile of queries: one for each warp that adds to it.
 constexpr i32 parts_of_dq = 4 * kConfig.consumers;
-#line 43
+#line 44
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3096,14 +3235,14 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
-#line 62
+#line 63
   SumRing sum_ring;  // parts of dQ that are being finished
   SumPart* sum_parts;  // what its slots hold
   Shape::DQRows dq_rows;
-#line 66
+#line 67
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 71
+#line 72
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3118,15 +3257,15 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
-#line 88
+#line 89
             {start + smem::kSumBarriers},
             reinterpret_cast<SumPart*>(base + smem::kSumParts),
             {start + smem::kDqRows},
-#line 92
+#line 93
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 98
+#line 99
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3134,21 +3273,21 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
-#line 106
+#line 107
   // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
   FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-#line 112
+#line 113
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
-#line 115
+#line 116
   // Whether keys of a warp, counted among those of consumers, have bad values.
   FLASHGEN_DEVICE u32& found_bad(i32 warp) const { return reinterpret_cast<u32*>(base + smem::kFoundBad)[warp]; }
 };
 
-#line 126
+#line 127
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3173,7 +3312,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 151
+#line 152
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3340,7 +3479,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
   fence_proxy_async();
 }
 
-#line 5 "kernels/backward_main_sm90/consumer.j2"
+#line 3 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -3353,15 +3492,15 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
-#line 18
+#line 16
   const u32 out = shared_address(shared.out(out_warp));
-#line 20
+#line 18
   KRing::Where kv_at;
   QRing::Where q_at;
   // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
-#line 26
+#line 24
   // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
   const auto say_added = [&]() {
     if (thread.lane == 0) {
@@ -3370,7 +3509,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     }
   };
 
-#line 35
+#line 33
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -3392,7 +3531,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 61
+#line 59
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3401,10 +3540,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       bring_out(Shape::DVRows{rows}, dv, one, p.dv_map);
       if constexpr (!Shape::both_at_once) wait_for_room();
       bring_out(Shape::DKRows{rows + (Shape::both_at_once ? Shape::DVRows::bytes : 0)}, dk, scale, p.dk_map);
-      shared.tile_ring.release(tile_at, here);
+      mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 83
+#line 81
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3416,27 +3555,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 95
+#line 93
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 97
+#line 95
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 104
+#line 102
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 109
+#line 107
     if (is_bad) {
-#line 111
+#line 109
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 114
+#line 112
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 118
+#line 116
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3445,25 +3584,22 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 127
+#line 125
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 130
-      // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
-      const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-#line 133
+#line 128
+      // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
+      // other products run, they are pinned: else the assembler waits for those.
+      const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
+#line 132
         spread_columns(scores, shared.lse(at), thread);
-#line 138
+#line 136
+        wgmma_pin(scores);
+      };
+      const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-      // dQ_i from registers to shared memory, from where the copy engine adds it to the sum.
-      const auto put_out = [&](const Shape::DQ& dq) {
-        if (thread.lane == 0) bulk_wait_read<0>();
-        warp_sync();
-#line 147
-        write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
-      };
-#line 156
+#line 148
       const auto add_to_sum = [&](i32 number) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3474,31 +3610,73 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 167
-      // Line 15: dQ_i += dS_ij K_j, of the step before.
-      const auto multiply_scores = [&](Shape::DQ& dq) {
-        shared.ds_ring.wait_full(at.before());
-        const Shape::DSTile ds = shared.ds.slot(at.before().slot());
+#line 159
+      // Line 15: dQ_i += dS_ij K_j, of a step before.
+      const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at) {
+        shared.ds_ring.wait_full(at);
+        const Shape::DSTile ds = shared.ds.slot(at.slot());
         issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(consumer) : ds,
                                        Share::by_rows ? shared.k : shared.k.panel(consumer));
       };
-
-      Shape::Scores scores;
-      shared.q_ring.wait_full(q_at);
-      multiply_keys(scores, q_at);
-      shared.v_ring.wait_full(kv_at);
-      const auto take_dq = [&](Shape::DQ& dq) {
-        wgmma_wait<0>();
+      // From registers to shared memory, from where the copy engine adds it to the sum.
+      const auto put_out = [&](Shape::DQ& dq, DSRing::Where at) {
         wgmma_pin(dq);
-        shared.ds_ring.release(at.before(), thread);
-        put_out(dq);
+        shared.ds_ring.release(at, thread);
+        if (thread.lane == 0) bulk_wait_read<0>();
+        warp_sync();
+#line 177
+        write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
-      // To which tile's sum the dQ of the step before belongs, and the one that lies in shared memory.
-      constexpr i32 kNone = -1;
+      // To which tile's sum the dQ of the step before belongs, and that of the step before that, which is multiplied
+      // when both consumers have long stored their dS.
+      constexpr i32 kNone = -1, chunks = chunks_of(kConfig.tile_q);
       i32 number = kNone, number_out = kNone;
+#line 2 "kernels/backward_main_sm90/skip.j2"
+      // A causal mask may forbid the first tile of queries all of a consumer's keys: it has nothing to add there.
+      if constexpr (kConfig.has_upper && kConfig.tile_q < kConfig.tile_kv) {
+        const Step step = steps.step();
+        const i32 first_q = step.tile * kConfig.tile_q, end_q = smaller(first_q + kConfig.tile_q, p.len_q);
+        const i32 strip_first = first_key + strip_key;
+        if (mask_of(p, keys, step.member).is_empty(first_q, end_q, strip_first, strip_first + kWarpgroupRows)) {
+          take_step();
+          shared.q_ring.wait_full(q_at);
+          shared.q_ring.release(q_at, thread);
+          if (!is_bad) say_added();
+          const Shape::RoundedScores none = {};
+          shared.ds_ring.wait_empty(at);
+#pragma unroll
+          for (i32 chunk = 0; chunk < chunks; ++chunk)
+            store_chunk(shared.ds.slot(at.slot()), warp_key, none, chunk, thread.again());
+          fence_proxy_async_shared();
+          warp_sync();
+          if (thread.lane == 0) mbarrier_arrive(shared.ds_ring.full(at));
+          shared.do_ring.wait_full(at);
+          shared.do_ring.release(at, thread);
+          shared.v_ring.wait_full(kv_at);
+          number = first_number + step.member * p.q_tiles + step.tile;
+          q_at.advance();
+          at.advance();
+        }
+      }
+#line 186 "kernels/backward_main_sm90/consumer.j2"
       while (goes_on) {
+#line 2 "kernels/backward_main_sm90/step.j2"
+        shared.q_ring.wait_full(q_at);
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
+        // This step's scores run while the dQ that was multiplied before them is written out.
+        Shape::Scores scores;
+        preset_scores(scores, q_at);
+        if (number_out != kNone) {
+          Shape::DQ dq;
+          multiply_scores(dq, at.before().before());
+          multiply_keys(scores, q_at);
+          wgmma_wait<1>();
+          put_out(dq, at.before().before());
+        } else {
+          multiply_keys(scores, q_at);
+        }
+        if (number == kNone) shared.v_ring.wait_full(kv_at);
         // Addresses are worked out in the loop, and not kept in registers all the while.
         const Thread here = thread.again();
         Shape::RoundedScores ds;
@@ -3507,115 +3685,94 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           Shape::Scores dp;
           shared.do_ring.wait_full(at);
           spread_columns(dp, shared.dsum(at), here);
-          issue_over_columns(dp, strip_v, shared.dout.slot(at.slot()));
-#line 201
+          wgmma_pin(dp);
+          issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
+#line 29
           if (number == kNone && !is_bad) say_added();
-#line 203
+#line 31
           if (number_out != kNone) add_to_sum(number_out);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 210
-          exponentials(scores, p.scale_log2);
-#line 219
+#line 40
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 227
+#line 48
+          AllowedPairs<kConfig.tile_q / 2> allowed;
           if (strip_is_cut) {
-            const auto forbid = [&](i32 i) {
-              scores[i] = float_of(kForbidden);
-            };
-#line 234
             const Mask mask = mask_of(p, keys, step.member);
-#line 236
-            // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
-            // their dS: in the last tile they are forbidden.
-            if (first_q + kConfig.tile_q <= p.len_q) {
-              for_forbidden<kConfig.tile_q / 2, false>(mask, first_q, first_key + warp_key, thread, forbid);
-            } else {
-              for_forbidden<kConfig.tile_q / 2, true>(mask, first_q, first_key + warp_key, thread, forbid);
-            }
+            allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
+#line 53
+            allowed.forbid(scores, -kInfinity);
           }
-#line 248
-          round_strip<element_t>(probabilities, scores);
+#line 66
+          // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
+#pragma unroll
+          for (i32 chunk = 0; chunk < chunks; ++chunk) {
+#line 70
+            for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
+            round_chunk<element_t>(probabilities, scores, chunk);
+            if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
+#line 74
+            issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
+          }
 
-#line 251
-          // Line 12: dV_j += P_ij^T dO_i.
-          issue_output(dv, probabilities, shared.dout.slot(at.slot()));
-
-          // Line 14: dS_ij = P_ij * (dP_ij - D_i).
-          wgmma_wait<1>();
+          // Line 14: dS_ij = P_ij * (dP_ij - D_i). Where a pair is forbidden nothing of dP is to be seen, not even
+          // that it is not a number.
+          wgmma_wait<chunks>();
           wgmma_pin(dp);
-          if (strip_is_cut) {
-            multiply_where_allowed<kForbidden>(dp, scores);
-          } else {
-            multiply_strips(dp, scores);
-          }
-          round_strip<element_t>(ds, dp);
+          if (strip_is_cut) allowed.forbid(dp, 0.0f);
           shared.ds_ring.wait_empty(at);
-          store_rounded(shared.ds.slot(at.slot()), warp_key, ds, here);
+          // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
+#pragma unroll
+          for (i32 chunk = 0; chunk < chunks; ++chunk) {
+            for_chunk(chunk, [&](i32 i) { dp[i] *= scores[i]; });
+            round_chunk<element_t>(ds, dp, chunk);
+            store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
+            if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
+          }
           fence_proxy_async_shared();
           warp_sync();
           if (thread.lane == 0) mbarrier_arrive(shared.ds_ring.full(at));
+          issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunks - 1);
 
-          wgmma_wait<0>();
+          wgmma_wait<chunks>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
-        }
-
-        // The next step's scores; after the last one this step's once more, and nobody looks at them: with a
-        // choice the assembler spills.
-        QRing::Where next_q_at = q_at;
-        if (goes_on) {
-          next_q_at.advance();
-          shared.q_ring.wait_full(next_q_at);
-        }
-        Shape::Scores next_scores;
-        multiply_keys(next_scores, next_q_at);
-
-        // Line 16: dK_j += dS_ij^T Q_i.
-        issue_output(dk, ds, shared.q.slot(q_at.slot()));
-
-        if (number != kNone) {
-          Shape::DQ dq;
-          multiply_scores(dq);
-          take_dq(dq);
-          number_out = number;
-        } else {
           wgmma_wait<0>();
+          wgmma_pin(dk);
         }
-        wgmma_pin(dk);
-        wgmma_pin(next_scores);
+#line 188 "kernels/backward_main_sm90/consumer.j2"
+        number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
-        q_at = next_q_at;
+        q_at.advance();
         at.advance();
-#pragma unroll
-        for (i32 i = 0; i < kConfig.tile_q / 2; ++i) scores[i] = next_scores[i];
       }
       shared.v_ring.release(kv_at, thread);
-      // The last step's dQ.
-      {
+      // dQ of the last two steps.
+      const auto finish_dq = [&](DSRing::Where of, i32 number) {
         Shape::DQ dq;
-        multiply_scores(dq);
-        if (number_out != kNone) add_to_sum(number_out);
-        take_dq(dq);
+        multiply_scores(dq, of);
+        wgmma_wait<0>();
+        put_out(dq, of);
         add_to_sum(number);
-      }
-      q_at.advance();
+      };
+      if (number_out != kNone) finish_dq(at.before().before(), number_out);
+      finish_dq(at.before(), number);
       shared.k_ring.release(kv_at, thread);
       kv_at.advance();
     }
 
     write_keys(dk, dv);
   }
-#line 321
+#line 212
   say_added();
-#line 323
+#line 214
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -3630,7 +3787,7 @@ FLASHGEN_DEVICE void report(const Params& p, u8* base, Thread self) {
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile keys = shared.tiles[tile_at.slot()];
-    shared.tile_ring.release(tile_at, thread);
+    mbarrier_arrive(shared.tile_ring.empty(tile_at));
     // Every warp's share of the tile before has arrived.
     mbarrier_wait(shared.added(), turn_of(tile_at));
     if (tile_at.count > 0 && thread.lane == 0) atomic_add_release(done_tiles(p, head_before), 1u);
@@ -3711,10 +3868,12 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
     const i32 boxes = part.boxes;
     if (boxes == 0) break;
     // dQ_i = scale * (sum over the tiles of keys), for rows of one warp.
-    const Shape::DQRows rows = shared.dq_rows.slot(at.count % 2);
-    if (thread.lane == 0) bulk_wait_read<1>();
+    const Shape::DQRows rows = shared.dq_rows.slot(static_cast<i32>(at.count % kConfig.rounded_slots));
+    if (thread.lane == 0) bulk_wait_read<kConfig.rounded_slots - 1>();
     warp_sync();
-    finish_part(rows, reinterpret_cast<const float*>(shared.sum(at)), boxes * (2 * SumLines::floats / kWarpRows), p.scale, thread.again());
+    const float* const sum = reinterpret_cast<const float*>(shared.sum(at));
+    finish_box<0>(rows, sum, p.scale, thread);
+    if (kConfig.head_dim % kPanelColumns == 0 || boxes == 2) finish_box<1>(rows, sum, p.scale, thread);
     fence_proxy_async_shared();
     warp_sync();
     if (thread.lane == 0) {
@@ -3727,23 +3886,23 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
         atomic_add_release(finished_tiles(p, here.sequence * p.heads_q + here.head), 1u);
       }
     }
-    shared.sum_ring.release(at, thread);
+    mbarrier_arrive(shared.sum_ring.empty(at));
     at.advance();
   }
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 173 "kernels/backward_main_sm90.cu.j2"
+#line 174 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 178
+#line 179
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 183
+#line 184
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -3751,13 +3910,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 194
+#line 195
+    // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
-    shared.tile_ring.init(1, consumer_warps + 1);
-    shared.sum_ring.init(2, 1);
+    shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
+    shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 200
+#line 202
     fence_mbarrier_init();
   }
   block_sync();
@@ -3767,11 +3927,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 212
+#line 214
     if (thread.warp == 1) report(p, base, thread);
     if (thread.warp == 2) collect(p, base, thread);
     if (thread.warp == 3) finish(p, base, thread);
-#line 216
+#line 218
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

@@ -773,9 +773,8 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
   const element_t* const out = p.o + place.sequence * p.o_batch + place.head * p.o_head;
   const element_t* const dout = p.dout + place.sequence * p.dout_batch + place.head * p.dout_head;
   const i32 lane = thread_idx() % kLanes;
-#line 65
+#line 97
   for (i32 row = thread_idx() / kLanes; row < kConfig.tile_q; row += kRowsAtOnce) {
-#line 67
     const bool exists = first_q + row < p.len_q;
     float total = 0.0f;
     for (i32 chunk = lane; chunk < kChunks; chunk += kLanes) {
@@ -796,7 +795,7 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
     }
   }
 
-#line 107
+#line 130
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};

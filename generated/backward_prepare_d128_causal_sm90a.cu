@@ -786,41 +786,45 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTAN
   const element_t* const dout = p.dout + place.sequence * p.dout_batch + place.head * p.dout_head;
   const i32 lane = thread_idx() % kLanes;
 #line 59
-  // All rows of a thread are read before the first is summed.
-  static_assert(kConfig.tile_q % kRowsAtOnce == 0);
+  // Lanes that share rows have a chunk of each. All are read before the first is summed, and lane t of them looks
+  // after the row of turn t.
+  constexpr i32 turns = kConfig.tile_q / kRowsAtOnce;
+  static_assert(kChunks <= kLanes && turns <= kLanes && kConfig.tile_q % kRowsAtOnce == 0);
+  const i32 first_row = thread_idx() / kLanes;
+  const i32 row = first_row + lane * kRowsAtOnce;
+  const bool is_there = lane < turns, exists = is_there && first_q + row < p.len_q;
+  const i64 number = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row;
+  const float lse = exists ? p.lse[number] : -kInfinity;
+  const float dlse = exists && p.dlse != nullptr ? p.dlse[number] : 0.0f;
+  Vec16 a[turns], b[turns];
 #pragma unroll
-  for (i32 turn = 0; turn < kConfig.tile_q / kRowsAtOnce; ++turn) {
-    const i32 row = thread_idx() / kLanes + turn * kRowsAtOnce;
-#line 67
-    const bool exists = first_q + row < p.len_q;
-    float total = 0.0f;
-    for (i32 chunk = lane; chunk < kChunks; chunk += kLanes) {
-      const i32 column = chunk * kChunkElements;
-      const i32 valid = exists ? kConfig.head_dim_v - column : 0;
-      const i64 safe_row = exists ? first_q + row : 0;
-      const Vec16 a = read_chunk<element_t, kConfig.access_bytes>(out + safe_row * p.o_row + column, valid);
-      const Vec16 b = read_chunk<element_t, kConfig.access_bytes>(dout + safe_row * p.dout_row + column, valid);
+  for (i32 turn = 0; turn < turns; ++turn) {
+    const i64 q = first_q + first_row + turn * kRowsAtOnce;
+    const i32 column = lane * kChunkElements, valid = q < p.len_q ? kConfig.head_dim_v - column : 0;
+    a[turn] = read_chunk<element_t, kConfig.access_bytes>(out + q * p.o_row + column, valid);
+    b[turn] = read_chunk<element_t, kConfig.access_bytes>(dout + q * p.dout_row + column, valid);
+  }
+  float total = 0.0f;
 #pragma unroll
-      for (i32 i = 0; i < kChunkElements; ++i) total = fused_multiply_add(element_of(a, i), element_of(b, i), total);
-    }
+  for (i32 turn = 0; turn < turns; ++turn) {
+    float sum = 0.0f;
 #pragma unroll
-    for (i32 distance = kLanes / 2; distance > 0; distance /= 2) total += shuffle_xor(total, distance);
-    const i64 number = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + row;
-    if (lane == 0 && exists) {
-      if (p.dlse != nullptr) total -= p.dlse[number];
-      p.dsum[number] = total;
-    }
-#line 86
-    if (lane == 0) {
-      // The probabilities of rows that do not exist, or attend to nothing, are to be 0.
-      const float lse = exists ? p.lse[number] : -kInfinity;
-      float* const stats = p.row_stats + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * (2 * kConfig.tile_q);
-      stats[row] = lse == -kInfinity ? lse : -lse / p.scale;
-      stats[kConfig.tile_q + row] = exists ? -total : 0.0f;
-    }
+    for (i32 i = 0; i < kChunkElements; ++i)
+      sum = fused_multiply_add(element_of(a[turn], i), element_of(b[turn], i), sum);
+#pragma unroll
+    for (i32 distance = kLanes / 2; distance > 0; distance /= 2) sum += shuffle_xor(sum, distance);
+    if (lane == turn) total = sum;
+  }
+  total -= dlse;
+  if (exists) p.dsum[number] = total;
+  if (is_there) {
+    // The probabilities of rows that do not exist, or attend to nothing, are to be 0.
+    float* const stats = p.row_stats + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * (2 * kConfig.tile_q);
+    stats[row] = lse == -kInfinity ? lse : -lse / p.scale;
+    stats[kConfig.tile_q + row] = exists ? -total : 0.0f;
   }
 
-#line 98
+#line 121
   // The dQ workspace of this tile starts at zero.
   const i32 head = place.sequence * p.heads_q + place.head;
   if (thread_idx() == 0 && place.tile == 0) {
@@ -830,7 +834,7 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTAN
     p.head_counts[2 + 2 * head] = 0;
   }
   if (head >= p.sum_heads) return;
-#line 108
+#line 131
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};
 }

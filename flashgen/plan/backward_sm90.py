@@ -33,12 +33,15 @@ class _Row:
     reason: str
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int] = (24, 240)
-    #: Parts of dQ under way to be finished.
-    sum_slots: int = 2
+    #: Parts of dQ under way to be finished, and how many of them are rounded.
+    sum_slots: int = 3
+    rounded_slots: int = 1
 
 
 _TABLE = {
-    (64, 64): _Row(128, 2, 2, "the longest tile of queries whose scores and gradients find registers", sum_slots=4),
+    (64, 64): _Row(
+        128, 2, 2, "the longest tile of queries whose scores and gradients find registers", sum_slots=4, rounded_slots=2
+    ),
     (96, 96): _Row(
         64,
         3,
@@ -46,7 +49,13 @@ _TABLE = {
         "dK and dV take half of the registers, which leaves them for 64 queries",
         (40, 232),
     ),
-    (128, 128): _Row(64, 3, 2, "dK and dV take half of the registers, which leaves them for 64 queries"),
+    (128, 128): _Row(
+        64,
+        3,
+        2,
+        "dK and dV take half of the registers, which leaves them for 64 queries",
+        (40, 232),
+    ),
 }
 #: Those of one kernel that keeps dK and dV of its keys and adds to a sum of dQ.
 NARROW_DIMS = tuple(_TABLE)
@@ -148,6 +157,7 @@ class _Common:
                 Constant("do_slots", row.do_slots, "tiles of dO under way at once"),
                 Constant("ds_slots", _DS_SLOTS, "tiles of dS that wait for dQ"),
                 Constant("sum_slots", self._sum_slots, "parts of dQ under way to be finished"),
+                Constant("rounded_slots", row.rounded_slots if self._sum_slots else 0, "of them that are rounded"),
                 Constant("consumers", _CONSUMERS, "warpgroups that compute, 64 keys each"),
                 Constant("producer_registers", producer),
                 Constant("consumer_registers", consumer),
@@ -255,7 +265,7 @@ class _Common:
         )
         if not self.spec.deterministic:
             layout.then("sums", row.sum_slots * _DQ_BYTES, f"rows of dQ_i to be finished, {row.sum_slots} slots")
-            layout.then("dq_rows", 2 * STORED_ROWS * PANEL * size, "and when they are, 2 slots")
+            layout.then("dq_rows", row.rounded_slots * STORED_ROWS * PANEL * size, "and when they are")
             layout.then("zeros", 2 * _SUM_LINE * 4, "what their sum is cleared with")
         (
             layout.then("lse", row.q_slots * row.tile_q * 4, f"what rows subtract from their logits, {q_slots}")

@@ -271,8 +271,8 @@ def test_the_comment_of_a_source_says_who_does_what_and_why() -> None:
     for words in (
         "backward_main_d128_causal_sm90a: FlashAttention-3, backward pass",
         f"tile_q {kernel.constant('tile_q')}, tile_kv {kernel.constant('tile_kv')}",
-        "one warp brings tiles, and three finish dQ (24 registers a thread)",
-        "2 compute, 64 keys each (240)",
+        f"one warp brings tiles, and three finish dQ ({kernel.constant('producer_registers')} registers a thread)",
+        f"2 compute, 64 keys each ({kernel.constant('consumer_registers')})",
         kernel.reasons[0],
     ):
         assert words in " ".join(text.replace("//", "").split()), words

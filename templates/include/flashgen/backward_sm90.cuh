@@ -23,6 +23,7 @@ struct BackwardSm90Config {
   i32 do_slots;
   i32 ds_slots;
   i32 sum_slots;
+  i32 rounded_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -254,14 +255,6 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
   }
 }
 
-// Puts dS of a warp's 16 keys, from `row` on, into the tile.
-template <class DSTile>
-FLASHGEN_DEVICE void store_rounded(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < DSTile::cols / 16; ++n)
-    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), ds[n]);
-}
-
 // ---- The sum of dQ: four floats for each lane, block of 16 x 8 after block.
 
 template <i32 count>
@@ -273,22 +266,26 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-// Rounds a part, as many columns of 16 rows, into a tile in shared memory.
-template <class Tile>
-FLASHGEN_DEVICE void finish_part(Tile rows, const float* part, i32 columns, float scale, Thread thread) {
+// Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
+// those that compute, so that each instruction counts: addresses are as in store_chunk().
+template <i32 box, class Tile>
+FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
-#pragma unroll 1
-  for (i32 n = 0; n < columns / 8; n += 2) {
+  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+  const u32 first = rows.address + r * kPanelBytes + ((lane / 16 ^ r % 8) * kChunkBytes);
+  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + lane;
+#pragma unroll
+  for (i32 n = 2 * box; n < 2 * box + 2; ++n) {
     u32 words[4];
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
-      const Vec16 four = reinterpret_cast<const Vec16*>(part)[(n + i) * kWarpSize + thread.lane];
+      const Vec16 four = fours[(2 * n + i) * kWarpSize];
 #pragma unroll
       for (i32 h = 0; h < 2; ++h)
         words[2 * i + h] =
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
-    stmatrix_x4(rows.chunk_at(thread.lane % 16, n + thread.lane / 16), words);
+    stmatrix_x4(first ^ static_cast<u32>(2 * n * kChunkBytes), words);
   }
 }
 

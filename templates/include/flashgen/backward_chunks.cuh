@@ -1,0 +1,71 @@
+// A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
+// of a product, which runs while the next chunk is computed.
+#pragma once
+#include "flashgen/backward_sm90.cuh"
+
+namespace flashgen {
+
+// Steps of a product that make a chunk, of 16 queries each.
+constexpr i32 kChunkSteps = 2;
+constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
+
+// Calls `compute(i)` for each of a lane's elements of a chunk.
+template <class Compute>
+FLASHGEN_DEVICE void for_chunk(i32 chunk, const Compute& compute) {
+#pragma unroll
+  for (i32 i = 8 * kChunkSteps * chunk; i < 8 * kChunkSteps * (chunk + 1); ++i) compute(i);
+}
+
+// Rounds pairs of neighbours along a row.
+template <class T, i32 count>
+FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&strip)[count], i32 chunk) {
+#pragma unroll
+  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
+    rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
+}
+
+// Issues the chunk's part of O += P V, which is a group of its own.
+template <class VTile>
+FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
+                                 i32 chunk) {
+  using T = typename VTile::Element;
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
+    wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
+  wgmma_commit();
+}
+
+// Issues half of the steps of sums += A B^T, which is a group of its own.
+template <class A, class B>
+FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
+  using T = typename A::Element;
+  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = half * A::steps / 2; step < (half + 1) * A::steps / 2; ++step) {
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
+  }
+  wgmma_commit();
+}
+
+// Puts a chunk of dS of a warp's 16 keys, from `row` on, into the tile.
+template <class DSTile>
+FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
+                                 Thread thread) {
+  // Sixteen bytes c of row r lie at c ^ (r % 8). Of two neighbours one bit tells which is the lane's, and two
+  // more which two they are. Signs would cost instructions: a lane's number has none.
+  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+  const u32 first = tile.address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+                    ((lane / 16 ^ r % 8) * kChunkBytes);
+#pragma unroll
+  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n) {
+    stmatrix_x4(
+        (first ^ static_cast<u32>(n % 4 * 2 * kChunkBytes)) + static_cast<u32>(n / 4 * DSTile::panel_stride),
+        ds[n]);
+  }
+}
+
+}  // namespace flashgen
