@@ -293,7 +293,7 @@ class Kernel:
         for access in wanted:
             if access not in (None, 2, 4, 8, 16):
                 raise LaunchError(f"access_bytes={access!r} is not supported; use 2, 4, 8 or 16")
-            executor.load(device, access, captured_gradients)
+            executor.variants.load(device, access, captured_gradients)
         return self
 
     def save(self, directory: str | Path) -> Path:

@@ -44,8 +44,11 @@ class Framework(Protocol):
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one array; a typed error if it is no such array."""
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
-        """A new contiguous array on the device of ``like``."""
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """What ``empty`` is told of a contiguous array, in the library's own terms."""
+
+    def empty(self, like: Any, layout: Any, stream: int) -> Any:
+        """A new array on the device of ``like``."""
 
     def pointer(self, array: Any) -> int:
         """The address of an array made by ``empty``."""

@@ -24,9 +24,10 @@ def given_arrays(spec: AttentionSpec, cache: Any) -> tuple[tuple[str, ...], tupl
         raise ArgumentError("cache.block_table=None, but this kernel was built with cache='paged'; pass the table")
     if spec.cache != "paged" and cache.block_table is not None:
         raise ArgumentError("cache.block_table is for kernels built with cache='paged'; leave it out, or build one")
-    fields = {name: getattr(cache, name.removeprefix(_PREFIX)) for name in cache_arrays(spec)}
-    names = tuple(name for name, array in fields.items() if array is not None)
-    return names, tuple(fields[name] for name in names)
+    table = (cache.block_table,) if spec.cache == "paged" else ()
+    names, arrays = cache_arrays(spec), (cache.seqlens, cache.batch_idx, cache.leftpad, *table, cache.cu_seqlens_q)
+    given = [i for i, array in enumerate(arrays) if array is not None]
+    return tuple([names[i] for i in given]), tuple([arrays[i] for i in given])
 
 
 def append_order(spec: AttentionSpec) -> tuple[str, ...]:

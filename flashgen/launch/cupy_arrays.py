@@ -28,12 +28,17 @@ class CupyArrays:
         dtype = dtype_name(array.dtype.name)
         return ArrayInfo(name, array.data.ptr, tuple(array.shape), strides, dtype, array.device.id)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Shape and element type."""
+        return shape, RESULTS[dtype].numpy()
+
+    def empty(self, like: Any, layout: Any, stream: int) -> Any:
         """From CuPy's memory pool."""
         import cupy
 
+        shape, dtype = layout
         with like.device:
-            return cupy.empty(shape, dtype=RESULTS[dtype].numpy())
+            return cupy.empty(shape, dtype=dtype)
 
     def pointer(self, array: Any) -> int:
         """The address of an array."""

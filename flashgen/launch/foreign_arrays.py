@@ -42,7 +42,11 @@ class ForeignArrays:
             return dlpack.read(name, array.__dlpack__(stream=wanted))
         return _from_interface(name, array.__cuda_array_interface__, stream)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Shape and element type."""
+        return shape, dtype
+
+    def empty(self, like: Any, layout: Any, stream: int) -> Any:
         """Stream-ordered memory of the driver; refused during graph capture, which would keep its address."""
         driver = get_driver()
         device = self._read("array", like, None).device
@@ -53,6 +57,7 @@ class ForeignArrays:
                 "outputs for arrays of this library cannot be allocated while a CUDA graph is captured; "
                 "use torch or CuPy arrays there"
             )
+        shape, dtype = layout
         return DeviceArray(driver, shape, dtype, device, stream)
 
     def pointer(self, array: Any) -> int:

@@ -31,9 +31,14 @@ class NumpyArrays:
         strides = elements(name, array.strides, array.dtype.itemsize)
         return ArrayInfo(name, self.pointer(array), array.shape, strides, dtype_name(array.dtype.name), HOST)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Shape and element type."""
+        return shape, RESULTS[dtype].numpy()
+
+    def empty(self, like: Any, layout: Any, stream: int) -> Any:
         """Poisoned with NaN, so that what a kernel fails to write shows."""
-        return numpy.full(shape, numpy.nan, dtype=RESULTS[dtype].numpy())
+        shape, dtype = layout
+        return numpy.full(shape, numpy.nan, dtype=dtype)
 
     def pointer(self, array: Any) -> int:
         """The address of an array."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,11 +23,6 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32,
 
 #: What torch's compiler makes its tensors with: on the current device, without the dispatcher, in half the time.
 _empty_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
-
-
-@lru_cache(maxsize=4096)
-def _layout(shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], torch.dtype]:
-    return contiguous_strides(shape), _DTYPES[dtype]
 
 
 def _raw_stream(device: int) -> int:
@@ -89,12 +83,16 @@ class TorchArrays:
         shape, strides = tuple(array.shape), tuple(array.stride())
         return ArrayInfo(name, array.data_ptr(), shape, strides, dtype_name(str(array.dtype)), device)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Shape, strides and torch's element type."""
+        return shape, contiguous_strides(shape), _DTYPES[dtype]
+
+    def empty(self, like: Any, layout: Any, stream: int) -> Any:
         """From torch's caching allocator, so that streams and graphs are torch's concern."""
-        strides, kind = _layout(shape, dtype)
         if like.get_device() == self._current_device():
-            return _empty_on_gpu(shape, strides, kind)
-        return like.new_empty_strided(shape, strides, dtype=kind)
+            return _empty_on_gpu(*layout)
+        shape, strides, dtype = layout
+        return like.new_empty_strided(shape, strides, dtype=dtype)
 
     def pointer(self, array: Any) -> int:
         """The address of a tensor."""

@@ -38,9 +38,10 @@ def guarded_outputs(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     from flashgen.launch import torch_arrays
 
-    def empty(self: Any, like: Any, shape: Any, dtype: str, stream: int) -> Any:
+    def empty(self: Any, like: Any, layout: Any, stream: int) -> Any:
+        shape, _, dtype = layout
         count = int(np.prod(shape))
-        flat = like.new_empty(count + 2 * _MARGIN, dtype=torch_arrays._DTYPES[dtype]).fill_(torch.nan)
+        flat = like.new_empty(count + 2 * _MARGIN, dtype=dtype).fill_(torch.nan)
         flat[:_MARGIN] = 7
         flat[_MARGIN + count :] = 7
         _guards.append((flat, count))

@@ -46,9 +46,10 @@ SHAPES = ((1, 130, 4, 2, 200), (2, 77, 2, 2, 1), (1, 1, 2, 1, 150))
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def filled(self: Any, like: Any, shape: Any, dtype: str, stream: int) -> Any:
+def filled(self: Any, like: Any, layout: Any, stream: int) -> Any:
     """An output before a kernel writes it."""
-    made = like.new_empty(shape, dtype=torch_arrays._DTYPES[dtype])
+    shape, _, dtype = layout
+    made = like.new_empty(shape, dtype=dtype)
     return made.fill_(torch.nan) if made.is_floating_point() else made.zero_()
 
 
