@@ -8,7 +8,7 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.launch.append_arguments import DISPLAYED, append_values, check_append
 from flashgen.launch.array import ArrayInfo, Framework, canonical
-from flashgen.launch.cache_arrays import append_order, given_arrays
+from flashgen.launch.cache_arrays import GivenArrays, append_order
 from flashgen.launch.call import Call, Output, host_buffer, make_steps, order_of
 from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.packing import POINTERS
@@ -32,6 +32,7 @@ class Appender:
 
     def __init__(self, spec: AttentionSpec, target: Target, load: Load) -> None:
         self._spec, self._target, self._load = spec, target, load
+        self._places = GivenArrays(spec)
         self._calls: dict[Any, Call] = {}
 
     def __call__(
@@ -39,7 +40,7 @@ class Appender:
     ) -> Any:
         """The queries, turned where there is a ``rotary``."""
         self._target.check()
-        names, places = given_arrays(self._spec, cache)
+        names, places = self._places.of(cache)
         if cache.seqlens is None:
             raise ArgumentError("cache.seqlens=None: new keys come behind those that are there; say how many these are")
         arrays, how = (*places, k, v, new_k, new_v), None
@@ -62,12 +63,12 @@ class Appender:
             call = self._calls[key] = self._prepare(framework, names, arrays, rotary, stream)
         device, steps, _, layouts, order = call
         handle = framework.stream(device, stream)
-        made = [framework.empty(new_k, layout, handle) for layout in layouts]
+        made, added = framework.allocate(new_k, layouts, handle)
         if steps:
-            addresses = (*pointers, *[framework.pointer(a) for a in made])
+            addresses = (*pointers, *added)
             if order is not None:
                 addresses = order((*addresses, 0))
-            buffers = self._buffers(framework, names, arrays, call, made) if self._target.on_host else ()
+            buffers = self._buffers(framework, names, arrays, call, added) if self._target.on_host else ()
             self._target.launch(steps, device, handle, addresses, buffers)
         return made[0] if made else q
 
@@ -93,11 +94,11 @@ class Appender:
         return Call(device, steps, outputs, layouts, order)
 
     def _buffers(
-        self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...], call: Call, made: list[Any]
+        self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...], call: Call, added: list[int]
     ) -> tuple[Buffer, ...]:
         """What the emulator may let the kernel touch."""
         infos = self._infos(framework, names, arrays)
-        infos |= {o.name: o.at(framework.pointer(x)) for o, x in zip(call.outputs, made, strict=True)}
+        infos |= {o.name: o.at(pointer) for o, pointer in zip(call.outputs, added, strict=True)}
         found = []
         for name, info in infos.items():
             item = self._spec.element.bytes if info.dtype == self._spec.dtype else 4

@@ -45,13 +45,10 @@ class Framework(Protocol):
         """Everything about one array; a typed error if it is no such array."""
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """What ``empty`` is told of a contiguous array, in the library's own terms."""
+        """What ``allocate`` is told of a contiguous array, in the library's own terms."""
 
-    def empty(self, like: Any, layout: Any, stream: int) -> Any:
-        """A new array on the device of ``like``."""
-
-    def pointer(self, array: Any) -> int:
-        """The address of an array made by ``empty``."""
+    def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
+        """New arrays on the device of ``like``, and their addresses."""
 
     def stream(self, device: int, requested: Any) -> int:
         """The raw handle of the stream to launch on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flashgen.dtypes import RESULTS
@@ -32,17 +33,13 @@ class CupyArrays:
         """Shape and element type."""
         return shape, RESULTS[dtype].numpy()
 
-    def empty(self, like: Any, layout: Any, stream: int) -> Any:
+    def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
         """From CuPy's memory pool."""
         import cupy
 
-        shape, dtype = layout
         with like.device:
-            return cupy.empty(shape, dtype=dtype)
-
-    def pointer(self, array: Any) -> int:
-        """The address of an array."""
-        return int(array.data.ptr)
+            made = [cupy.empty(shape, dtype=dtype) for shape, dtype in layouts]
+        return made, [int(array.data.ptr) for array in made]
 
     def stream(self, device: int, requested: Any) -> int:
         """CuPy's current stream of the device."""

@@ -64,7 +64,8 @@ class Executor:
             side, arrays = NOTHING, (q, k, v)
         else:
             side, beside, numbers = self._side.of(dropout, sequences, cache)
-            arrays = (*beside, *self._captured(captured), q, k, v)
+            extra = self._captured(captured) if captured or self._captures is not None else ()
+            arrays = (*beside, *extra, q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
@@ -82,15 +83,15 @@ class Executor:
             _remember(self._forward_calls, key, call)
         device, steps, _, layouts, order = call
         handle = framework.stream(device, stream)
-        made = [framework.empty(q, layout, handle) for layout in layouts]
+        made, added = framework.allocate(q, layouts, handle)
         if steps:
-            addresses = (*pointers, *[framework.pointer(a) for a in made])
+            addresses = (*pointers, *added)
             if order is not None:
                 addresses = order((*addresses, 0))
             buffers: Any = ()
             if target.on_host:
                 request = Request("forward", framework, arrays, scale, stream, side)
-                buffers = self._preparer.buffers(request, call, made)
+                buffers = self._preparer.buffers(request, call, added)
             target.launch(steps, device, handle, addresses, buffers, numbers)
         return made[0], made[1]
 
@@ -134,12 +135,12 @@ class Executor:
             _remember(self._backward_calls, key, call)
         device, steps, _, layouts, order = call
         handle = framework.stream(device, stream)
-        made = [framework.empty(q, layout, handle) for layout in layouts]
+        made, added = framework.allocate(q, layouts, handle)
         if steps:
-            addresses = (*pointers, *[framework.pointer(a) for a in made])
+            addresses = (*pointers, *added)
             if order is not None:
                 addresses = order((*addresses, 0))
-            buffers = self._preparer.buffers(request, call, made) if target.on_host else ()
+            buffers = self._preparer.buffers(request, call, added) if target.on_host else ()
             target.launch(steps, device, handle, addresses, buffers, numbers)
         gradients = tuple(made[:BACKWARD_RESULTS])
         if not captured_gradients:

@@ -110,11 +110,11 @@ class Preparer:
         layouts = tuple(request.framework.layout(output.shape, output.dtype) for output in outputs)
         return Call(device, steps, outputs, layouts, self._order(request, plan, outputs))
 
-    def buffers(self, request: Request, call: Call, made: Sequence[Any]) -> tuple[Buffer, ...]:
-        """What the emulator may let the kernels touch."""
-        given, pointer = self._described(request), request.framework.pointer
+    def buffers(self, request: Request, call: Call, added: Sequence[int]) -> tuple[Buffer, ...]:
+        """What the emulator may let the kernels touch; ``added`` are the addresses of the call's outputs."""
+        given = self._described(request)
         items = (*request.side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
-        outputs = [o.at(pointer(a)) for o, a in zip(call.outputs, made, strict=True)]
+        outputs = [o.at(pointer) for o, pointer in zip(call.outputs, added, strict=True)]
         extra = (*given.beside, *given.captured)
         return (
             *(host_buffer(i, item, writable=False) for i, item in zip(extra, items, strict=True)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.launch.cache_arrays import check_cache, given_arrays
+from flashgen.launch.cache_arrays import GivenArrays, check_cache
 from flashgen.launch.packing import Value
 from flashgen.plan.cache import cache_arrays
 from flashgen.plan.dropout import NUMBERS, STATE
@@ -62,6 +62,7 @@ class SideArguments:
         if spec.cache:
             self.places += cache_arrays(spec)
         self.number_names: tuple[str, ...] = NUMBERS if spec.dropout else ()
+        self._cache_arrays = GivenArrays(spec)
         self._sides: dict[Hashable, Side] = {}
 
     def of(self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None) -> Brought:
@@ -80,10 +81,11 @@ class SideArguments:
         if sequences is not None or self._is_packed:
             sequences = self._checked_sequences(sequences)
             longest = sequences.max_seqlen_q, sequences.max_seqlen_k
-            names, arrays = (*names, *STARTS), (*arrays, sequences.cu_seqlens_q, sequences.cu_seqlens_k)
-            for name, array in zip(COUNTS, (sequences.seqused_q, sequences.seqused_k), strict=True):
-                if array is not None:
-                    names, arrays = (*names, name), (*arrays, array)
+            names, arrays = names + STARTS, (*arrays, sequences.cu_seqlens_q, sequences.cu_seqlens_k)
+            if sequences.seqused_q is not None:
+                names, arrays = (*names, COUNTS[0]), (*arrays, sequences.seqused_q)
+            if sequences.seqused_k is not None:
+                names, arrays = (*names, COUNTS[1]), (*arrays, sequences.seqused_k)
         key = names, longest, p
         side = self._sides.get(key)
         if side is None:
@@ -96,8 +98,8 @@ class SideArguments:
             raise ArgumentError(
                 "cache was given, but this kernel was built without; build one with cache='contiguous' or 'paged'"
             )
-        names, arrays = given_arrays(self._spec, cache)
-        assert cache is not None, "given_arrays refuses None"
+        names, arrays = self._cache_arrays.of(cache)
+        assert cache is not None, "None is no cache"
         key = names, cache.appended, cache.num_splits, cache.max_seqlen_q
         side = self._sides.get(key)
         if side is None:
