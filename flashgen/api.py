@@ -50,6 +50,11 @@ def build(
     return kernel.with_tensors(spec.tensors) if spec.tensors else kernel
 
 
+def built(spec: AttentionSpec, arch: str | Arch) -> Kernel | None:
+    """What ``build`` made before of this spec for GPUs; it builds nothing."""
+    return _kernels.get((spec, None, get_arch(arch).name, "gpu"))
+
+
 def _arch(arch: str | Arch | None, target: TargetName) -> Arch:
     if arch is not None:
         return get_arch(arch)

@@ -156,6 +156,15 @@ def test_a_capture_of_what_was_never_called_is_refused(plain_outputs: None) -> N
     assert fg.attention(q, q, q, mask=fg.window(17, 3)).isfinite().all()
 
 
+def test_a_graph_captures_what_was_warmed_up_before(plain_outputs: None) -> None:
+    q = torch.randn(1, 64, 2, 104, device="cuda", dtype=torch.bfloat16)
+    fg.build(fg.AttentionSpec(104, dtype="bf16", mask=fg.window(19, 5))).warmup()
+    graph, out = captured(lambda: fg.attention(q, q, q, mask=fg.window(19, 5)))
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    assert torch.equal(out, fg.attention(q, q, q, mask=fg.window(19, 5)))
+
+
 def test_tensors_of_two_devices_are_refused(inputs: Any) -> None:
     q, k, v = (x.detach() for x in inputs)
     with pytest.raises(fg.ArgumentError, match="k is on the CPU"):
