@@ -65,14 +65,14 @@ class TorchArrays:
         types = type(q), type(k), type(v)
         if len(arrays) == 3:
             return (bits & 15, layout, place, types), pointers
-        key: list[Any] = [layout, place, types]
-        before = []
+        key: tuple[Any, ...] = layout, place, types
+        before: tuple[int, ...] = ()
         for a in arrays[:-3]:
             pointer = a.data_ptr()
             bits |= pointer
-            before.append(pointer)
+            before += (pointer,)
             key += (a.shape, a.stride(), a.dtype, a.get_device(), type(a))
-        return (bits & 15, *key), (*before, *pointers)
+        return (bits & 15, key), before + pointers
 
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one tensor."""
