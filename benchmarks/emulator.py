@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from flashgen.api import make_variant
 from flashgen.arch import get_arch
 from flashgen.emulator import EmulatedKernel, load
 from flashgen.emulator.build import kernel_library
@@ -28,6 +27,7 @@ from flashgen.emulator.toolchain import find_toolchain
 from flashgen.launch.executor import Executor
 from flashgen.launch.host import HostTarget
 from flashgen.launch.variant import Variant
+from flashgen.making import make_variant
 from flashgen.plan import workspaces
 from flashgen.render import KernelSource
 from flashgen.spec import AttentionSpec, causal

@@ -81,7 +81,11 @@ mask, capped = fg.causal(), fg.softcap(20.0)
 q, k, v = (torch.randn(1, 64, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
 for x in (q, k, v):
     x.requires_grad_(GRADIENTS)
-rows, starts = [x.detach()[0] for x in (q, k, v)], torch.tensor([0, 30, 64], device="cuda", dtype=torch.int32)
+rows = [x.detach()[0].requires_grad_(GRADIENTS) for x in (q, k, v)]
+starts = torch.tensor([0, 30, 64], device="cuda", dtype=torch.int32)
+token, new_k, new_v = torch.randn(3, 2, 1, 1, 64, device="cuda", dtype=torch.bfloat16)
+caches = [torch.zeros(2, 4096, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+lengths = torch.tensor([20, 4000], device="cuda", dtype=torch.int32)
 def call():
     CALL
 for _ in range(100):
@@ -95,15 +99,31 @@ for _ in range(50):
     best = min(best, (time.perf_counter() - start) / calls)
 print(best)
 """
-#: What is called, whether gradients are recorded, and how many microseconds it may take.
+#: What is called, whether gradients are recorded, and how many microseconds it may take, if that is demanded.
 LAUNCHES = {
     "one call of a kernel": ("kernel(q, k, v)", False, 15),
     "fg.attention": ("fg.attention(q, k, v, mask=mask)", False, 25),
     "fg.attention, softcap": ("fg.attention(q, k, v, mask=mask, score=capped)", False, 25),
     "fg.flash_attn_func": ("fg.flash_attn_func(q, k, v, causal=True)", False, 25),
+    "fg.flash_attn_with_kvcache": (
+        "fg.flash_attn_with_kvcache(token, *caches, cache_seqlens=lengths, causal=True)",
+        False,
+        25,
+    ),
+    # Two calls of kernels: one puts the token into the cache.
+    "fg.flash_attn_with_kvcache, a new token": (
+        "fg.flash_attn_with_kvcache(token, *caches, new_k, new_v, cache_seqlens=lengths, causal=True)",
+        False,
+        None,
+    ),
     "fg.flash_attn_varlen_func": ("fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)", False, 25),
     "fg.attention, recording gradients": ("fg.attention(q, k, v, mask=mask)", True, 50),
     "fg.flash_attn_func, recording gradients": ("fg.flash_attn_func(q, k, v, causal=True)", True, 50),
+    "fg.flash_attn_varlen_func, recording gradients": (
+        "fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)",
+        True,
+        50,
+    ),
 }
 
 

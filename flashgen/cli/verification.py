@@ -17,8 +17,8 @@ from flashgen.plan.varlen import COUNTS, STARTS
 _OF_CACHE = ("seqlens", "batch_idx", "leftpad", "block_table")
 
 if TYPE_CHECKING:
-    from flashgen.api import TargetName
     from flashgen.cli.gpus import Gpu
+    from flashgen.making import TargetName
     from flashgen.verify import Run
     from flashgen.verify import Verification as Checked
 

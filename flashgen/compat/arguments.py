@@ -20,7 +20,6 @@ def attention(
     window_size: tuple[int, int],
     softcap: float,
     deterministic: bool,
-    *,
     alibi_slopes: Any = None,
     attention_chunk: int = 0,
     dropout_p: float = 0.0,
@@ -32,13 +31,8 @@ def attention(
     reproducible = True if deterministic else None
     if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
         return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p, sequences, state)
-    form = Form(
-        left,
-        right,
-        chunk=chunk_of(attention_chunk),
-        softcap=cap_of(softcap),
-        alibi=None if alibi_slopes is None else _slopes(alibi_slopes, q, sequences),
-    )
+    slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, sequences)
+    form = Form(left, right, chunk_of(attention_chunk), None, (), cap_of(softcap), slopes)
     tensors = () if alibi_slopes is None else (alibi_slopes,)
     return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state)
 

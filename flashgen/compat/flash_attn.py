@@ -40,8 +40,12 @@ def flash_attn_func(
     without dropout, as there; else it holds the probabilities of all pairs, ``(B, H, Sq, Sk)`` with lengths rounded up
     to 128, below 0 where a pair was dropped.
     """
-    options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    return _attend(q, k, v, None, dropout_p, *options)
+    if not return_attn_probs:
+        rules = softmax_scale, causal, window_size, softcap, deterministic, alibi_slopes
+        return attention(q, k, v, *rules, dropout_p=dropout_p)[0]
+    return _with_probabilities(
+        q, k, v, None, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
+    )
 
 
 def flash_attn_kvpacked_func(
@@ -145,8 +149,12 @@ def flash_attn_varlen_func(
         )
         return (out, lse, out.new_empty(0)) if return_attn_probs else out
     sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    return _attend(q, k, v, sequences, dropout_p, *options)
+    if not return_attn_probs:
+        rules = softmax_scale, causal, window_size, softcap, deterministic, alibi_slopes
+        return attention(q, k, v, *rules, dropout_p=dropout_p, sequences=sequences)[0]
+    return _with_probabilities(
+        q, k, v, sequences, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
+    )
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -220,7 +228,7 @@ def flash_attn_varlen_qkvpacked_func(
     )
 
 
-def _attend(
+def _with_probabilities(
     q: Any,
     k: Any,
     v: Any,
@@ -232,19 +240,15 @@ def _attend(
     softcap: float,
     alibi_slopes: Any,
     deterministic: bool,
-    return_attn_probs: bool,
 ) -> Any:
-    """``out``, or all three results."""
-    state = drawn_state(dropout_p, q) if return_attn_probs else None
-    arguments = q, k, v, scale, causal, window_size, softcap, deterministic
-    more = {"alibi_slopes": alibi_slopes, "dropout_p": dropout_p, "sequences": sequences, "state": state}
-    out, lse = attention(*arguments, **more)
-    if not return_attn_probs:
-        return out
+    """``(out, softmax_lse, S_dmask)``."""
+    state = drawn_state(dropout_p, q)
+    rules = scale, causal, window_size, softcap, deterministic, alibi_slopes
+    out, lse = attention(q, k, v, *rules, dropout_p=dropout_p, sequences=sequences, state=state)
     if state is None:
         return out, lse, out.new_empty(0)
-    rules = {"scale": scale, "limits": limits_of(causal, window_size), "softcap": softcap, "slopes": alibi_slopes}
+    shown = {"scale": scale, "limits": limits_of(causal, window_size), "softcap": softcap, "slopes": alibi_slopes}
     dropout = Dropout(dropout_p, state=state)
     # Autocast may have changed what was attended to.
     q, k = q.to(out.dtype), k.to(out.dtype)
-    return out, lse, signed_probabilities(q, k, lse, dropout, **rules, sequences=sequences)
+    return out, lse, signed_probabilities(q, k, lse, dropout, **shown, sequences=sequences)

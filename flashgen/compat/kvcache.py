@@ -77,11 +77,9 @@ def with_kvcache(
     return_lse: bool,
 ) -> Any:
     """What both generations' functions do."""
-    ranks = {"q": (q, 4 if cache.cu_seqlens_q is None else 3)}
-    ranks |= {"k_cache": (k_cache, 4), "v_cache": (v_cache, 4), "k": (k, 4), "v": (v, 4)}
-    for name, (x, rank) in ranks.items():
-        if x is not None and x.dim() != rank:
-            raise ArgumentError(f"{name} has shape {tuple(x.shape)}; it must have {rank} dimensions")
+    of_queries = 4 if cache.cu_seqlens_q is None else 3
+    if q.dim() != of_queries or k_cache.dim() != 4 or v_cache.dim() != 4 or k is not None or v is not None:
+        _check_ranks(of_queries, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     if (k is None) != (v is None):
         raise ArgumentError("k and v go together: pass both, or neither")
     if k is None and rotary is not None:
@@ -91,12 +89,22 @@ def with_kvcache(
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
     left, right = limits_of(causal, window_size)
-    form = Form(
-        left, right, chunk=chunk_of(attention_chunk), softcap=cap_of(softcap), alibi=_slopes(alibi_slopes, q, cache)
-    )
-    tensors = () if alibi_slopes is None else (alibi_slopes,)
+    tensors: tuple[Any, ...]
+    if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
+        form, tensors = Form(left, right), ()
+    else:
+        slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, cache)
+        form = Form(left, right, chunk_of(attention_chunk), None, (), cap_of(softcap), slopes)
+        tensors = () if alibi_slopes is None else (alibi_slopes,)
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, k=k, v=v, rotary=rotary, scale=scale)
     return (out, lse) if return_lse else out
+
+
+def _check_ranks(of_queries: int, **tensors: Any) -> None:
+    for name, x in tensors.items():
+        rank = of_queries if name == "q" else 4
+        if x is not None and x.dim() != rank:
+            raise ArgumentError(f"{name} has shape {tuple(x.shape)}; it must have {rank} dimensions")
 
 
 def cache_of(
@@ -129,9 +137,7 @@ def rotary_of(
     return Rotary(cos, sin, interleaved, positions, one_position=not causal and tuple(window_size) == (-1, -1))
 
 
-def _slopes(slopes: Any, q: Any, cache: KVCache) -> tuple[Any, int] | None:
-    if slopes is None:
-        return None
+def _slopes(slopes: Any, q: Any, cache: KVCache) -> tuple[Any, int]:
     batch = q.shape[0] if cache.cu_seqlens_q is None else cache.cu_seqlens_q.shape[0] - 1
     shape, allowed = tuple(slopes.shape), ((q.shape[-2],), (batch, q.shape[-2]))
     if shape not in allowed:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.append_arguments import DISPLAYED, append_values, check_append
-from flashgen.launch.array import Framework, canonical
-from flashgen.launch.cache_arrays import append_order, given_arrays
-from flashgen.launch.call import Call, Output, host_buffer, make_steps
-from flashgen.launch.frameworks import common_framework
+from flashgen.launch.array import ArrayInfo, Framework, canonical
+from flashgen.launch.cache_arrays import GivenArrays, append_order
+from flashgen.launch.call import Call, Output, host_buffer, make_steps, order_of
+from flashgen.launch.frameworks import common_framework, framework_of
 from flashgen.launch.packing import POINTERS
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.plan.model import Problem, Role
@@ -21,6 +21,7 @@ _CALLS_KEPT = 1024
 #: Where queries go.
 _TURNED = "rotated_q"
 _WRITTEN = ("k", "v", _TURNED)
+_TENSORS = ("k", "v", "new_k", "new_v")
 
 #: ``load(device, stream) -> kernels by role``.
 Load = Callable[[int, int | None], Mapping[Role, Ready]]
@@ -31,6 +32,7 @@ class Appender:
 
     def __init__(self, spec: AttentionSpec, target: Target, load: Load) -> None:
         self._spec, self._target, self._load = spec, target, load
+        self._places = GivenArrays(spec)
         self._calls: dict[Any, Call] = {}
 
     def __call__(
@@ -38,57 +40,79 @@ class Appender:
     ) -> Any:
         """The queries, turned where there is a ``rotary``."""
         self._target.check()
-        arrays = self._arrays(k, v, new_k, new_v, cache, q, rotary)
-        names, given = tuple(arrays), tuple(arrays.values())
-        framework = common_framework([DISPLAYED.get(name, name) for name in names], given)
-        signature, pointers = framework.signature(given, stream)
-        key = (names, signature, None if rotary is None else (rotary.interleaved, rotary.one_position))
+        names, places = self._places.of(cache)
+        if cache.seqlens is None:
+            raise ArgumentError("cache.seqlens=None: new keys come behind those that are there; say how many these are")
+        arrays, how = (*places, k, v, new_k, new_v), None
+        names += _TENSORS
+        if rotary is not None:
+            how = rotary.interleaved, rotary.one_position
+            more, turned = _turned(rotary, q)
+            names, arrays = names + more, arrays + turned
+        framework = framework_of(k)
+        try:
+            signature, pointers = framework.signature(arrays, stream)
+        except (AttributeError, TypeError) as error:
+            common_framework(_displayed(names), arrays)
+            raise ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}") from error
+        key = signature, names, how
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= _CALLS_KEPT:
                 self._calls.clear()
-            call = self._calls[key] = self._prepare(framework, arrays, rotary, stream)
-        handle = framework.stream(call.device, stream)
-        turned = [framework.empty(new_k, output.shape, output.dtype, handle) for output in call.outputs]
-        if call.steps:
-            places = dict(zip(names, pointers, strict=True))
-            if turned:
-                places[_TURNED] = framework.pointer(turned[0])
-            addresses = [places.get(name, 0) for name in (*append_order(self._spec), *POINTERS)]
-            buffers = self._buffers(framework, arrays, turned) if self._target.on_host else ()
-            self._target.launch(call.steps, call.device, handle, addresses, buffers)
-        return turned[0] if turned else q
+            call = self._calls[key] = self._prepare(framework, names, arrays, rotary, stream)
+        device, steps, _, layouts, order = call
+        handle = framework.stream(device, stream)
+        made, added = framework.allocate(new_k, layouts, handle)
+        if steps:
+            addresses = (*pointers, *added)
+            if order is not None:
+                addresses = order((*addresses, 0))
+            buffers = self._buffers(framework, names, arrays, call, added) if self._target.on_host else ()
+            self._target.launch(steps, device, handle, addresses, buffers)
+        return made[0] if made else q
 
-    def _arrays(
-        self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None
-    ) -> dict[str, Any]:
-        """The arrays of a call by parameter; q is one only where it is to be turned."""
-        names, given = given_arrays(self._spec, cache)
-        if cache.seqlens is None:
-            raise ArgumentError("cache.seqlens=None: new keys come behind those that are there; say how many these are")
-        arrays = dict(zip(names, given, strict=True)) | {"k": k, "v": v, "new_k": new_k, "new_v": new_v}
-        if rotary is None:
-            return arrays
-        optional = {"rotary_positions": rotary.positions, "q": q}
-        arrays |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin}
-        return arrays | {name: array for name, array in optional.items() if array is not None}
+    def _infos(self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict[str, ArrayInfo]:
+        """The arrays by parameter."""
+        described = [framework.describe(name, array) for name, array in zip(_displayed(names), arrays, strict=True)]
+        return {name: canonical(info) for name, info in zip(names, described, strict=True)}
 
-    def _prepare(self, framework: Framework, arrays: Mapping[str, Any], rotary: Rotary | None, stream: Any) -> Call:
-        infos = {name: canonical(framework.describe(DISPLAYED.get(name, name), x)) for name, x in arrays.items()}
+    def _prepare(
+        self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...], rotary: Rotary | None, stream: Any
+    ) -> Call:
+        common_framework(_displayed(names), arrays)
+        infos = self._infos(framework, names, arrays)
         check_append(self._spec, infos, on_host=self._target.on_host)
         q, new_k, device = infos.get("q"), infos["new_k"], infos["k"].device
         outputs = () if q is None else (Output(_TURNED, q.shape, self._spec.dtype),)
         heads = max(new_k.shape[2], q.shape[2] if q else 0)
         rows = Problem(new_k.shape[0], heads, heads, max(new_k.shape[1], q.shape[1] if q else 0), 0)
         kernels = self._load(device, framework.stream(device, stream))
-        values = append_values(self._spec, infos, rotary, outputs)
-        return Call(device, make_steps(kernels, ("append",), rows, values, {}), outputs)
+        steps = make_steps(kernels, ("append",), rows, append_values(self._spec, infos, rotary, outputs), {})
+        layouts = tuple(framework.layout(output.shape, output.dtype) for output in outputs)
+        order = order_of((*names, *(o.name for o in outputs)), (*append_order(self._spec), *POINTERS))
+        return Call(device, steps, outputs, layouts, order)
 
-    def _buffers(self, framework: Framework, arrays: Mapping[str, Any], turned: Sequence[Any]) -> tuple[Buffer, ...]:
+    def _buffers(
+        self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...], call: Call, added: list[int]
+    ) -> tuple[Buffer, ...]:
         """What the emulator may let the kernel touch."""
+        infos = self._infos(framework, names, arrays)
+        infos |= {o.name: o.at(pointer) for o, pointer in zip(call.outputs, added, strict=True)}
         found = []
-        for name, array in (*arrays.items(), *((_TURNED, x) for x in turned)):
-            info = canonical(framework.describe(name, array))
+        for name, info in infos.items():
             item = self._spec.element.bytes if info.dtype == self._spec.dtype else 4
             found.append(host_buffer(info, item, writable=name in _WRITTEN))
         return tuple(found)
+
+
+def _turned(rotary: Rotary, q: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The arrays that turning takes, by parameter; q is one only where it is to be turned."""
+    arrays = {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions, "q": q}
+    given = [name for name, array in arrays.items() if array is not None]
+    return tuple(given), tuple([arrays[name] for name in given])
+
+
+def _displayed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """What people call them."""
+    return tuple(DISPLAYED.get(name, name) for name in names)

@@ -44,11 +44,11 @@ class Framework(Protocol):
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one array; a typed error if it is no such array."""
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
-        """A new contiguous array on the device of ``like``."""
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """What ``allocate`` is told of a contiguous array, in the library's own terms."""
 
-    def pointer(self, array: Any) -> int:
-        """The address of an array made by ``empty``."""
+    def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
+        """New arrays on the device of ``like``, and their addresses."""
 
     def stream(self, device: int, requested: Any) -> int:
         """The raw handle of the stream to launch on."""

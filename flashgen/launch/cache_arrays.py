@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from flashgen.errors import ArgumentError
@@ -14,19 +15,41 @@ _PREFIX = "cache_"
 _LENGTH_LIMIT = 2**30
 
 
-def given_arrays(spec: AttentionSpec, cache: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The arrays of a call by the names of their parameters, as far as it has them."""
-    if not isinstance(cache, KVCache):
-        raise ArgumentError(
-            f"cache={cache!r}: this kernel was built with cache={spec.cache!r}; pass cache=flashgen.KVCache(seqlens)"
+class GivenArrays:
+    """Finds the arrays that calls of one spec bring, by the names of their parameters."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
+        # Which arrays there are, is known by which are None: looked up, since this is asked for at every call.
+        self._known: dict[tuple[bool, ...], tuple[tuple[str, ...], Callable[[KVCache], tuple[Any, ...]]]] = {}
+
+    def of(self, cache: KVCache | None) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        """The names and the arrays of a call."""
+        if type(cache) is not KVCache:
+            raise ArgumentError(
+                f"cache={cache!r}: this kernel was built with cache={self._spec.cache!r}; pass "
+                "cache=flashgen.KVCache(seqlens)"
+            )
+        pattern = (
+            *(cache.seqlens is None, cache.batch_idx is None, cache.leftpad is None),
+            *(cache.block_table is None, cache.cu_seqlens_q is None),
         )
-    if spec.cache == "paged" and cache.block_table is None:
-        raise ArgumentError("cache.block_table=None, but this kernel was built with cache='paged'; pass the table")
-    if spec.cache != "paged" and cache.block_table is not None:
-        raise ArgumentError("cache.block_table is for kernels built with cache='paged'; leave it out, or build one")
-    fields = {name: getattr(cache, name.removeprefix(_PREFIX)) for name in cache_arrays(spec)}
-    names = tuple(name for name, array in fields.items() if array is not None)
-    return names, tuple(fields[name] for name in names)
+        found = self._known.get(pattern)
+        if found is None:
+            found = self._known[pattern] = self._find(cache)
+        names, arrays = found
+        return names, arrays(cache)
+
+    def _find(self, cache: KVCache) -> tuple[tuple[str, ...], Callable[[KVCache], tuple[Any, ...]]]:
+        if self._spec.cache == "paged" and cache.block_table is None:
+            raise ArgumentError("cache.block_table=None, but this kernel was built with cache='paged'; pass the table")
+        if self._spec.cache != "paged" and cache.block_table is not None:
+            raise ArgumentError("cache.block_table is for kernels built with cache='paged'; leave it out, or build one")
+        fields = {name: name.removeprefix(_PREFIX) for name in cache_arrays(self._spec)}
+        names = tuple(name for name, field in fields.items() if getattr(cache, field) is not None)
+        if len(names) < 2:
+            return names, lambda given: tuple(getattr(given, fields[name]) for name in names)
+        return names, attrgetter(*(fields[name] for name in names))
 
 
 def append_order(spec: AttentionSpec) -> tuple[str, ...]:

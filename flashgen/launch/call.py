@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo, contiguous_strides
 from flashgen.launch.cache_arrays import append_order
-from flashgen.launch.packing import Packer, Value, parameter_values
+from flashgen.launch.packing import POINTERS, Packer, Value, parameter_values
 from flashgen.launch.side import SideArguments
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.cache import PARTIALS
 from flashgen.plan.captured import gradient_parameters
 from flashgen.plan.expressions import captured_parameters
-from flashgen.plan.model import KernelPlan, Problem, Role
+from flashgen.plan.model import AttentionPlan, KernelPlan, Problem, Role
 
 #: Launch order of a backward pass; roles that a plan lacks are left out.
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
-#: How many arrays ``backward_outputs`` makes; gradients of captured tensors come after them.
-BACKWARD_OUTPUTS = 8
+#: How many of the outputs of a pass are results; gradients of captured tensors come after them, then workspaces.
+FORWARD_RESULTS, BACKWARD_RESULTS = 2, 3
 #: The most blocks a grid has along x, y and z.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
@@ -39,31 +40,51 @@ class Output(NamedTuple):
         return ArrayInfo(self.name, pointer, self.shape, contiguous_strides(self.shape), self.dtype, 0)
 
 
+#: Puts the addresses of a call's arrays and outputs in the order of parameters. Behind them comes a 0, for all others.
+Order = Callable[[Sequence[int]], tuple[int, ...]]
+
+
 class Call(NamedTuple):
     """A validated combination of arguments, ready for any addresses."""
 
     device: int
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]
+    #: The outputs as their library is told of them.
+    layouts: tuple[Any, ...]
+    #: None where addresses are in order as they come.
+    order: Order | None
 
 
 def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Ready]:
     """A variant's kernels, loaded, by role, with what every launch of them needs."""
     handles = target.load(variant, device)
     # Every kernel of a call is handed the same addresses, whether it reads what was captured or not.
-    expressions = variant.plan.kernels[0].expressions
-    side = SideArguments(variant.plan.spec)
-    partials = PARTIALS if variant.plan.spec.cache else ()
-    first = (*side.number_names, *side.places, *captured_parameters(expressions), *partials)
-    order = first, gradient_parameters(expressions)
+    numbers, every = SideArguments(variant.plan.spec).number_names, addressed(variant.plan)
     ready = {}
     for role, kernel in variant.kernels.items():
         plan = kernel.plan
-        own = (append_order(plan.spec), ()) if plan.role == "append" else order
-        packer = Packer(plan.params, *own, boxes=plan.boxes, map_address=target.map_address)
+        order = (*append_order(plan.spec), *POINTERS) if plan.role == "append" else (*numbers, *every)
+        packer = Packer(plan.params, order, boxes=plan.boxes, map_address=target.map_address)
         most = target.multiprocessors(device) * plan.min_blocks if plan.is_persistent else None
         ready[role] = Ready(handles[role], plan, plan.smem.bytes, packer, most)
     return ready
+
+
+def addressed(plan: AttentionPlan) -> tuple[str, ...]:
+    """The parameters that hold addresses of a call's arrays, in the order in which it hands these over."""
+    expressions = plan.kernels[0].expressions
+    partials = PARTIALS if plan.spec.cache else ()
+    first = (*SideArguments(plan.spec).places, *captured_parameters(expressions), *partials)
+    return (*first, *POINTERS, *gradient_parameters(expressions))
+
+
+def order_of(names: Sequence[str], wanted: Sequence[str]) -> Order | None:
+    """How the addresses of arrays by these names come to be in the order wanted."""
+    if tuple(names) == tuple(wanted):
+        return None
+    places = {name: i for i, name in enumerate(names)}
+    return itemgetter(*(places.get(name, -1) for name in wanted))
 
 
 def make_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flashgen.dtypes import RESULTS
@@ -28,16 +29,17 @@ class CupyArrays:
         dtype = dtype_name(array.dtype.name)
         return ArrayInfo(name, array.data.ptr, tuple(array.shape), strides, dtype, array.device.id)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Shape and element type."""
+        return shape, RESULTS[dtype].numpy()
+
+    def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
         """From CuPy's memory pool."""
         import cupy
 
         with like.device:
-            return cupy.empty(shape, dtype=RESULTS[dtype].numpy())
-
-    def pointer(self, array: Any) -> int:
-        """The address of an array."""
-        return int(array.data.ptr)
+            made = [cupy.empty(shape, dtype=dtype) for shape, dtype in layouts]
+        return made, [int(array.data.ptr) for array in made]
 
     def stream(self, device: int, requested: Any) -> int:
         """CuPy's current stream of the device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flashgen.errors import ArgumentError, LaunchError
@@ -42,7 +43,11 @@ class ForeignArrays:
             return dlpack.read(name, array.__dlpack__(stream=wanted))
         return _from_interface(name, array.__cuda_array_interface__, stream)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Shape and element type."""
+        return shape, dtype
+
+    def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
         """Stream-ordered memory of the driver; refused during graph capture, which would keep its address."""
         driver = get_driver()
         device = self._read("array", like, None).device
@@ -53,11 +58,8 @@ class ForeignArrays:
                 "outputs for arrays of this library cannot be allocated while a CUDA graph is captured; "
                 "use torch or CuPy arrays there"
             )
-        return DeviceArray(driver, shape, dtype, device, stream)
-
-    def pointer(self, array: Any) -> int:
-        """The address of an array made by ``empty``."""
-        return int(array.info.pointer)
+        made = [DeviceArray(driver, shape, dtype, device, stream) for shape, dtype in layouts]
+        return made, [array.info.pointer for array in made]
 
     def stream(self, device: int, requested: Any) -> int:
         """The caller's ``stream=`` (a handle, or an object with one), else the legacy default stream."""

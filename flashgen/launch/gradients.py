@@ -23,8 +23,8 @@ class Gradients:
         self._gradients = gradients_of(expressions)
         self.names = tuple(g.tensor.name for g in self._gradients)
 
-    def outputs(self, captured: Sequence[ArrayInfo]) -> tuple[Output, ...]:
-        """The gradients, then the workspaces in which those that take sums are summed."""
+    def outputs(self, captured: Sequence[ArrayInfo]) -> tuple[tuple[Output, ...], tuple[Output, ...]]:
+        """The gradients, and the workspaces in which those that take sums are summed."""
         shapes = {info.name: info.shape for info in captured}
         results = [Output(g.parameter, shapes[g.tensor.name], DTYPES[g.tensor.element]) for g in self._gradients]
         workspaces = [
@@ -32,7 +32,7 @@ class Gradients:
             for g in self._gradients
             if g.how == "sum"
         ]
-        return (*results, *workspaces)
+        return tuple(results), tuple(workspaces)
 
     def values(self, captured: Sequence[ArrayInfo], problem: Problem) -> dict[str | None, float]:
         """How many elements gradients have, and how many of them no kernel would write."""

@@ -61,15 +61,17 @@ class Scratch(threading.local):
 
 
 class Packer:
-    """Writes the parameter struct of one kernel; tensors' addresses lie ``map_address`` bytes into their maps."""
+    """Writes the parameter struct of one kernel, which a call hands numbers and addresses in ``order``.
+
+    In tensor maps the address of the tensor lies ``map_address`` bytes from the beginning.
+    """
 
     __slots__ = ("_fields", "_names", "_padding", "_places", "size", "takes_counter")
 
     def __init__(
         self,
         table: ParamTable,
-        first: tuple[str, ...] = (),
-        gradients: tuple[str, ...] = (),
+        order: tuple[str, ...],
         *,
         boxes: Sequence[Box] = (),
         map_address: int = 0,
@@ -81,7 +83,7 @@ class Packer:
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
         self._names = tuple(None if p.kind in _OF_CALLS else p.name for p in table.params)
-        places = _addresses(table, (*first, *POINTERS, *gradients), boxes, map_address)
+        places = _addresses(table, order, boxes, map_address)
         self._places = tuple((at // _WORD, place) for at, place in places)
 
     def template(self, values: Mapping[str | None, Value]) -> Template:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.launch.cache_arrays import check_cache, given_arrays
+from flashgen.launch.cache_arrays import GivenArrays, check_cache
 from flashgen.launch.packing import Value
 from flashgen.plan.cache import cache_arrays
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
 
+#: How many Sides are remembered per kernel.
+_SIDES_KEPT = 1024
 
-class Side(NamedTuple):
-    """The side arguments of one call."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """What the side arguments of a call settle, all but addresses and what else changes with every call.
+
+    Calls that settle the same share one object, by which they are then looked up.
+    """
 
     #: The arrays that are given, and their places.
     names: tuple[str, ...] = ()
-    arrays: tuple[Any, ...] = ()
-    #: What changes with every call, as addresses do.
-    numbers: tuple[int, ...] = ()
-    #: What else shapes the call, and the parameters that say so.
-    key: Hashable = ()
+    #: Parameters by name.
     values: tuple[tuple[str, float], ...] = ()
     #: Queries and keys of the longest of packed sequences.
     longest: tuple[int, int] = (0, 0)
@@ -44,6 +47,8 @@ class Side(NamedTuple):
 
 
 NOTHING = Side()
+#: The Side of a call, its arrays, and the numbers that it brings as it does addresses.
+Brought = tuple[Side, tuple[Any, ...], tuple[int, ...]]
 
 
 class SideArguments:
@@ -56,77 +61,76 @@ class SideArguments:
         self.places: tuple[str, ...] = (STATE,) * spec.dropout + (*STARTS, *COUNTS) * spec.varlen
         if spec.cache:
             self.places += cache_arrays(spec)
-        self._picks: dict[tuple[str, ...], Callable[[Sequence[int]], tuple[int, ...]]] = {}
         self.number_names: tuple[str, ...] = NUMBERS if spec.dropout else ()
+        self._cache_arrays = GivenArrays(spec)
+        self._sides: dict[Hashable, Side] = {}
 
-    def of(self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None) -> Side:
+    def of(self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None) -> Brought:
         """The side arguments of a call."""
-        if dropout is None and sequences is None and cache is None and not self.places:
-            return NOTHING
         if self._spec.cache or cache is not None:
             return self._cached(cache)
-        drop, packed = self._dropped(dropout), self._packed(sequences)
-        if drop is NOTHING or packed is NOTHING:
-            return packed if drop is NOTHING else drop
-        return drop._replace(
-            names=drop.names + packed.names,
-            arrays=drop.arrays + packed.arrays,
-            key=(drop.key, packed.key),
-            longest=packed.longest,
-        )
+        names: tuple[str, ...] = ()
+        arrays: tuple[Any, ...] = ()
+        numbers: tuple[int, ...] = ()
+        longest, p = (0, 0), None
+        if dropout is not None or self._has_dropout:
+            dropout = self._checked_dropout(dropout)
+            p, numbers = dropout.p, (dropout.seed, dropout.offset)
+            if dropout.state is not None:
+                names, arrays = (STATE,), (dropout.state,)
+        if sequences is not None or self._is_packed:
+            sequences = self._checked_sequences(sequences)
+            longest = sequences.max_seqlen_q, sequences.max_seqlen_k
+            names, arrays = names + STARTS, (*arrays, sequences.cu_seqlens_q, sequences.cu_seqlens_k)
+            if sequences.seqused_q is not None:
+                names, arrays = (*names, COUNTS[0]), (*arrays, sequences.seqused_q)
+            if sequences.seqused_k is not None:
+                names, arrays = (*names, COUNTS[1]), (*arrays, sequences.seqused_k)
+        key = names, longest, p
+        side = self._sides.get(key)
+        if side is None:
+            drops = () if dropout is None else _drops(dropout)
+            side = self._remembered(key, Side(names, drops, longest))
+        return side, arrays, numbers
 
-    def _dropped(self, dropout: Dropout | None) -> Side:
+    def _cached(self, cache: KVCache | None) -> Brought:
+        if not self._spec.cache:
+            raise ArgumentError(
+                "cache was given, but this kernel was built without; build one with cache='contiguous' or 'paged'"
+            )
+        names, arrays = self._cache_arrays.of(cache)
+        assert cache is not None, "None is no cache"
+        key = names, cache.appended, cache.num_splits, cache.max_seqlen_q
+        side = self._sides.get(key)
+        if side is None:
+            values = (("appended", cache.appended),)
+            side = self._remembered(key, Side(names, values, (cache.max_seqlen_q, 0), cache.num_splits))
+        return side, arrays, ()
+
+    def _remembered(self, key: Hashable, side: Side) -> Side:
+        """The one that calls with this key share, whichever thread made it first."""
+        if len(self._sides) >= _SIDES_KEPT:
+            self._sides.clear()
+        return self._sides.setdefault(key, side)
+
+    def _checked_dropout(self, dropout: Dropout | None) -> Dropout:
         if not self._has_dropout:
-            if dropout is not None:
-                raise ArgumentError("dropout was given, but this kernel was built without; build one with dropout=True")
-            return NOTHING
+            raise ArgumentError("dropout was given, but this kernel was built without; build one with dropout=True")
         if not isinstance(dropout, Dropout):
             raise ArgumentError(
                 f"dropout={dropout!r}: this kernel was built with dropout=True; pass dropout=flashgen.Dropout(p, seed)"
             )
-        names, arrays = ((STATE,), (dropout.state,)) if dropout.state is not None else ((), ())
-        values = (("dropout_below", dropout.dropped_below), ("dropout_factor", dropout.factor))
-        return Side(names, arrays, (dropout.seed, dropout.offset), (dropout.p, names), values)
+        return dropout
 
-    def _packed(self, sequences: Sequences | None) -> Side:
+    def _checked_sequences(self, sequences: Sequences | None) -> Sequences:
         if not self._is_packed:
-            if sequences is not None:
-                raise ArgumentError(
-                    "sequences was given, but this kernel was built without; build one with varlen=True"
-                )
-            return NOTHING
+            raise ArgumentError("sequences was given, but this kernel was built without; build one with varlen=True")
         if not isinstance(sequences, Sequences):
             raise ArgumentError(
                 f"sequences={sequences!r}: this kernel was built with varlen=True; pass sequences=flashgen.Sequences"
                 "(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)"
             )
-        names: tuple[str, ...] = STARTS
-        arrays: tuple[Any, ...] = sequences.cu_seqlens_q, sequences.cu_seqlens_k
-        for name, array in zip(COUNTS, (sequences.seqused_q, sequences.seqused_k), strict=True):
-            if array is not None:
-                names, arrays = (*names, name), (*arrays, array)
-        longest = sequences.max_seqlen_q, sequences.max_seqlen_k
-        return Side(names, arrays, key=(names, longest), longest=longest)
-
-    def _cached(self, cache: KVCache | None) -> Side:
-        if not self._spec.cache:
-            raise ArgumentError(
-                "cache was given, but this kernel was built without; build one with cache='contiguous' or 'paged'"
-            )
-        names, arrays = given_arrays(self._spec, cache)
-        assert cache is not None, "given_arrays refuses None"
-        values, longest = (("appended", cache.appended),), (cache.max_seqlen_q, 0)
-        key = names, values, cache.num_splits, longest
-        return Side(names, arrays, key=key, values=values, longest=longest, num_splits=cache.num_splits)
-
-    def addresses(self, side: Side, pointers: Sequence[int]) -> tuple[int, ...]:
-        """One for each place, 0 where there is no array."""
-        pick = self._picks.get(side.names)
-        if pick is None:
-            # The last one is the 0 behind the addresses that there are.
-            order = [side.names.index(place) if place in side.names else -1 for place in self.places]
-            pick = self._picks[side.names] = itemgetter(*order) if len(order) > 1 else lambda given: (given[order[0]],)
-        return pick((*pointers, 0))
+        return sequences
 
     def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
         """How many packed or cached sequences there are; ArgumentError for arrays that kernels cannot read."""
@@ -147,11 +151,15 @@ class SideArguments:
         return sequences
 
 
-def check_on_host(side: Side) -> None:
+def _drops(dropout: Dropout) -> tuple[tuple[str, float], ...]:
+    return ("dropout_below", dropout.dropped_below), ("dropout_factor", dropout.factor)
+
+
+def check_on_host(side: Side, arrays: Sequence[Any]) -> None:
     """What kernels take on trust, where it can be looked at: starts that go up, and no sequence above the longest."""
     import numpy as np
 
-    given = dict(zip(side.names, side.arrays, strict=True))
+    given = dict(zip(side.names, arrays, strict=True))
     for name, most in zip(STARTS, side.longest, strict=True):
         lengths = np.diff(np.asarray(given.get(name, ())))
         if lengths.size and (lengths.min() < 0 or lengths.max() > most or given[name][0] < 0):

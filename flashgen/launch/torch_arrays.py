@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +23,6 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32,
 
 #: What torch's compiler makes its tensors with: on the current device, without the dispatcher, in half the time.
 _empty_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
-
-
-@lru_cache(maxsize=4096)
-def _layout(shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], torch.dtype]:
-    return contiguous_strides(shape), _DTYPES[dtype]
 
 
 def _raw_stream(device: int) -> int:
@@ -61,23 +55,24 @@ class TorchArrays:
 
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
         """Types, shapes, strides, dtypes, devices and low address bits; and the addresses."""
-        # This runs at every call: one flat tuple is quicker to make and to hash than one per tensor, and quickest
-        # without a loop, for the call that there is most of.
+        # This runs at every call: flat tuples are quicker to make and to hash than one per tensor, and quickest
+        # without a loop, for the three last tensors, which most calls have no others than.
+        q, k, v = arrays[-3:]
+        pointers: tuple[int, ...] = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        bits = pointers[0] | pointers[1] | pointers[2]
+        layout = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
+        place = q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()
+        types = type(q), type(k), type(v)
         if len(arrays) == 3:
-            q, k, v = arrays
-            pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
-            layout = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
-            place = q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()
-            bits = (pointers[0] | pointers[1] | pointers[2]) & 15
-            return (bits, layout, place, type(q), type(k), type(v)), pointers
-        pointers = tuple([a.data_ptr() for a in arrays])
-        bits = 0
-        for pointer in pointers:
+            return (bits & 15, layout, place, types), pointers
+        key: tuple[Any, ...] = layout, place, types
+        before: tuple[int, ...] = ()
+        for a in arrays[:-3]:
+            pointer = a.data_ptr()
             bits |= pointer
-        key: list[Any] = [bits & 15]
-        for a in arrays:
+            before += (pointer,)
             key += (a.shape, a.stride(), a.dtype, a.get_device(), type(a))
-        return tuple(key), pointers
+        return (bits & 15, key), before + pointers
 
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one tensor."""
@@ -89,17 +84,17 @@ class TorchArrays:
         shape, strides = tuple(array.shape), tuple(array.stride())
         return ArrayInfo(name, array.data_ptr(), shape, strides, dtype_name(str(array.dtype)), device)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
-        """From torch's caching allocator, so that streams and graphs are torch's concern."""
-        strides, kind = _layout(shape, dtype)
-        if like.get_device() == self._current_device():
-            return _empty_on_gpu(shape, strides, kind)
-        return like.new_empty_strided(shape, strides, dtype=kind)
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Shape, strides and torch's element type."""
+        return shape, contiguous_strides(shape), _DTYPES[dtype]
 
-    def pointer(self, array: Any) -> int:
-        """The address of a tensor."""
-        pointer: int = array.data_ptr()
-        return pointer
+    def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
+        """From torch's caching allocator, so that streams and graphs are torch's concern."""
+        if like.get_device() == self._current_device():
+            made = [_empty_on_gpu(*layout) for layout in layouts]
+        else:
+            made = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in layouts]
+        return made, [x.data_ptr() for x in made]
 
     def stream(self, device: int, requested: Any) -> int:
         """torch's current stream of the device."""

@@ -10,9 +10,11 @@ from flashgen.spec.show import show
 
 #: No call splits the keys of a sequence into more parts.
 MOST_SPLITS = 256
+_MOST_KEYS = 2**30
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Not frozen, and neither is Rotary: they are made for every call, and freezing takes most of the time of that.
+@dataclass(slots=True, eq=False)
 class KVCache:
     """Where the keys and values of each sequence lie, and how many there are; arrays are of int32, where q is.
 
@@ -43,8 +45,13 @@ class KVCache:
     max_seqlen_q: int = 0
 
     def __post_init__(self) -> None:
+        appended, splits, longest = self.appended, self.num_splits, self.max_seqlen_q
+        are_ints = type(appended) is type(splits) is type(longest) is int
+        are_arrays = self.cu_seqlens_q is None and (self.seqlens is not None or not appended)
+        if are_ints and are_arrays and 0 <= appended <= _MOST_KEYS and 0 <= splits <= MOST_SPLITS and not longest:
+            return
         problems = []
-        for name, most in (("appended", 2**30), ("num_splits", MOST_SPLITS), ("max_seqlen_q", 2**30)):
+        for name, most in (("appended", _MOST_KEYS), ("num_splits", MOST_SPLITS), ("max_seqlen_q", _MOST_KEYS)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to {most}")
@@ -56,7 +63,7 @@ class KVCache:
             raise ArgumentError("\n".join(f"cache: {problem}" for problem in problems))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Rotary:
     """Rotary position embedding: the first ``2 * cos.shape[1]`` elements of each head are turned in pairs.
 

@@ -8,8 +8,12 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.spec.show import show
 
+#: No sequence is as long.
+_LIMIT = 2**30
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+# Not frozen: one is made for every call of some functions, and freezing takes most of the time of that.
+@dataclass(slots=True, eq=False)
 class Sequences:
     """Sequence i has queries ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]``, and keys likewise.
 
@@ -27,10 +31,14 @@ class Sequences:
     seqused_k: Any = None
 
     def __post_init__(self) -> None:
+        len_q, len_k = self.max_seqlen_q, self.max_seqlen_k
+        has_starts = self.cu_seqlens_q is not None and self.cu_seqlens_k is not None
+        if has_starts and type(len_q) is type(len_k) is int and 0 <= len_q < _LIMIT and 0 <= len_k < _LIMIT:
+            return
         problems = []
         for name in ("max_seqlen_q", "max_seqlen_k"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**30:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LIMIT:
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to below 2^30")
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
             if getattr(self, name) is None:

@@ -10,7 +10,7 @@ import torch
 from flashgen.errors import ArgumentError
 from flashgen.spec import Mask, Score, Sequences, causal, full, window
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
-from flashgen.torch.function import AttentionFunction, ProgramFunction, rows_contiguous
+from flashgen.torch.function import attention_function, program_function, rows_contiguous
 from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
 from flashgen.torch.packed import arrays_of, check_sequences
 from flashgen.torch.programs import Program, check_tensors, limits_of, mask_of, program_of, score_of
@@ -92,7 +92,7 @@ def attend(
     """
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    if torch.compiler.is_compiling() or _is_watched(q, k, v):
+    if torch.compiler.is_compiling() or is_watched(q, k, v):
         if sequences is not None or isinstance(what, str):
             text = what if isinstance(what, str) else compiled.text(None, None, *[compiled.constant(n) for n in what])
             return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences, state)
@@ -106,8 +106,8 @@ def attend(
     drops = dropout is not None
     kernel = kernel_for(q, v, what, gradients=gradients, deterministic=deterministic, drops=drops, packed=packed)
     if gradients:
-        out, lse = AttentionFunction.apply(q, k, v, scale, kernel, dropout, sequences)  # type: ignore[no-untyped-call]
-        return out, lse
+        found: tuple[Any, Any] = attention_function(q, k, v, (kernel, scale, dropout, sequences))
+        return found
     return kernel(q, k, v, scale=scale, dropout=dropout, sequences=sequences)
 
 
@@ -128,7 +128,7 @@ def attend_program(
         return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences, state)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    watched = _is_watched(q, k, v)
+    watched = is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):
         return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p, sequences, state)
@@ -141,9 +141,9 @@ def attend_program(
     options = {"gradients": gradients, "deterministic": deterministic, "drops": drops, "packed": packed}
     kernel = kernel_for(q, v, program.text, **options)
     if gradients:
-        apply: Any = ProgramFunction.apply
-        out, lse = apply(q, k, v, scale, kernel, dropout, sequences, program.names, *captured)
-        return out, lse
+        how = kernel, scale, dropout, sequences
+        found: tuple[Any, Any] = program_function(q, k, v, how, program.names, *captured)
+        return found
     given = dict(zip(program.names, captured, strict=True))
     return kernel(q, k, v, scale=scale, captured=given, dropout=dropout, sequences=sequences)
 
@@ -207,7 +207,8 @@ def by_operator(
 
 def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     """Tensors as the kernels take them: cast by autocast, rows without gaps."""
-    if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
+    # That of CUDA is the one asked for without a name, which takes a third of the time.
+    if torch.is_autocast_enabled() if q.is_cuda else torch.is_autocast_enabled("cpu"):
         q, k, v = ops.autocast(q, k, v)
     try:
         if q.stride()[-1] != 1 or k.stride()[-1] != 1 or v.stride()[-1] != 1:
@@ -225,7 +226,7 @@ def _swapped(name: str, x: Any, dimensions: list[str]) -> Any:
     return x.transpose(-3, -2)
 
 
-def _is_watched(q: Any, k: Any, v: Any) -> bool:
+def is_watched(q: Any, k: Any, v: Any) -> bool:
     """Whether a subclass, a dispatch mode or a function transform must see the call as an operator."""
     if type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN:
         return _dispatch_modes() > 0 or _transforms() is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from flashgen.api import Kernel, build
-from flashgen.arch import arch_for_capability
+from flashgen.api import Kernel, build, built
+from flashgen.arch import Arch, arch_for_capability
 from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch.array import HOST, dtype_name
 from flashgen.launch.driver import get_driver
@@ -127,8 +127,8 @@ def _check_dtype(dtype: torch.dtype) -> None:
 
 def _build_on(device: int, spec: AttentionSpec) -> Kernel:
     if device != HOST:
-        _refuse_capture()
-        return build(spec, arch=arch_for_capability(get_driver().capability(device)))
+        arch = arch_for_capability(get_driver().capability(device))
+        return _built_before(spec, arch) if _is_capturing() else build(spec, arch=arch)
     if not _emulating:
         raise ArgumentError(
             "q is on the CPU, but attention runs on NVIDIA GPUs; move it there with q.cuda(), or call "
@@ -137,10 +137,16 @@ def _build_on(device: int, spec: AttentionSpec) -> Kernel:
     return build(spec, target="emulator")
 
 
-def _refuse_capture() -> None:
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _built_before(spec: AttentionSpec, arch: Arch) -> Kernel:
     """What is not built yet cannot be captured: compiling and loading are not work for a stream."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    kernel = built(spec, arch) or built(replace(spec, direction="both"), arch)
+    if kernel is None:
         raise LaunchError(
             "a CUDA graph is being captured, and no kernel for this call is built yet; make the same call once "
-            "before the capture"
+            "before the capture, or call flashgen.build(spec).warmup() for it"
         )
+    return kernel

@@ -6,6 +6,7 @@ Both are for inference, and have no gradients. Lengths and places stay on the de
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
+from flashgen.torch.entry import is_watched
 from flashgen.torch.forms import Form, order_for, program_for, text_for
 from flashgen.torch.function import rows_contiguous
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.ops import library
-from flashgen.torch.programs import check_tensors, program_named
+from flashgen.torch.programs import Program, check_tensors, program_named
 
 _PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
 library.define(
@@ -46,7 +48,13 @@ def attend_to_cache(
     scale: float | None = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given."""
-    text, order = (text_for(*form), order_for(*form)) if torch.compiler.is_compiling() else _program(form)
+    if torch.compiler.is_compiling():
+        text, captured = text_for(*form), [tensors[i] for i in order_for(*form)]
+    else:
+        program, order = program_for(form)
+        text, captured = program.text, [tensors[i] for i in order]
+        if not (is_watched(q, k_cache, v_cache) or _wants_gradients(q, k_cache, v_cache, k, v, *captured)):
+            return _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale)
     places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table
     appended = 0
     if k is not None:
@@ -54,7 +62,6 @@ def attend_to_cache(
         how = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
         turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *how)
         q, appended = q if rotary is None else turned, k.shape[1]
-    captured = [tensors[i] for i in order]
     result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
         *(q, k_cache, v_cache, captured, text, *places, appended),
         *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q),
@@ -62,9 +69,78 @@ def attend_to_cache(
     return result
 
 
-def _program(form: Form) -> tuple[str, tuple[int, ...]]:
-    program, order = program_for(form)
-    return program.text, order
+def _wants_gradients(*tensors: Any) -> bool:
+    """Whether somebody may ask for gradients, and then has to be told that there are none."""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
+
+
+def _attend(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache: KVCache,
+    program: Program,
+    captured: Sequence[Any],
+    k: Any,
+    v: Any,
+    rotary: Rotary | None,
+    scale: float | None,
+) -> tuple[Any, Any]:
+    """What the two operators do, without the dispatcher."""
+    kernel = _kernel(q, v_cache, program.text, cache.block_table)
+    appended = 0
+    if k is not None:
+        q, appended = _put(kernel, k_cache, v_cache, k, v, q, _with_plain_arrays(cache), rotary), k.shape[1]
+    return _read(kernel, q, k_cache, v_cache, program, captured, _with_plain_arrays(cache, appended), scale)
+
+
+def _with_plain_arrays(cache: KVCache, appended: int = 0) -> KVCache:
+    """The same with the numbers of each row side by side, as kernels take them."""
+    arrays = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q
+    if not appended and all([x is None or x.is_contiguous() for x in arrays]):  # noqa: C419 (takes half the time)
+        return cache
+    seqlens, rows, leftpad, table, starts = map(_plain, arrays)
+    return KVCache(seqlens, rows, leftpad, table, appended, cache.num_splits, starts, cache.max_seqlen_q)
+
+
+def _put(kernel: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, q: Any, cache: KVCache, rotary: Rotary | None) -> Any:
+    """Puts k and v into the cache; the queries, turned where there is a ``rotary``."""
+    if rotary is not None:
+        angles = rows_contiguous(rotary.cos), rows_contiguous(rotary.sin)
+        rotary = Rotary(*angles, rotary.interleaved, _plain(rotary.positions), rotary.one_position)
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    return kernel.append(k_cache, v_cache, k, v, cache=cache, q=q, rotary=rotary)
+
+
+def _read(
+    kernel: Any,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    program: Program,
+    captured: Sequence[Any],
+    cache: KVCache,
+    scale: float | None,
+) -> tuple[Any, Any]:
+    """``(out, lse)`` of queries that attend to what is in the cache."""
+    q, given = rows_contiguous(q), None
+    if captured:
+        check_tensors(program.names, tuple(captured), q.device)
+        given = dict(zip(program.names, captured, strict=True))
+    found: tuple[Any, Any] = kernel(q, k_cache, v_cache, scale=scale, captured=given, cache=cache)
+    return found
+
+
+def _kernel(q: Any, v_cache: Any, program: str, block_table: Any) -> Any:
+    return cached_kernel_for(q, v_cache, program, "contiguous" if block_table is None else "paged")
+
+
+def _plain(x: Any) -> Any:
+    return x if x is None or x.is_contiguous() or x.stride()[-1] == 1 else x.contiguous()
 
 
 def _append(
@@ -84,16 +160,14 @@ def _append(
     interleaved: bool = True,
     one_position: bool = False,
 ) -> Any:
-    rotary = None
-    if rotary_cos is not None:
-        tables = rows_contiguous(rotary_cos), rows_contiguous(rotary_sin)
-        rotary = Rotary(*tables, interleaved, _plain(rotary_positions), one_position)
-    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     cache = KVCache(_plain(seqlens), _plain(batch_idx), None, _plain(block_table))
     kernel = _kernel(q, v_cache, program, block_table)
-    turned = kernel.append(k_cache, v_cache, k, v, cache=cache, q=q, rotary=rotary)
-    # An operator's result is no tensor that it was given.
-    return q.new_empty(0) if rotary is None else turned
+    if rotary_cos is None:
+        _put(kernel, k_cache, v_cache, k, v, q, cache, None)
+        # An operator's result is no tensor that it was given.
+        return q.new_empty(0)
+    rotary = Rotary(rotary_cos, rotary_sin, interleaved, rotary_positions, one_position)
+    return _put(kernel, k_cache, v_cache, k, v, q, cache, rotary)
 
 
 def _forward(
@@ -112,23 +186,10 @@ def _forward(
     cu_seqlens_q: Any = None,
     max_seqlen_q: int = 0,
 ) -> tuple[Any, Any]:
-    q, names = rows_contiguous(q), program_named(program).names
-    check_tensors(names, tuple(captured), q.device)
     places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
     cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q)
     kernel = _kernel(q, v_cache, program, block_table)
-    given = dict(zip(names, captured, strict=True))
-    out, lse = kernel(q, k_cache, v_cache, scale=scale, captured=given, cache=cache)
-    return out, lse
-
-
-def _plain(x: Any) -> Any:
-    """The numbers of a row side by side, as kernels take them."""
-    return None if x is None else rows_contiguous(x)
-
-
-def _kernel(q: Any, v_cache: Any, program: str, block_table: Any) -> Any:
-    return cached_kernel_for(q, v_cache, program, "contiguous" if block_table is None else "paged")
+    return _read(kernel, q, k_cache, v_cache, program_named(program), captured, cache, scale)
 
 
 # CPU tensors reach the same functions, whose errors say what to do.

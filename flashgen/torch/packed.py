@@ -41,6 +41,9 @@ def check_sequences(sequences: Any) -> None:
             f"sequences={sequences!r} says not where sequences begin; pass flashgen.Sequences(cu_seqlens_q, "
             "cu_seqlens_k, max_seqlen_q, max_seqlen_k), or None for a batch of one length"
         )
+    starts = isinstance(sequences.cu_seqlens_q, torch.Tensor) and isinstance(sequences.cu_seqlens_k, torch.Tensor)
+    if starts and sequences.seqused_q is None and sequences.seqused_k is None:
+        return
     for name, array in zip(_ARRAYS, arrays_of(sequences), strict=True):
         if not isinstance(array, torch.Tensor) and (array is not None or name in STARTS):
             raise ArgumentError(

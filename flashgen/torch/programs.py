@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ def _text_of(spec: AttentionSpec) -> str:
     return text
 
 
+@lru_cache(maxsize=_PROGRAMS_KEPT)
 def program_named(text: str) -> Program:
     """The program of a text."""
     return Program(text, tuple(sorted(spec_of(text).tensors)))

@@ -38,16 +38,20 @@ def guarded_outputs(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     from flashgen.launch import torch_arrays
 
-    def empty(self: Any, like: Any, shape: Any, dtype: str, stream: int) -> Any:
+    def guarded(like: Any, shape: Any, dtype: Any) -> Any:
         count = int(np.prod(shape))
-        flat = like.new_empty(count + 2 * _MARGIN, dtype=torch_arrays._DTYPES[dtype]).fill_(torch.nan)
+        flat = like.new_empty(count + 2 * _MARGIN, dtype=dtype).fill_(torch.nan)
         flat[:_MARGIN] = 7
         flat[_MARGIN + count :] = 7
         _guards.append((flat, count))
         return flat[_MARGIN : _MARGIN + count].view(shape)
 
+    def allocate(self: Any, like: Any, layouts: Any, stream: int) -> Any:
+        made = [guarded(like, shape, dtype) for shape, _, dtype in layouts]
+        return made, [x.data_ptr() for x in made]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_arrays.TorchArrays, "empty", empty)
+        patch.setattr(torch_arrays.TorchArrays, "allocate", allocate)
         yield
 
 

@@ -46,15 +46,15 @@ SHAPES = ((1, 130, 4, 2, 200), (2, 77, 2, 2, 1), (1, 1, 2, 1, 150))
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def filled(self: Any, like: Any, shape: Any, dtype: str, stream: int) -> Any:
-    """An output before a kernel writes it."""
-    made = like.new_empty(shape, dtype=torch_arrays._DTYPES[dtype])
-    return made.fill_(torch.nan) if made.is_floating_point() else made.zero_()
+def filled(self: Any, like: Any, layouts: Any, stream: int) -> Any:
+    """Outputs before kernels write them."""
+    made = [like.new_empty(shape, dtype=dtype).fill_(torch.nan) for shape, _, dtype in layouts]
+    return made, [x.data_ptr() for x in made]
 
 
 def main() -> None:
     """Runs them all, forward and backward."""
-    torch_arrays.TorchArrays.empty = filled  # type: ignore[method-assign]
+    torch_arrays.TorchArrays.allocate = filled  # type: ignore[method-assign]
     for spec, schedule in SPECS:
         kernel = fg.build(spec, schedule)
         dtype = DTYPES[spec.dtype]

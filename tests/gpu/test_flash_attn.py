@@ -1,113 +1,113 @@
-"""flash-attn's published matrix of tests, for its dense functions: shapes, options, and its rule for errors.
+"""flash-attn's published matrix of tests, for its dense functions: ``flash_attn_matrix`` says what is in it.
 
-The rule: the largest error against attention in float32 is at most twice, for gradients three times, that of the same
-formula computed in the inputs' dtype, and 1e-5, or for gradients with a cap 3e-4, where that is right by accident.
+The whole of it takes minutes on an H200: ``DRAWN_CASES=nightly pytest -m gpu tests/gpu/test_flash_attn.py -n 11``.
 """
 
 from __future__ import annotations
 
-import itertools
+from functools import partial
 from typing import Any
 
 import pytest
 
 import flashgen as fg
+from tests.gpu.flash_attn_matrix import (
+    CAUSAL_LENGTHS,
+    DIMS,
+    KINDS,
+    WHOLE,
+    Case,
+    Kind,
+    band,
+    cases,
+    check,
+    distances,
+    kept_pairs,
+    options_of,
+    references,
+    run,
+)
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
-DIMS = (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
-LENGTHS = (
-    *((113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)),
-    *((1024, 1023), (1, 239), (3, 799), (127, 512), (512, 127), (127, 513), (799, 3), (2048, 2048)),
-)
-HEADS = {"mha": (6, 6), "mqa": (6, 1), "gqa": (6, 2)}
 BATCH = 2
+#: Few queries and many keys, where kernels of others split these.
+SPLIT_LENGTHS = ((1, 339), (3, 1024), (64, 800), (64, 2048), (16, 20_000), (16, 100_000))
 
 
-def reference(q: Any, k: Any, v: Any, allowed: Any, cap: float, slopes: Any, *, exact: bool) -> Any:
-    """Attention in float32, or in the inputs' dtype with the scale applied to k, for the other order of rounding."""
-    dtype, group, scale = q.dtype, q.shape[2] // k.shape[2], q.shape[-1] ** -0.5
-    if exact:
-        q, k, v = q.float(), k.float(), v.float()
-    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
-    scores = torch.einsum("bqhd,bkhd->bhqk", q * scale, k) if exact else torch.einsum("bqhd,bkhd->bhqk", q, k * scale)
-    if cap:
-        scores = cap * torch.tanh(scores / cap)
-    if slopes is not None:
-        places = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
-        distance = (places - torch.arange(k.shape[1], device=q.device)).abs()
-        scores = scores - slopes.view(-1, q.shape[2], 1, 1) * distance
-    scores = scores.masked_fill(~allowed, float("-inf"))
-    weights = torch.softmax(scores, -1).to(v.dtype).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, v).to(dtype)
-
-
-def allowed_pairs(len_q: int, len_kv: int, causal: bool, window: tuple[int, int]) -> Any:
-    distance = torch.arange(len_kv, device="cuda") - torch.arange(len_q, device="cuda")[:, None] - (len_kv - len_q)
-    left, right = window
-    allowed = torch.ones_like(distance, dtype=torch.bool)
-    if left >= 0:
-        allowed &= distance >= -left
-    if right >= 0:
-        allowed &= distance <= right
-    return allowed & (distance <= 0) if causal else allowed
-
-
-def run(attend: Any, q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
-    out = attend(q, k, v)
-    return (out.detach(), *torch.autograd.grad(out, (q, k, v), do))
-
-
-def check(q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
-    causal, window = options.get("causal", False), options.get("window_size", (-1, -1))
-    allowed = allowed_pairs(q.shape[1], k.shape[1], causal, window)
-    rules = (allowed, options.get("softcap", 0.0), options.get("alibi_slopes"))
-    do = torch.randn(*q.shape[:3], v.shape[-1], device="cuda", dtype=q.dtype)
-    exact = run(lambda q, k, v: reference(q, k, v, *rules, exact=True), q, k, v, do)
-    rounded = run(lambda q, k, v: reference(q, k, v, *rules, exact=False), q, k, v, do)
-    found = run(lambda q, k, v: fg.flash_attn_func(q, k, v, **options), q, k, v, do)
-    for name, factor, *results in zip(("out", "dq", "dk", "dv"), (2, 3, 3, 3), found, rounded, exact, strict=True):
-        ours, theirs, right = (x.float() for x in results)
-        slack = 3e-4 if "softcap" in options and name != "out" else 1e-5
-        limit = factor * (theirs - right).abs().max() + slack
-        error = (ours - right).abs().max()
-        assert error <= limit, f"{name}: error {error:.3g}, limit {limit:.3g}"
-
-
-def inputs(dim: int, dtype: Any, lengths: tuple[int, int], heads: tuple[int, int]) -> tuple[Any, ...]:
+def inputs(dim: int, dtype: Any, lengths: tuple[int, int], heads: tuple[int, int], size: float = 1.0) -> Any:
     (len_q, len_kv), (heads_q, heads_kv) = lengths, heads
-    shapes = ((len_q, heads_q), (len_kv, heads_kv), (len_kv, heads_kv))
-    return tuple(torch.randn(BATCH, *s, dim, device="cuda", dtype=dtype).requires_grad_() for s in shapes)
+    shapes = ((len_q, heads_q, size), (len_kv, heads_kv, 1.0), (len_kv, heads_kv, 1.0))
+    made = [torch.randn(BATCH, n, h, dim, device="cuda", dtype=dtype) * s for n, h, s in shapes]
+    return tuple(x.requires_grad_() for x in made)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "causal": {"causal": True},
-    "local": {"window_size": (53, 21)},
-    "local and causal": {"window_size": (91, 0), "causal": True, "deterministic": True},
-    "softcap": {"softcap": 50.0, "causal": True},
-    "alibi": {"alibi_slopes": True, "causal": True},
-}
+def check_case(kind: Kind, case: Case) -> None:
+    tensors = inputs(kind.dim, getattr(torch, kind.dtype), case.lengths, case.heads, kind.cap or 1.0)
+    slopes = torch.rand(BATCH, case.heads[0], device="cuda") * 0.3 if kind.alibi else None
+    distance = distances(*case.lengths)
+    allowed, options, kept = band(distance, kind.causal, case.window), options_of(kind, case, slopes), []
+    do = torch.randn(*tensors[0].shape, device="cuda", dtype=tensors[0].dtype)
+
+    def attend(*x: Any, deterministic: bool) -> Any:
+        out, lse, signed = fg.flash_attn_func(*x, **options, deterministic=deterministic, return_attn_probs=True)
+        assert lse.shape == (BATCH, case.heads[0], case.lengths[0])
+        assert kind.drops or signed.numel() == 0
+        if kind.drops:
+            kept.append(kept_pairs(signed, allowed, case.lengths))
+        return out
+
+    attends = [partial(attend, deterministic=way) for way in case.deterministic]
+    check(attends, tensors, do, (allowed, distance.abs(), kind.cap, slopes), kept)
 
 
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_output_and_gradients(plain_outputs: None, dim: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_output_and_gradients(plain_outputs: None, kind: Kind) -> None:
     torch.manual_seed(0)
-    half = torch.float16 if dim % 64 == 0 and kind in ("causal", "softcap") else torch.bfloat16
-    for lengths, heads in zip(LENGTHS, itertools.cycle(HEADS.values())):
-        if kind == "softcap" and lengths[0] > 1024:
-            continue
-        made = inputs(dim, half, lengths, heads)
-        options = dict(OPTIONS[kind])
-        if "softcap" in options:
-            made = tuple(
-                (x.detach() * options["softcap"]).requires_grad_() if i == 0 else x for i, x in enumerate(made)
+    for case in cases(kind):
+        check_case(kind, case)
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("dim", DIMS if WHOLE else DIMS[1::3])
+def test_few_queries_and_many_keys(plain_outputs: None, dim: int, alibi: bool) -> None:
+    """Twice the error of the rounded formula, eight times with ALiBi, and 2e-4, for gradients too."""
+    torch.manual_seed(0)
+    for number, lengths in enumerate(SPLIT_LENGTHS):
+        for causal, window in ((number % 2 == 0, (-1, -1)), (False, (lengths[1] // 2, 7))):
+            tensors = inputs(dim, torch.float16, lengths, (6, 6))
+            slopes = torch.rand(BATCH, 6, device="cuda") * 0.3 if alibi else None
+            options = {"causal": causal, "window_size": window, "alibi_slopes": slopes}
+            distance = distances(*lengths)
+            rules, do = (band(distance, causal, window), distance.abs(), 0.0, slopes), torch.randn_like(tensors[0])
+            found = run(partial(fg.flash_attn_func, **options), tensors, do)
+            exact, rounded = references(tensors, do, rules)
+            for name, ours, theirs, right in zip(("out", "dq", "dk", "dv"), found, rounded, exact, strict=True):
+                factor = 2 if name == "out" or not alibi else 8
+                limit = factor * (theirs - right).abs().max() + (1e-5 if name == "out" else 2e-4)
+                assert (ours - right).abs().max() <= limit, f"{name} of {lengths}"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [16, 32, 64])
+def test_large_logits_do_not_overflow_where_there_are_no_keys(plain_outputs: None, dim: int, dtype: str) -> None:
+    """Five times the error of the rounded formula."""
+    torch.manual_seed(0)
+    for length in (1, 2, 5, 17, 128):
+        for causal in (False, True):
+            sizes = (5.0, 3.0, 3.0)
+            tensors = tuple(
+                (torch.randn(BATCH, length, 5, dim, device="cuda") * s).to(getattr(torch, dtype)).requires_grad_()
+                for s in sizes
             )
-        if "alibi_slopes" in options:
-            options["alibi_slopes"] = torch.rand(BATCH, heads[0], device="cuda") * 0.3
-        check(*made, options)
+            distance, do = distances(length, length), torch.randn_like(tensors[0])
+            rules = band(distance, causal, (-1, -1)), distance, 0.0, None
+            found = run(partial(fg.flash_attn_func, causal=causal), tensors, do)
+            exact, rounded = references(tensors, do, rules)
+            for name, ours, theirs, right in zip(("out", "dq", "dk", "dv"), found, rounded, exact, strict=True):
+                limit = 5 * (theirs - right).abs().max() + 1e-3
+                assert (ours - right).abs().max() <= limit, f"{name} of {length}"
 
 
 @pytest.mark.parametrize("packed", ["qkv", "kv"])
@@ -116,40 +116,55 @@ def test_packed_functions_are_the_same_as_the_plain_one(plain_outputs: None, dim
     q, k, v = inputs(dim, torch.bfloat16, (257, 257), (4, 4))
     do = torch.randn_like(q)
     options = {"causal": True, "deterministic": True}
-    expected = run(lambda q, k, v: fg.flash_attn_func(q, k, v, **options), q, k, v, do)
+    expected = run(lambda *x: fg.flash_attn_func(*x, **options), (q, k, v), do)
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         if packed == "qkv":
             return fg.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2), **options)
         return fg.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **options)
 
-    assert all(torch.equal(a, b) for a, b in zip(run(attend, q, k, v, do), expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run(attend, (q, k, v), do), expected, strict=True))
 
 
-def test_the_same_bits_in_250_runs(plain_outputs: None) -> None:
+#: Shapes and options whose results are computed again and again.
+REPEATED = [(128, (239, 1024), 0.0), (64, (1023, 1024), 0.17)]
+if WHOLE:
+    REPEATED += [(dim, lengths, p) for dim in (32, 96, 192, 256) for lengths in CAUSAL_LENGTHS for p in (0.0, 0.17)]
+
+
+@pytest.mark.parametrize(("dim", "lengths", "p"), REPEATED)
+def test_the_same_bits_in_250_runs(plain_outputs: None, dim: int, lengths: tuple[int, int], p: float) -> None:
     """The output and the gradients of keys always; that of queries within what an order of additions can change."""
-    q, k, v = inputs(128, torch.bfloat16, (239, 1024), (6, 2))
-    do = torch.randn_like(q)
-    first = run(lambda q, k, v: fg.flash_attn_func(q, k, v, causal=True), q, k, v, do)
+    tensors = inputs(dim, torch.bfloat16, lengths, (6, 2))
+    do = torch.randn_like(tensors[0])
+
+    def again() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        return run(lambda *x: fg.flash_attn_func(*x, p, causal=True), tensors, do)
+
+    first = again()
     slack = 2 * ((first[1] + 0.3 - 0.3) - first[1]).abs().max()
     for _ in range(250):
-        out, dq, dk, dv = run(lambda q, k, v: fg.flash_attn_func(q, k, v, causal=True), q, k, v, do)
+        out, dq, dk, dv = again()
         assert torch.equal(out, first[0])
         assert torch.equal(dk, first[2])
         assert torch.equal(dv, first[3])
         assert (dq - first[1]).abs().max() <= slack
 
 
-def test_the_same_bits_in_50_deterministic_runs(plain_outputs: None) -> None:
-    q, k, v = inputs(64, torch.float16, (512, 512), (4, 4))
-    do = torch.randn_like(q)
+@pytest.mark.parametrize("dim", DIMS if WHOLE else [64])
+def test_the_same_bits_in_50_deterministic_runs(plain_outputs: None, dim: int) -> None:
+    for lengths in ((512, 512), *(CAUSAL_LENGTHS if WHOLE else ())):
+        tensors = inputs(dim, torch.float16, lengths, (4, 4))
+        do = torch.randn_like(tensors[0])
+        for options in ({"window_size": (60, 8)}, {"causal": True}):
 
-    def attend(q: Any, k: Any, v: Any) -> Any:
-        return fg.flash_attn_func(q, k, v, window_size=(60, 8), deterministic=True)
+            def attend(*x: Any, options: dict[str, Any] = options) -> Any:
+                return fg.flash_attn_func(*x, **options, deterministic=True)
 
-    first = run(attend, q, k, v, do)
-    for _ in range(50):
-        assert all(torch.equal(a, b) for a, b in zip(run(attend, q, k, v, do), first, strict=True))
+            first = run(attend, tensors, do)
+            for _ in range(50):
+                assert all(torch.equal(a, b) for a, b in zip(run(attend, tensors, do), first, strict=True))
 
 
 def test_transposed_strides(plain_outputs: None) -> None:
@@ -159,8 +174,9 @@ def test_transposed_strides(plain_outputs: None) -> None:
         for x in inputs(64, torch.bfloat16, (200, 200), (4, 4))
     )
     do = torch.randn(4, 200, BATCH, 64, device="cuda", dtype=torch.bfloat16).permute(2, 1, 0, 3)
-    expected = run(fg.flash_attn_func, *(x.detach().contiguous().requires_grad_() for x in (q, k, v)), do.contiguous())
-    found = run(fg.flash_attn_func, q, k, v, do)
+    plain = tuple(x.detach().contiguous().requires_grad_() for x in (q, k, v))
+    expected = run(fg.flash_attn_func, plain, do.contiguous())
+    found = run(fg.flash_attn_func, (q, k, v), do)
     for a, b in zip((found[0], *found[2:]), (expected[0], *expected[2:]), strict=True):
         assert torch.equal(a, b)
 

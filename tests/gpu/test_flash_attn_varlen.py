@@ -1,43 +1,43 @@
-"""flash-attn's published matrix of tests, for its functions of packed sequences: a sample of dims, all shapes.
+"""flash-attn's published matrix of tests, for its functions of packed sequences; ``flash_attn_matrix`` says what it is.
 
-Inputs are a padded batch, whose rows within lengths are packed for the call; its rule for errors is that of the dense
-functions: at most twice, for gradients three times, what the same formula in the inputs' dtype is off.
+Inputs are a padded batch, whose rows within lengths are packed for the call. The whole matrix takes minutes on an H200:
+``DRAWN_CASES=nightly pytest -m gpu tests/gpu/test_flash_attn_varlen.py -n 11``.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
 import flashgen as fg
+from tests.gpu.flash_attn_matrix import (
+    CAUSAL_LENGTHS,
+    DIMS,
+    HEADS,
+    KINDS,
+    LENGTHS,
+    WHOLE,
+    Case,
+    Kind,
+    band,
+    cases,
+    check,
+    compare,
+    distances,
+    kept_pairs,
+    options_of,
+    reference,
+    references,
+    run,
+)
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
-DIMS = (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
-LENGTHS = (
-    *((1, 147), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)),
-    *((1024, 1023), (2048, 2048)),
-)
-#: More, where a mask is aligned by them.
-CAUSAL_LENGTHS = ((1, 239), (239, 1), (3, 799), (799, 3), (127, 512), (512, 127), (127, 513), (513, 127))
-HEADS = ((6, 6), (6, 1), (6, 2))
-BATCH, DROPPED = 4, 0.17
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "causal": {"causal": True},
-    "local": {"window_size": (53, 21), "deterministic": True},
-    "softcap": {"softcap": 50.0, "causal": True},
-    "alibi": {"alibi_slopes": True, "causal": True},
-    "dropout": {"dropout_p": DROPPED, "causal": True},
-    "dropout, local and alibi": {"dropout_p": DROPPED, "window_size": (91, 40), "alibi_slopes": True},
-}
-#: Every third dim for each kind, in turns: each is a kernel to build.
-CASES = [(kind, dim) for i, kind in enumerate(OPTIONS) for dim in DIMS[i % 3 :: 3]]
+BATCH = 4
 
 
 @dataclass(frozen=True)
@@ -71,86 +71,10 @@ class Rows:
 def allowed_pairs(of_q: Rows, of_k: Rows, causal: bool, window: tuple[int, int]) -> Any:
     """(batch, 1, queries, keys): bands start where a sequence's own last query meets its own last key."""
     missing = (of_k.lengths - of_q.lengths)[:, None, None]
-    distance = torch.arange(of_k.longest, device="cuda") - torch.arange(of_q.longest, device="cuda")[:, None] - missing
-    left, right = window
-    allowed = of_q.exist[:, :, None] & of_k.exist[:, None]
-    if left >= 0:
-        allowed &= distance >= -left
-    if right >= 0:
-        allowed &= distance <= right
-    return (allowed & (distance <= 0) if causal else allowed)[:, None], distance[:, None].abs()
-
-
-def reference(q: Any, k: Any, v: Any, rules: Any, kept: Any, *, exact: bool) -> Any:
-    """Attention in float32, or in the inputs' dtype with the scale applied to k, for the other order of rounding."""
-    allowed, distance, cap, slopes = rules
-    dtype, group, scale = q.dtype, q.shape[2] // k.shape[2], q.shape[-1] ** -0.5
-    if exact:
-        q, k, v = q.float(), k.float(), v.float()
-    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
-    scores = torch.einsum("bqhd,bkhd->bhqk", q * scale, k) if exact else torch.einsum("bqhd,bkhd->bhqk", q, k * scale)
-    if cap:
-        scores = cap * torch.tanh(scores / cap)
-    if slopes is not None:
-        scores = scores - slopes.view(-1, q.shape[2], 1, 1) * distance
-    scores = scores.masked_fill(~allowed, float("-inf"))
-    weights = torch.softmax(scores, -1).to(v.dtype).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-    if kept is not None:
-        weights, v = weights.masked_fill(~kept, 0.0), v / (1 - DROPPED)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, v).to(dtype)
-
-
-def run(attend: Any, tensors: Any, do: Any) -> tuple[Any, ...]:
-    out = attend(*tensors)
-    return (out.detach(), *torch.autograd.grad(out, tensors, do))
-
-
-def reach_of_rounding_out(tensors: Any, do: Any, out: Any, rules: Any) -> tuple[float, float]:
-    """How far dq and dk move when each element of the output is rounded at random, in rounding steps of one.
-
-    dS = P (dP - D) with D the sum of dO times the output as it was rounded. Where a row has one probability near 1
-    that is all there is, and a reference whose D comes from dP itself has no error at all.
-    """
-    q, k, _ = (x.detach().float() for x in tensors)
-    allowed, distance, cap, slopes = rules
-    group, scale = q.shape[2] // k.shape[2], q.shape[-1] ** -0.5
-    k = k.repeat_interleave(group, 2)
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * scale
-    slope = 1.0
-    if cap:
-        capped = torch.tanh(scores / cap)
-        scores, slope = cap * capped, 1 - capped * capped
-    if slopes is not None:
-        scores = scores - slopes.view(-1, q.shape[2], 1, 1) * distance
-    weights = torch.softmax(scores.masked_fill(~allowed, float("-inf")), -1).nan_to_num(0.0)
-    moved = weights * slope * (do.float() * out.float()).square().sum(-1).sqrt().transpose(1, 2)[..., None]
-    dq = torch.einsum("bhqk,bkhd->bqhd", moved, k) * scale
-    dk = torch.einsum("bhqk,bqhd->bkhd", moved, q) * scale
-    dk = dk.unflatten(2, (-1, group)).sum(3)
-    return dq.abs().max().item(), dk.abs().max().item()
-
-
-def compare(found: Any, rounded: Any, exact: Any, reach: tuple[float, float] | None) -> None:
-    """flash-attn's rule; where logits are capped, so that rows have one large probability, with ours for dQ and dK."""
-    for name, factor, *results in zip(("out", "dq", "dk", "dv"), (2, 3, 3, 3), found, rounded, exact, strict=True):
-        ours, theirs, right = (x.float() for x in results)
-        slack = 3e-4 if reach and name != "out" else 1e-5
-        if reach and name in ("dq", "dk"):
-            slack += torch.finfo(results[0].dtype).eps * reach[("dq", "dk").index(name)]
-        limit = factor * (theirs - right).abs().max() + slack
-        error = (ours - right).abs().max()
-        assert error <= limit, f"{name}: error {error:.3g}, limit {limit:.3g}"
-
-
-def dropped(signed: Any, allowed: Any, of_q: Rows, of_k: Rows) -> Any:
-    """Which pairs were kept, by the signs of probabilities, of which the expected part is below 0."""
-    assert all(size % 128 == 0 for size in signed.shape[2:])
-    signed = signed[:, :, : of_q.longest, : of_k.longest]
-    assert not signed.masked_fill(allowed, 0).any()
-    # What is too small for the dtype has no sign.
-    count = (signed != 0).sum().item()
-    assert abs((signed < 0).sum().item() / count - DROPPED) < 5 * (DROPPED * (1 - DROPPED) / count) ** 0.5
-    return signed >= 0
+    every = of_k.longest - of_q.longest
+    distance = distances(of_q.longest, of_k.longest) + every - missing
+    allowed = of_q.exist[:, :, None] & of_k.exist[:, None] & band(distance, causal, window)
+    return allowed[:, None], distance[:, None].abs()
 
 
 def padded_inputs(dim: int, dtype: Any, of_q: Rows, of_k: Rows, heads: tuple[int, int], size: float = 1.0) -> Any:
@@ -159,44 +83,34 @@ def padded_inputs(dim: int, dtype: Any, of_q: Rows, of_k: Rows, heads: tuple[int
     return tuple(x.to(dtype).requires_grad_() for x in made)
 
 
-def check(dim: int, dtype: Any, lengths: tuple[int, int], heads: tuple[int, int], options: dict[str, Any]) -> None:
-    of_q, of_k = Rows.drawn(lengths[0]), Rows.drawn(lengths[1])
-    cap, drops = options.get("softcap", 0.0), "dropout_p" in options
-    tensors = padded_inputs(dim, dtype, of_q, of_k, heads, cap or 1.0)
-    if "alibi_slopes" in options:
-        options = options | {"alibi_slopes": torch.rand(BATCH, heads[0], device="cuda") * 0.3}
-    allowed, distance = allowed_pairs(of_q, of_k, options.get("causal", False), options.get("window_size", (-1, -1)))
-    seen = []
+def check_case(kind: Kind, case: Case) -> None:
+    of_q, of_k = Rows.drawn(case.lengths[0]), Rows.drawn(case.lengths[1])
+    tensors = padded_inputs(kind.dim, getattr(torch, kind.dtype), of_q, of_k, case.heads, kind.cap or 1.0)
+    slopes = torch.rand(BATCH, case.heads[0], device="cuda") * 0.3 if kind.alibi else None
+    allowed, distance = allowed_pairs(of_q, of_k, kind.causal, case.window)
+    options, kept = options_of(kind, case, slopes), []
+    do = torch.randn_like(tensors[0])
 
-    def attend(q: Any, k: Any, v: Any) -> Any:
+    def attend(q: Any, k: Any, v: Any, deterministic: bool) -> Any:
         rows = of_q.pack(q), of_k.pack(k), of_k.pack(v)
-        where = of_q.starts, of_k.starts, *lengths
-        out, lse, signed = fg.flash_attn_varlen_func(*rows, *where, **options, return_attn_probs=True)
-        assert lse.shape == (heads[0], out.shape[0])
-        seen.append(dropped(signed, allowed, of_q, of_k) if drops else None)
-        assert drops or signed.numel() == 0
+        where = of_q.starts, of_k.starts, *case.lengths
+        more = {**options, "deterministic": deterministic, "return_attn_probs": True}
+        out, lse, signed = fg.flash_attn_varlen_func(*rows, *where, **more)
+        assert lse.shape == (case.heads[0], out.shape[0])
+        assert kind.drops or signed.numel() == 0
+        if kind.drops:
+            kept.append(kept_pairs(signed, allowed, case.lengths))
         return of_q.unpack(out)
 
-    do = torch.randn_like(tensors[0])
-    found = run(attend, tensors, do)
-    rules = allowed, distance, cap, options.get("alibi_slopes")
-    exact, rounded = (
-        run(lambda *x, exact=exact: reference(*x, rules, seen[0], exact=exact), tensors, do) for exact in (True, False)
-    )
-    compare(found, rounded, exact, reach_of_rounding_out(tensors, do, exact[0], rules) if cap else None)
+    attends = [partial(attend, deterministic=way) for way in case.deterministic]
+    check(attends, tensors, do, (allowed, distance, kind.cap, slopes), kept)
 
 
-@pytest.mark.parametrize(("kind", "dim"), CASES)
-def test_output_and_gradients(plain_outputs: None, kind: str, dim: int) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_output_and_gradients(plain_outputs: None, kind: Kind) -> None:
     torch.manual_seed(0)
-    options = OPTIONS[kind]
-    dtype = torch.float16 if dim % 64 == 0 else torch.bfloat16
-    # With one key its gradient of queries is 0 in any arithmetic, unless what is kept counts more often.
-    lengths = LENGTHS + (CAUSAL_LENGTHS if options.get("causal") and kind != "dropout" else ())
-    for pair, heads in zip(lengths, itertools.cycle(HEADS)):
-        if kind == "softcap" and pair[0] > 1024:
-            continue
-        check(dim, dtype, pair, heads, dict(options))
+    for case in cases(kind):
+        check_case(kind, case)
 
 
 @pytest.mark.parametrize("packed", ["qkv", "kv"])
@@ -225,7 +139,7 @@ def test_flash_attention_3s_function_uses_a_part_of_each_sequence(plain_outputs:
     from flashgen.compat import flash_attn_interface as fa3
 
     torch.manual_seed(0)
-    for lengths, heads in zip(((128, 192), (239, 700), (799, 300)), itertools.cycle(HEADS)):
+    for lengths, heads in zip(((128, 192), (239, 700), (799, 300)), HEADS.values(), strict=True):
         whole, used = [Rows.drawn(n) for n in lengths], []
         for rows in whole:
             part = (torch.rand(BATCH, device="cuda") * rows.lengths).long()
@@ -244,11 +158,28 @@ def test_flash_attention_3s_function_uses_a_part_of_each_sequence(plain_outputs:
 
         allowed, distance = allowed_pairs(*used, True, (-1, -1))
         do, rules = torch.randn_like(tensors[0]), (allowed, distance, 0.0, None)
-        exact, rounded = (
-            run(lambda *x, exact=exact, rules=rules: reference(*x, rules, None, exact=exact), tensors, do)
-            for exact in (True, False)
-        )
+        exact, rounded = references(tensors, do, rules)
         compare(run(attend, tensors, do), rounded, exact, None)
+
+
+@pytest.mark.parametrize("page_size", [16, 256, 512])
+@pytest.mark.parametrize("dim", DIMS if WHOLE else [59, 128])
+def test_keys_in_pages(plain_outputs: None, dim: int, page_size: int) -> None:
+    torch.manual_seed(0)
+    for lengths in CAUSAL_LENGTHS + LENGTHS:
+        of_q, of_k = Rows.drawn(lengths[0]), Rows.drawn(lengths[1])
+        q, k, v = (x.detach() for x in padded_inputs(dim, torch.float16, of_q, of_k, (6, 2)))
+        each = -(-lengths[1] // page_size)
+        table = torch.randperm(3 * BATCH * each, device="cuda")[: BATCH * each].view(BATCH, each)
+        pages = [torch.full((3 * BATCH * each, page_size, 2, dim), torch.nan, device="cuda").half() for _ in range(2)]
+        for cache, x in zip(pages, (k, v), strict=True):
+            rows = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, each * page_size - lengths[1]))
+            cache[table] = rows.unflatten(1, (each, page_size))
+        where = of_q.starts, of_k.starts, *lengths
+        out = fg.flash_attn_varlen_func(of_q.pack(q), *pages, *where, causal=True, block_table=table.int())
+        rules = *allowed_pairs(of_q, of_k, True, (-1, -1)), 0.0, None
+        exact, rounded = (of_q.pack(reference(q, k, v, rules, None, exact=e)).float() for e in (True, False))
+        assert (out - exact).abs().max() <= 2 * (rounded - exact).abs().max() + 1e-5, lengths
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -1,12 +1,14 @@
 """flash-attn's published matrix of tests for ``flash_attn_with_kvcache``: shapes, options, and its rule for errors.
 
 The rule: the largest error against attention in float32 is at most three times, with ALiBi five times, that of the same
-formula computed in the inputs' dtype, and 1e-5. Which options meet which shapes is drawn.
+formula computed in the inputs' dtype, and 1e-5. Which options meet which shapes is drawn: there are a million
+combinations. DRAWN_CASES=nightly takes every mask with every dim, dtype and size of pages, and draws several times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -19,7 +21,7 @@ from flashgen.verify.cached import Filling
 
 torch = pytest.importorskip("torch")
 
-from tests.gpu.test_flash_attn import HEADS, allowed_pairs, reference  # noqa: E402
+from tests.gpu.flash_attn_matrix import HEADS, WHOLE, band, distances, reference  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -28,9 +30,14 @@ LENGTHS = (
     *((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20_000), (1, 128 * 1024)),
     *((16, 128 * 1024), (128, 128)),
 )
-PAGES = (None, 256, 1, 100)
-#: Causal, a window, ALiBi: each is a kernel of its own.
-KINDS = ((False, False, False), (True, False, True), (False, True, False))
+PAGES = (None, 256, 1, 100, *((4, 128) if WHOLE else ()))
+#: Causal, a window, ALiBi: each is a kernel of its own. In turns, or each with all lengths.
+KINDS = (((False, False, False), (True, False, True), (False, True, False)),)
+DTYPES: tuple[str | None, ...] = (None,)
+DRAWS = 1
+if WHOLE:
+    KINDS = tuple((kind,) for kind in product((False, True), repeat=3))
+    DTYPES, DRAWS = ("float16", "bfloat16"), 4
 BATCH = 2
 
 
@@ -46,10 +53,13 @@ class Problem:
     causal: bool
     local: bool
     alibi: bool
+    #: By the size of pages, if it is not said.
+    dtype_name: str | None = None
 
     def __post_init__(self) -> None:
         draw, (len_q, room), (heads, heads_kv) = self.random, self.lengths, self.heads
-        self.dtype = torch.float16 if self.page_size in (None, 100) else torch.bfloat16
+        by_pages = "float16" if self.page_size in (None, 100) else "bfloat16"
+        self.dtype = getattr(torch, self.dtype_name or by_pages)
         self.q = self.normal(BATCH, len_q, heads, self.dim)
         self.new = 0 if len_q > room or draw.random() < 0.3 else draw.choice((len_q, draw.randint(1, len_q)))
         self.k, self.v = (self.normal(BATCH, self.new, heads_kv, self.dim) for _ in range(2))
@@ -114,23 +124,28 @@ class Problem:
             keys[b, length:end], values[b, length:end] = self.turned(self.k[b], b), self.v[b]
             q = self.turned(self.q[b], b, one_position=not (self.causal or self.local))[None]
             k, v = (x[b : b + 1, self.leftpad[b] : end] for x in (keys, values))
-            allowed = allowed_pairs(q.shape[1], k.shape[1], self.causal, self.window)
+            distance = distances(q.shape[1], k.shape[1])
             slopes = None if self.slopes is None else self.slopes[b : b + 1]
-            exact.append(reference(q, k, v, allowed, 0.0, slopes, exact=True))
-            rounded.append(reference(q, k, v, allowed, 0.0, slopes, exact=False))
+            rules = band(distance, self.causal, self.window), distance.abs(), 0.0, slopes
+            exact.append(reference(q, k, v, rules, None, exact=True))
+            rounded.append(reference(q, k, v, rules, None, exact=False))
         return keys, values, torch.cat(exact).float(), torch.cat(rounded).float()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("page_size", PAGES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_new_keys_are_put_into_the_cache_and_attended_to(plain_outputs: None, dim: int, page_size: int | None) -> None:
+def test_new_keys_are_put_into_the_cache_and_attended_to(
+    plain_outputs: None, dim: int, page_size: int | None, kinds: Any, dtype: str | None
+) -> None:
     torch.manual_seed(0)
-    random = Random(f"{dim} {page_size}")
-    for number, lengths in enumerate(LENGTHS):
-        causal, local, alibi = KINDS[number % len(KINDS)]
+    random = Random(f"{dim} {page_size}" if dtype is None else f"{dim} {page_size} {kinds} {dtype}")
+    for number, lengths in enumerate(LENGTHS * DRAWS):
+        causal, local, alibi = kinds[number % len(kinds)]
         # The longest caches of six heads each would not leave room for those of other tests.
         heads = HEADS["gqa"] if lengths[1] > 100_000 else random.choice(list(HEADS.values()))
-        problem = Problem(random, dim, lengths, heads, page_size, causal, local, alibi)
+        problem = Problem(random, dim, lengths, heads, page_size, causal, local, alibi, dtype)
         keys, values, exact, rounded = problem.expected()
         out = problem.call(random.choice((0, 0, 1, 3)))
         torch.testing.assert_close(problem.rows(problem.k_cache), keys, rtol=1e-3, atol=1e-3)

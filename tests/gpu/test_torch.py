@@ -64,6 +64,21 @@ def test_opcheck_finds_nothing(plain_outputs: None, inputs: Any) -> None:
     torch.library.opcheck(torch.ops.flashgen.forward.default, (*heads_first, 0.2, 17))
 
 
+@pytest.mark.parametrize("part", range(10))
+def test_opcheck_finds_nothing_in_200_samples(plain_outputs: None, part: int) -> None:
+    """All that it looks at, with strides of every kind."""
+    from tests.torch.test_operators import sample
+
+    def inputs(batch: int, len_q: int, len_kv: int, heads: int, heads_kv: int) -> Any:
+        shapes = (batch, len_q, heads, 16), *2 * [(batch, len_kv, heads_kv, 16)]
+        return tuple(torch.randn(shape, device="cuda", dtype=torch.float16).requires_grad_() for shape in shapes)
+
+    torch.manual_seed(part)
+    for number in range(20 * part, 20 * part + 20):
+        arguments, options = sample(inputs, number)
+        torch.library.opcheck(torch.ops.flashgen.forward.default, (*arguments, *options))
+
+
 @pytest.mark.parametrize("through", ["function", "operator", "compiled"])
 def test_autocast_casts_to_its_dtype(inputs: Any, through: str) -> None:
     q, k, v = (x.detach().float().requires_grad_() for x in inputs)
@@ -154,6 +169,15 @@ def test_a_capture_of_what_was_never_called_is_refused(plain_outputs: None) -> N
         captured(lambda: fg.attention(q, q, q, mask=fg.window(17, 3)))
     torch.cuda.synchronize()
     assert fg.attention(q, q, q, mask=fg.window(17, 3)).isfinite().all()
+
+
+def test_a_graph_captures_what_was_warmed_up_before(plain_outputs: None) -> None:
+    q = torch.randn(1, 64, 2, 104, device="cuda", dtype=torch.bfloat16)
+    fg.build(fg.AttentionSpec(104, dtype="bf16", mask=fg.window(19, 5))).warmup()
+    graph, out = captured(lambda: fg.attention(q, q, q, mask=fg.window(19, 5)))
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    assert torch.equal(out, fg.attention(q, q, q, mask=fg.window(19, 5)))
 
 
 def test_tensors_of_two_devices_are_refused(inputs: Any) -> None:

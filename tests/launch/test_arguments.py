@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from flashgen.errors import ArgumentError
+from flashgen.spec import Sequences
 
 GOOD = (2, 8, 4, 64)
 
@@ -132,3 +133,12 @@ def test_more_blocks_than_a_grid_holds_are_refused(bench: Any, array: Any) -> No
     kv = array(2**20, 1, 1, 64, strides=(0, 0, 0, 1))
     with pytest.raises(ArgumentError, match="thread blocks"):
         b.executor.forward(q, kv, kv)
+
+
+def test_what_is_no_array_is_named_beside_arrays_that_say_where_sequences_begin(bench: Any, array: Any) -> None:
+    b, x, starts = bench(64, varlen=True), array(8, 4, 64), array(3, dtype="<i4")
+    with pytest.raises(ArgumentError, match=r"k: builtins\.NoneType is not an array"):
+        b.executor.forward(x, None, x, sequences=Sequences(starts, starts, 8, 8))
+    with pytest.raises(ArgumentError, match=r"lse: builtins\.NoneType is not an array"):
+        b.executor.backward(x, x, x, x, x, None, sequences=Sequences(starts, starts, 8, 8))
+    assert b.driver.launches == []

@@ -66,7 +66,7 @@ def test_the_workspace_has_the_size_the_plan_asks_for(bench: Any, array: Any, mo
     allocate = b.driver.allocate
     monkeypatch.setattr(b.driver, "allocate", lambda n, s: (sizes.append(n), allocate(n, s))[1])
     b.executor.backward(*arguments(array))
-    plan = b.executor._variants[16].plan
+    plan = b.executor.variants.plan(16)
     from flashgen.plan.model import Problem
 
     assert 4 * workspaces(plan, Problem(2, 4, 2, 70, 90))["dq_accum"] in sizes

@@ -121,7 +121,7 @@ def test_where_nothing_is_launched_no_other_kernel_is_made(hopper: Any, array: A
 
 
 def test_more_tiles_than_a_kernel_can_count_are_not_for_it(hopper: Any, array: Any) -> None:
-    plan = hopper.executor._mapped_kernels[0]
+    plan = hopper.executor.variants._mapped_kernels[0]
     arrays = [replace(a, pointer=0) for a in _infos(array)]
     target = GpuTarget(hopper.driver)
     at_most = 2**31 // plan.grid_tile * plan.grid_tile
@@ -184,9 +184,9 @@ def test_where_addresses_cannot_be_written_into_maps_kernels_do_without(bench: A
 
 def test_a_warmup_loads_what_calls_will_need_without_maps(bench: Any) -> None:
     plain, misplaced = bench(64, arch="sm_90a"), bench(64, arch="sm_90a")
-    plain.executor.load(0)
+    plain.executor.variants.load(0)
     misplaced.driver.encode = MISPLACED["elsewhere"]
-    misplaced.executor.load(0)
+    misplaced.executor.variants.load(0)
     assert (plain.variants, misplaced.variants) == ([], [8])
 
 

@@ -82,7 +82,7 @@ def test_outputs_can_be_inputs(bench: Any, array: Any) -> None:
 def test_foreign_outputs_are_refused_during_capture(bench: Any, array: Any) -> None:
     b = bench(64)
     x = array(1, 8, 2, 64)
-    b.executor.load(0)
+    b.executor.variants.load(0)
     b.driver.capturing = True
     with pytest.raises(LaunchError, match="use torch or CuPy"):
         b.executor.forward(x, x, x)

@@ -35,7 +35,8 @@ def test_both_ways_make_the_same_tensor(arrays: Any, shape: tuple[int, ...], dty
 
     arrays._current_device = lambda: current
     like = torch.zeros(2, 8, dtype=torch.float16, requires_grad=True)
-    made = arrays.empty(like, shape, dtype, 0)
+    (made,), (pointer,) = arrays.allocate(like, [arrays.layout(shape, dtype)], 0)
+    assert pointer == made.data_ptr()
     expected = torch.empty(shape, dtype=_DTYPES[dtype])
     assert (made.shape, made.dtype, made.device) == (expected.shape, expected.dtype, expected.device)
     assert made.is_contiguous()
@@ -46,6 +47,10 @@ def test_both_ways_make_the_same_tensor(arrays: Any, shape: tuple[int, ...], dty
 
 def test_inference_mode_is_kept(arrays: Any) -> None:
     arrays._current_device = lambda: -1
+
+    def made() -> Any:
+        return arrays.allocate(torch.zeros(2), [arrays.layout((2,), "fp32")], 0)[0][0]
+
     with torch.inference_mode():
-        assert arrays.empty(torch.zeros(2), (2,), "fp32", 0).is_inference()
-    assert not arrays.empty(torch.zeros(2), (2,), "fp32", 0).is_inference()
+        assert made().is_inference()
+    assert not made().is_inference()

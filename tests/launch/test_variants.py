@@ -9,6 +9,7 @@ import pytest
 
 from flashgen.errors import LaunchError
 from flashgen.launch.frameworks import framework_of
+from flashgen.launch.preparer import Request
 
 
 @pytest.mark.parametrize(
@@ -57,10 +58,10 @@ def test_a_cold_kernel_is_refused_during_capture_and_the_remedy_works(bench: Any
         b.executor.forward(x, x, x)
     assert (b.driver.loads, b.driver.launches) == ([], [])
     b.driver.capturing = False
-    b.executor.load(0, 16)
+    b.executor.variants.load(0, 16)
     b.driver.capturing = True
     # Outputs for such arrays cannot be allocated during capture, so only the preparation is asked for.
-    b.executor._prepare("forward", framework_of(x), (x, x, x), None, None)
+    b.executor._preparer.call(Request("forward", framework_of(x), (x, x, x), None, None))
 
 
 def test_an_unaligned_view_is_refused_during_capture(bench: Any, array: Any) -> None:

@@ -156,9 +156,19 @@ def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    on_gpu = SimpleNamespace(shape=(64,), dtype=torch.float16, get_device=lambda: 0)
+    monkeypatch.setattr(kernels, "get_driver", lambda: SimpleNamespace(capability=lambda device: 80))
+    on_gpu = SimpleNamespace(shape=(24,), dtype=torch.float16, get_device=lambda: 0)
+    spec = fg.AttentionSpec(24, dtype="fp16")
+
+    def kernel() -> Any:
+        return kernels.kernel_for(on_gpu, on_gpu, kernels.NO_LIMITS, gradients=False, deterministic=False)
+
     with pytest.raises(fg.LaunchError, match="make the same call once before the capture"):
-        kernels.kernel_for(on_gpu, on_gpu, kernels.NO_LIMITS, gradients=False, deterministic=False)
+        kernel()
+    # What was built by hand will do, also if it could do more.
+    kept = fg.build(spec, arch="sm_80")
+    assert kernel() is kept
+    kernels._kernels.clear()
 
 
 def test_second_derivatives_are_refused(emulated: Any, inputs: Any) -> None:

@@ -242,6 +242,36 @@ def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
     torch.library.opcheck(ops.cache_append.default, (*appending, None, None, at.cos, at.sin))
 
 
+def test_a_dispatch_mode_sees_operators_that_do_the_same(emulated: Any) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def step(at: Caches) -> Any:
+        # Every other number of a row: kernels want them side by side.
+        rows, seqlens = (torch.stack([x, -x], 1)[:, 0] for x in (at.rows, at.seqlens))
+        options = {"alibi_slopes": torch.ones(4), "cache_leftpad": ints(2, 0), "causal": True}
+        return fa2(at.q, at.k_cache, at.v_cache, at.k, at.v, at.cos, at.sin, seqlens, rows, **options)
+
+    seen: list[Any] = []
+    one, other = Caches(), Caches()
+    with Recorder():
+        watched = step(one)
+    ops = torch.ops.flashgen
+    assert [op for op in seen if op.namespace == "flashgen"] == [ops.cache_append.default, ops.cache_forward.default]
+    assert torch.equal(step(other), watched)
+    assert torch.equal(one.k_cache, other.k_cache)
+
+
+def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> None:
+    at = Caches()
+    with pytest.raises(fg.ArgumentError, match=r"cache\.seqlens is torch.int32 of shape \(\); pass 2 integers"):
+        fa2(at.q, at.k_cache, at.v_cache, cache_seqlens=torch.tensor(9, dtype=torch.int32), **at.places)
+
+
 def test_strided_arguments_are_taken_and_gradients_are_refused(emulated: Any) -> None:
     at = Caches()
     plain = fa2(at.q, at.k_cache, at.v_cache, cache_seqlens=ints(9, 9), **at.places)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from flashgen import oracle
-from flashgen.api import Kernel, make_variant
 from flashgen.arch import get_arch
+from flashgen.kernel import Kernel
+from flashgen.making import make_variant
 from flashgen.plan.model import Role
 from flashgen.render import KernelSource
 from flashgen.spec import KVCache, Rotary

@@ -1,0 +1,245 @@
+"""``Kernel``: a built spec, to be called, looked at and saved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashgen.arch import Arch
+from flashgen.errors import EmulationError, LaunchError, PlanError
+from flashgen.launch.variant import Variant
+from flashgen.making import TargetName, make_variant
+from flashgen.plan.model import AttentionPlan, Role
+from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Sequences
+
+if TYPE_CHECKING:
+    from flashgen.compile.binary import Binary, Resources
+    from flashgen.launch.executor import Executor
+    from flashgen.launch.target import Target
+
+
+class Kernel:
+    """A built spec: callable, inspectable, and fit to be saved. Safe to call from many threads."""
+
+    def __init__(
+        self,
+        variant: Variant,
+        target: TargetName,
+        asked: Schedule | None = None,
+        *,
+        base: Kernel | None = None,
+        tensors: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.plan: AttentionPlan = variant.plan
+        self._base = base
+        self._tensors: Mapping[str, Any] = tensors or {}
+        self._variant = variant
+        self._asked = asked
+        self._target_name: TargetName = target
+        self._executor_made: Executor | None = None
+        self._making = threading.Lock()
+
+    def with_tensors(self, tensors: Mapping[str, Any]) -> Kernel:
+        """The same kernel for calls that use these captured tensors unless they name others."""
+        return Kernel(self._variant, self._target_name, self._asked, base=self._base or self, tensors=tensors)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """What is computed."""
+        return self.plan.spec.with_tensors(self._tensors) if self._tensors else self.plan.spec
+
+    @property
+    def schedule(self) -> Schedule:
+        """How it is laid out, as completed by the plan."""
+        return self.plan.schedule
+
+    @property
+    def arch(self) -> Arch:
+        """The GPU generation it was built for."""
+        return self.plan.arch
+
+    @property
+    def source(self) -> dict[Role, str]:
+        """The CUDA C++ of each kernel."""
+        return {role: kernel.source.text for role, kernel in self._variant.kernels.items()}
+
+    @property
+    def binaries(self) -> dict[Role, Binary]:
+        """The compiled kernels; empty for the emulator. Those of captured gradients are compiled when first used."""
+        return {role: k.binary for role, k in self._variant.kernels.items() if k.binary is not None}
+
+    @property
+    def report(self) -> dict[Role, Resources]:
+        """Registers, spills and shared memory of each compiled kernel."""
+        return {role: binary.resources for role, binary in self.binaries.items()}
+
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float | None = None,
+        stream: Any = None,
+        captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Any, Any]:
+        """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
+
+        q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``, any strides whose last one is 1.
+        Runs on the arguments' device and on their library's current stream; ``stream`` is for arrays of
+        libraries other than torch and CuPy. ``captured`` gives tensors of the mask and the score by name, in
+        place of those that the spec was made with. A spec with dropout=True needs ``dropout``, and one with
+        varlen=True ``sequences``; the backward call takes the same. A spec with a cache needs ``cache``, and then k and
+        v are that cache. No gradients are recorded.
+        """
+        if self._tensors:
+            captured = {**self._tensors, **(captured or {})}
+        executor = self._executor_made or self._executor()
+        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache)
+
+    def append(
+        self,
+        k_cache: Any,
+        v_cache: Any,
+        k: Any,
+        v: Any,
+        *,
+        cache: KVCache,
+        q: Any = None,
+        rotary: Rotary | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Puts k and v behind the keys and values of a cache, in place; those that there is no room for are left out.
+
+        k and v are ``(B, Snew, Hk, D)`` and ``(B, Snew, Hk, Dv)``. With ``rotary`` k is turned by its positions, and so
+        is q, into a new array, which is returned; without, q itself is. The call that attends to them says
+        ``appended=Snew`` in its ``cache``.
+        """
+        if not self.plan.spec.cache:
+            raise LaunchError("this kernel was built without a cache; build one with cache='contiguous' or 'paged'")
+        executor = self._executor_made or self._executor()
+        return executor.append(k_cache, v_cache, k, v, cache, q, rotary, stream)
+
+    def backward(
+        self,
+        do: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        *,
+        scale: float | None = None,
+        stream: Any = None,
+        captured: Mapping[str, Any] | None = None,
+        captured_gradients: bool = False,
+        dlse: Any = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
+    ) -> tuple[Any, ...]:
+        """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's.
+
+        ``dlse`` is the gradient of ``lse``, float32 and contiguous like it, where the loss depends on that too.
+        With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
+        gradient, of the tensor's own shape and dtype and bitwise reproducible.
+        """
+        executor = self._executor_made or self._executor()
+        if self._tensors:
+            captured = {**self._tensors, **(captured or {})}
+        more = captured, captured_gradients, dlse, dropout, sequences
+        return executor.backward(do, q, k, v, out, lse, scale, stream, *more)
+
+    def warmup(
+        self,
+        device: int | None = None,
+        *,
+        access_bytes: int | Iterable[int] | None = None,
+        captured_gradients: bool = False,
+    ) -> Kernel:
+        """Compiles and loads now what calls would otherwise load on first use; needed before graph capture.
+
+        ``device`` is a CUDA ordinal (default: the current one). ``access_bytes`` names alignments below the
+        default that unaligned views will need; ``captured_gradients=True`` takes the kernels for those too.
+        """
+        executor = self._executor()
+        if self._target_name == "emulator":
+            device = -1
+        elif device is None:
+            from flashgen.launch.driver import current_device
+
+            device = current_device()
+        wanted = (access_bytes,) if access_bytes is None or isinstance(access_bytes, int) else access_bytes
+        for access in wanted:
+            if access not in (None, 2, 4, 8, 16):
+                raise LaunchError(f"access_bytes={access!r} is not supported; use 2, 4, 8 or 16")
+            executor.variants.load(device, access, captured_gradients)
+        return self
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes each kernel's ``.cu`` and ``.cubin`` and a ``manifest.json``; returns the directory."""
+        from flashgen.manifest import save
+
+        kernels = {role: kernel.compiled() for role, kernel in self._variant.kernels.items()}
+        return save(self.plan, kernels, Path(directory))
+
+    @property
+    def target(self) -> Target:
+        """Where calls run."""
+        return self._executor().target
+
+    def _executor(self) -> Executor:
+        if self._executor_made is None and self._base is not None:
+            self._executor_made = self._base._executor()
+        if self._executor_made is None:
+            from flashgen.launch.executor import Executor
+            from flashgen.plan import workspaces
+
+            with self._making:
+                if self._executor_made is None:
+                    target = _make_target(self._target_name)
+                    self._executor_made = Executor(self._variant, self._realigned, target, workspaces)
+        return self._executor_made
+
+    def _realigned(self, access_bytes: int) -> Variant:
+        """The kernels for less aligned arguments, by the schedule that was asked for.
+
+        Asynchronous copies have a least width, so the stages asked for may not exist; then the plan chooses.
+        So it does where other kernels take over that what was asked for says nothing about.
+        """
+        asked = self._asked
+        if asked is not None and self.plan.kernel("forward").boxes:
+            asked = Schedule(backward=asked.backward)
+
+        def made(schedule: Schedule | None) -> Variant:
+            return make_variant(self.spec, schedule, self.arch, self._target_name, access_bytes)
+
+        try:
+            return made(asked)
+        except PlanError:
+            if asked is None:
+                raise
+            backward = replace(asked.backward, stages=None)
+            return made(replace(asked, stages=None, backward=backward))
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.spec.describe()}, {self.arch.name}, target={self._target_name!r})"
+
+
+def _make_target(name: TargetName) -> Target:
+    if name == "gpu":
+        from flashgen.launch.gpu import GpuTarget
+
+        return GpuTarget()
+    from flashgen.launch.host import HostTarget
+
+    try:
+        from flashgen import emulator
+    except ImportError as error:
+        raise EmulationError(f"the emulator is not available ({error}); build with target='gpu'") from error
+    return HostTarget(emulator.load, emulator.GuardedCall)

@@ -1,0 +1,82 @@
+"""Makes the kernels of a spec for one alignment of their arguments: planned, rendered, compiled or found in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from flashgen.arch import Arch
+from flashgen.errors import RegistersError
+from flashgen.launch.variant import Loadable, Variant
+from flashgen.plan.model import AttentionPlan, Role
+from flashgen.spec import AttentionSpec, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.cache import Cache
+    from flashgen.compile.binary import Binary
+    from flashgen.render import KernelSource
+
+TargetName = Literal["gpu", "emulator"]
+
+
+def make_variant(
+    spec: AttentionSpec,
+    schedule: Schedule | None,
+    arch: Arch,
+    target: TargetName,
+    access_bytes: int | None = None,
+) -> Variant:
+    """All kernels of a spec for arguments aligned to ``access_bytes``, by default as the head dims allow."""
+    from flashgen.plan import plan
+    from flashgen.sources import sources_of
+
+    attention = plan(spec, schedule, arch, access_bytes=access_bytes)
+    sources = sources_of(attention)
+    if target == "emulator":
+        return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources.items()})
+    try:
+        return _compiled(attention, sources)
+    except RegistersError:
+        from flashgen.plan.algorithm import schedule_instead
+
+        instead = schedule_instead(attention)
+        if instead is None:
+            raise
+        return make_variant(spec, instead, arch, target, access_bytes)
+
+
+def _compiled(attention: AttentionPlan, sources: Mapping[Role, KernelSource]) -> Variant:
+    """The kernels with their binaries, from the cache where it has them."""
+    from flashgen.cache import default_cache
+
+    cache = default_cache()
+    loadables = {}
+    for role, source in sources.items():
+        compiled, renew = partial(_binary, cache, source), partial(_renewed, cache, source)
+        if source.plan.captured is None:
+            loadables[role] = Loadable(source.plan, source, compiled(), renew=renew)
+        else:
+            # Not every caller wants these gradients, and nobody wants to wait for them without need.
+            loadables[role] = Loadable(source.plan, source, compile=compiled, renew=renew)
+    return Variant(attention, loadables)
+
+
+def _binary(cache: Cache, source: KernelSource) -> Binary:
+    binary, _ = cache.get_or_compile(source, _compile)
+    return binary
+
+
+def _renewed(cache: Cache, source: KernelSource) -> Binary:
+    """The binary compiled again: an entry can be whole and yet be none that this driver loads."""
+    cache.discard_source(source)
+    return _binary(cache, source)
+
+
+def _compile(source: KernelSource) -> Binary:
+    """Compiles from a fresh rendering if that is the same text: it knows the template line of every error."""
+    from flashgen.compile import compile_source
+    from flashgen.render import render
+
+    fresh = render(source.plan)
+    return compile_source(fresh if fresh.text == source.text else source)
