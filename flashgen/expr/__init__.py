@@ -27,6 +27,8 @@
     ``print_cuda``, the name of a function of the indices that do not vary.
 ``derivative``
     ``derivative(node, wrt)``; ``captured_gradients(score)``: what each captured float adds to the gradient.
+``sides``
+    ``split(roots, {"query": [...], "key": [...]})``: what each of two sides brings to the trees by itself.
 ``text``, ``parse``
     ``text(node)`` and ``parse(source, {"window": Scalar("window", "int")})``, which give the same tree back.
 """
@@ -40,8 +42,9 @@ from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, si
 from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.numpy import evaluate, evaluate_all
 from flashgen.expr.parse import parse
+from flashgen.expr.sides import Split, split
 from flashgen.expr.text import text
-from flashgen.expr.tile_nodes import Range
+from flashgen.expr.tile_nodes import Range, TileVar
 from flashgen.expr.tiles import Band, TileRule, tile_rule
 from flashgen.expr.trace import trace_mask, trace_score
 from flashgen.expr.traced import Traced
@@ -58,8 +61,10 @@ __all__ = [
     "Range",
     "Scalar",
     "Score",
+    "Split",
     "Tensor",
     "TileRule",
+    "TileVar",
     "Traced",
     "captured_gradients",
     "derivative",
@@ -78,6 +83,7 @@ __all__ = [
     "q_len",
     "range_name",
     "sigmoid",
+    "split",
     "tanh",
     "text",
     "tile_rule",

@@ -10,7 +10,7 @@ from flashgen.plan.expressions import CapturedTensor, captured
 from flashgen.plan.model import KernelPlan
 
 if TYPE_CHECKING:
-    from flashgen.expr import Node
+    from flashgen.expr import Node, Split, TileRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,15 @@ class Body:
 
     statements: tuple[str, ...]
     results: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What one side of a pair, or of a rectangle, brings to what is asked of both."""
+
+    name: str
+    type: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +40,35 @@ class Code:
     tensors: tuple[CapturedTensor, ...]
     #: Whether a tile between the first and the last may hold no allowed pair.
     has_holes: bool
+    #: Whether so little is asked of every pair that code for each of them may stand by itself.
+    is_light: bool
     bodies: Mapping[str, Body]
+    #: By side: a query, a key, the queries and the keys of a rectangle.
+    facts: Mapping[str, tuple[Fact, ...]]
 
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
     from flashgen.expr import text
+    from flashgen.expr.cuda import C_TYPES
 
     e = plan.expressions
     assert e is not None, "the template asks only where the plan has expressions"
     names = names_of(plan)
     bodies: dict[str, Body] = {}
+    facts: dict[str, tuple[Fact, ...]] = {}
+    is_light = True
     if e.mask is not None and e.rule is not None:
-        bodies["allows"] = body_of({"allowed": e.mask}, names)
-        bodies["may"] = body_of({"may": e.rule.may}, names)
-        bodies["full"] = body_of({"full": e.rule.full}, names)
-        bodies["keys"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
-        bodies["queries"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
+        pairs, tiles = _pairs(e.mask), _tiles(e.rule)
+        is_light = pairs.is_light
+        for sides, places in ((pairs, _OF_PAIR), (tiles, _OF_TILE)):
+            for side, found in sides.facts.items():
+                bodies[side] = body_of(found, names)
+                facts[side] = tuple(Fact(n, C_TYPES[found[n].type], x) for n, x in bodies[side].results.items())
+            for name, root in sides.roots.items():
+                bodies[name] = body_of({name: root}, names | places)
+        bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
+        bodies["query_tiles"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
     if e.score is not None and e.slope is not None:
         bodies["score"] = body_of({"value": e.score}, names)
         bodies["score_and_slope"] = body_of({"value": e.score, "slope": e.slope}, names)
@@ -59,8 +80,30 @@ def expression_code(plan: KernelPlan) -> Code:
         sink_text="" if e.sink is None else text(e.sink),
         tensors=e.tensors,
         has_holes=e.rule is not None and not e.rule.hull_exact,
+        is_light=is_light,
         bodies=bodies,
+        facts=facts,
     )
+
+
+#: How kernels spell the bounds of what they ask about.
+_OF_PAIR = {"q": "query.q", "k": "key.k"}
+_OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi": "keys.hi"}
+
+
+def _pairs(mask: Node) -> Split:
+    """The mask of a pair, and what its query and its key bring to it."""
+    from flashgen.expr import Index, split
+
+    return split({"allows": mask}, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
+
+
+def _tiles(rule: TileRule) -> Split:
+    """The same of a rectangle's queries and keys."""
+    from flashgen.expr import TileVar, split
+
+    sides = {"queries": [TileVar("q_lo"), TileVar("q_hi")], "keys": [TileVar("k_lo"), TileVar("k_hi")]}
+    return split({"may": rule.may, "full": rule.full}, sides, ("lo", "hi", "whole", "lane"))
 
 
 def names_of(plan: KernelPlan) -> dict[str, str]:

@@ -52,6 +52,10 @@ FLASHGEN_DEVICE i32 clamped(i64 x) {
   return x < kSmallestInt ? kSmallestInt : x > kLargestInt ? kLargestInt : static_cast<i32>(x);
 }
 
+FLASHGEN_DEVICE bool shuffle(bool value, i32 source_lane) {
+  return shuffle(static_cast<i32>(value), source_lane) != 0;
+}
+
 template <class T>
 FLASHGEN_DEVICE T select(bool condition, T then, T other) {
   return condition ? then : other;
