@@ -13,7 +13,7 @@ from flashgen.plan.model import Param, ParamTable
 from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from flashgen.expr import Node, Range, TileRule
+    from flashgen.expr import Load, Node, Range, TileRule
 
 #: C++ types of captured tensors' elements.
 ELEMENTS = {
@@ -28,6 +28,10 @@ ELEMENTS = {
     "float32": "float",
     "float64": "double",
 }
+#: Elements that may be fetched as neighbours, with their bytes, and how many bytes for each pair of a query and a key
+#: there are registers for.
+_NEIGHBOUR_BYTES = {"half_t": 2, "bfloat16_t": 2, "float": 4}
+_BYTES_AHEAD = 4
 _SCALARS = {"bool": ("int32", "i32"), "int": ("int32", "i32"), "float": ("float", "float")}
 
 
@@ -83,6 +87,26 @@ class Expressions:
     def has_mask(self) -> bool:
         """Whether the mask is an expression, not a band."""
         return self.mask is not None
+
+    def loads_ahead(self) -> tuple[Load, ...]:
+        """Loads of the score that differ from pair to pair, by rows that keys go along, so that they can be fetched
+        before the products: as many as there is room for."""
+        from flashgen.expr import Index, Load, postorder
+        from flashgen.expr.nodes import USES
+
+        elements = {tensor.name: tensor.element for tensor in self.tensors}
+        found, left = [], _BYTES_AHEAD
+        for node in postorder(*(() if self.score is None else (self.score,))):
+            if not isinstance(node, Load) or node.indices[-1] is not Index("k"):
+                continue
+            rest = 0
+            for index in node.indices[:-1]:
+                rest |= index.uses
+            size = _NEIGHBOUR_BYTES.get(elements[node.tensor.name], left + 1)
+            if rest & USES["q"] and not rest & (USES["k"] | USES["s"]) and size <= left:
+                found.append(node)
+                left -= size
+        return tuple(found)
 
 
 NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())

@@ -10,7 +10,7 @@ from flashgen.plan.expressions import CapturedTensor, captured
 from flashgen.plan.model import KernelPlan
 
 if TYPE_CHECKING:
-    from flashgen.expr import Node, Split, TileRule
+    from flashgen.expr import Load, Node, Split, TileRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,17 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """An element of a captured tensor that is fetched before the score of its pair is computed."""
+
+    name: str
+    tensor: CapturedTensor
+    #: The load in full, and the indices before the last one.
+    load: str
+    row: Body
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """What templates print of a plan's expressions."""
 
@@ -43,14 +54,17 @@ class Code:
     #: Whether so little is asked of every pair that code for each of them may stand by itself.
     is_light: bool
     bodies: Mapping[str, Body]
+    #: Elements of captured tensors that the score of a pair may be given.
+    ahead: tuple[Ahead, ...]
     #: By side: a query, a key, the queries and the keys of a rectangle.
     facts: Mapping[str, tuple[Fact, ...]]
 
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
-    from flashgen.expr import text
+    from flashgen.expr import Scalar, text
     from flashgen.expr.cuda import C_TYPES
+    from flashgen.expr.visit import substitute
 
     e = plan.expressions
     assert e is not None, "the template asks only where the plan has expressions"
@@ -69,8 +83,10 @@ def expression_code(plan: KernelPlan) -> Code:
                 bodies[name] = body_of({name: root}, names | places)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
         bodies["query_tiles"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
+    ahead = _ahead(e.loads_ahead(), plan, names) if "ahead" in plan.switches else {}
     if e.score is not None and e.slope is not None:
-        bodies["score"] = body_of({"value": e.score}, names)
+        given = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
+        bodies["score"] = body_of({"value": substitute(e.score, given)}, names)
         bodies["score_and_slope"] = body_of({"value": e.score, "slope": e.slope}, names)
     if e.sink is not None:
         bodies["sink"] = body_of({"value": e.sink}, names)
@@ -82,8 +98,23 @@ def expression_code(plan: KernelPlan) -> Code:
         has_holes=e.rule is not None and not e.rule.hull_exact,
         is_light=is_light,
         bodies=bodies,
+        ahead=tuple(ahead.values()),
         facts=facts,
     )
+
+
+def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) -> dict[Load, Ahead]:
+    """What is fetched ahead, by load."""
+    assert plan.expressions is not None, "what loads has expressions"
+    tensors = {tensor.name: tensor for tensor in plan.expressions.tensors}
+    found: dict[Load, Ahead] = {}
+    for load in loads:
+        name = load.tensor.name
+        number = sum(other.tensor is tensors[name] for other in found.values())
+        row = body_of({f"{axis:02}": index for axis, index in enumerate(load.indices[:-1])}, names)
+        whole = body_of({"value": load}, names)
+        found[load] = Ahead(f"{name}{number + 1 if number else ''}", tensors[name], whole.results["value"], row)
+    return found
 
 
 #: How kernels spell the bounds of what they ask about.

@@ -137,6 +137,16 @@ FLASHGEN_DEVICE float element_value(bfloat16_t x) { return to_float(x); }
 FLASHGEN_DEVICE float element_value(float x) { return x; }
 FLASHGEN_DEVICE float element_value(double x) { return static_cast<float>(x); }
 
+// Where a row along the last dimension begins.
+template <class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE const T* row_of(const Captured<T, rank>& tensor, Indices... indices) {
+  static_assert(sizeof...(Indices) + 1 == rank, "a row of a captured tensor takes one index per other dimension");
+  i64 offset = 0;
+  i32 axis = 0;
+  ((offset += tensor.offset(axis++, indices)), ...);
+  return tensor.pointer + offset;
+}
+
 template <class T, i32 rank, class... Indices>
 FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   static_assert(sizeof...(Indices) == rank, "a captured tensor takes one index per dimension");
