@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.errors import PlanError
+from flashgen.plan.ahead import loads_ahead
 from flashgen.plan.model import Param, ParamTable
 from flashgen.spec import AttentionSpec
 
@@ -28,10 +29,6 @@ ELEMENTS = {
     "float32": "float",
     "float64": "double",
 }
-#: Elements that may be fetched as neighbours, with their bytes, and how many bytes for each pair of a query and a key
-#: there are registers for.
-_NEIGHBOUR_BYTES = {"half_t": 2, "bfloat16_t": 2, "float": 4}
-_BYTES_AHEAD = 4
 _SCALARS = {"bool": ("int32", "i32"), "int": ("int32", "i32"), "float": ("float", "float")}
 
 
@@ -89,24 +86,8 @@ class Expressions:
         return self.mask is not None
 
     def loads_ahead(self) -> tuple[Load, ...]:
-        """Loads of the score that differ from pair to pair, by rows that keys go along, so that they can be fetched
-        before the products: as many as there is room for."""
-        from flashgen.expr import Index, Load, postorder
-        from flashgen.expr.nodes import USES
-
-        elements = {tensor.name: tensor.element for tensor in self.tensors}
-        found, left = [], _BYTES_AHEAD
-        for node in postorder(*(() if self.score is None else (self.score,))):
-            if not isinstance(node, Load) or node.indices[-1] is not Index("k"):
-                continue
-            rest = 0
-            for index in node.indices[:-1]:
-                rest |= index.uses
-            size = _NEIGHBOUR_BYTES.get(elements[node.tensor.name], left + 1)
-            if rest & USES["q"] and not rest & (USES["k"] | USES["s"]) and size <= left:
-                found.append(node)
-                left -= size
-        return tuple(found)
+        """Loads of the score that may come before the products; see ``plan/ahead.py``."""
+        return loads_ahead(self.score, {tensor.name: tensor.element for tensor in self.tensors})
 
 
 NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())
@@ -132,7 +113,7 @@ def expressions_of(spec: AttentionSpec) -> Expressions:
         sink=None if sink is None else sink.root,
         scalars=tuple((name, _kind(value)) for name, value in sorted(spec.scalars.items()) if name in used),
         tensors=tuple(
-            CapturedTensor(name, _element(name, element_type(value)), len(value.shape))
+            CapturedTensor(name, element_of(name, element_type(value)), len(value.shape))
             for name, value in sorted(spec.tensors.items())
             if name in used
         ),
@@ -208,7 +189,8 @@ def _kind(value: int | float) -> str:
     return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
 
 
-def _element(name: str, dtype: str) -> str:
+def element_of(name: str, dtype: str) -> str:
+    """The C++ type of a captured tensor's elements."""
     if dtype not in ELEMENTS:
         raise PlanError(f"the captured tensor {name} has elements of type {dtype}; use one of {', '.join(ELEMENTS)}")
     return ELEMENTS[dtype]
