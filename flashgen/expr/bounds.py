@@ -11,7 +11,7 @@ from functools import lru_cache, reduce
 
 from flashgen.expr.build import MAX_INT, MIN_INT, as_node, binary, select, unary
 from flashgen.expr.nodes import Binary, Const, Index, Length, Node, Select, Unary
-from flashgen.expr.tile_nodes import TileVar, Wide
+from flashgen.expr.tile_nodes import Search, TileVar, Wide
 
 #: Sequences are at most this long, so that a position plus a length fits 32 bits.
 MAX_LENGTH = 2**30
@@ -43,6 +43,8 @@ def static_range(node: Node) -> tuple[int, int]:
         return _clip((-high, -low))
     if isinstance(node, Unary) and node.op == "abs":
         return 0, MAX_INT
+    if isinstance(node, Search):
+        return (0, MAX_LENGTH) if node.kind == "first" else (-1, MAX_LENGTH - 1)
     return _ALL
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from flashgen.expr.nodes import Binary, Load, Node, Scalar, Unary
-from flashgen.expr.tile_nodes import Range
+from flashgen.expr.tile_nodes import Range, Search
 from flashgen.expr.visit import postorder, substitute
 
 _COSTLY_UNARY = ("exp", "log", "tanh", "sigmoid")
@@ -59,7 +59,7 @@ def split(roots: Mapping[str, Node], sides: Mapping[str, Iterable[Node]], taken:
 def _is_costly(node: Node) -> bool:
     if isinstance(node, Unary):
         return node.op in _COSTLY_UNARY
-    return isinstance(node, (Load, Range)) or (isinstance(node, Binary) and node.op in _COSTLY_BINARY)
+    return isinstance(node, (Load, Range, Search)) or (isinstance(node, Binary) and node.op in _COSTLY_BINARY)
 
 
 def _largest(roots: Iterable[Node], wanted: Callable[[Node], bool]) -> list[Node]:

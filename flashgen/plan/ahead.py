@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node
 
-#: Bytes of elements that are fetched with their neighbours, by C++ type, and how many bytes for each pair of a query and
-#: a key there are registers for.
+#: Bytes of elements that are fetched with their neighbours, by C++ type, and how many bytes for each pair of a query
+#: and a key there are registers for.
 _BYTES = {"half_t": 2, "bfloat16_t": 2, "float": 4}
 _MOST_BYTES = 4
 

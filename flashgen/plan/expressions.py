@@ -49,11 +49,23 @@ class Table:
     axis: int
     #: The tiles it is asked about: of queries (q), of keys (k), or both.
     sides: str
+    #: Whether it is asked where elements first reach a value, or are last within it.
+    is_searched: bool = False
+
+    @property
+    def name(self) -> str:
+        """What kernels call it."""
+        return f"{self.tensor}{self.axis}"
+
+    @property
+    def numbers(self) -> int:
+        """How many there are for each stretch."""
+        return 4 if self.is_searched else 2
 
     @property
     def parameter(self) -> str:
         """The kernel parameter that points to it."""
-        return f"survey_{self.tensor}{self.axis}"
+        return f"survey_{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +140,25 @@ def _is_band(spec: AttentionSpec) -> bool:
 
 def _tables(rule: TileRule) -> tuple[Table, ...]:
     """The tables that answer what the rule asks of whole tiles."""
-    from flashgen.expr import Range, postorder
+    from flashgen.expr import Range, Search, postorder
 
     roots = (rule.may, rule.full, rule.key_begin, rule.key_end, rule.query_begin, rule.query_end)
-    ranges = [node for node in postorder(*roots) if isinstance(node, Range) and node.whole]
+    asked = postorder(*roots)
+    ranges = [node for node in asked if isinstance(node, Range) and node.whole]
+    searched = {(node.tensor.name, node.axis) for node in asked if isinstance(node, Search)}
     axes: dict[tuple[str, str], set[int]] = {}
     for node in ranges:
         axes.setdefault((node.tensor.name, node.whole), set()).add(_varying_axis(node))
-    sides: dict[tuple[str, int], str] = {}
+    sides = dict.fromkeys(searched, "")
     for (tensor, side), found in sorted(axes.items()):
         # Indexed with q in two places, a tensor is asked for by looking at its elements.
         if len(found) == 1:
             place = (tensor, found.pop())
             sides[place] = sides.get(place, "") + side
-    return tuple(Table(tensor, axis, "".join(sorted(s))) for (tensor, axis), s in sorted(sides.items()))
+    return tuple(
+        Table(tensor, axis, "".join(sorted(found)), (tensor, axis) in searched)
+        for (tensor, axis), found in sorted(sides.items())
+    )
 
 
 def _varying_axis(node: Range) -> int:

@@ -75,10 +75,20 @@ _TABLE = {
     ),
     (96, 96): _Row(2, 128, 2, 2, True, True, (80, 80), (112, 112), "rows of 96 columns take the room of 128"),
     (128, 128): _Row(
-        2, 128, 2, 2, True, True, (80, 80), (112, 80), "the widest tile of keys that leaves room for two tiles of Q and one of O"
+        2,
+        128,
+        2,
+        2,
+        True,
+        True,
+        (80, 80),
+        (112, 80),
+        "the widest tile of keys that leaves room for two tiles of Q and one of O",
     ),
     (192, 128): _Row(2, 112, 2, 1, True, False, (80, 80), (80, 80), "the widest tile of keys that leaves room for O"),
-    (192, 192): _Row(2, 112, 2, 1, False, False, (64, 48), (64, 48), "the widest tile of keys; O leaves from registers"),
+    (192, 192): _Row(
+        2, 112, 2, 1, False, False, (64, 48), (64, 48), "the widest tile of keys; O leaves from registers"
+    ),
     (256, 256): _Row(
         2, 64, 2, 1, False, False, (48, 48), (48, 48), "two tiles of keys and values under way; O leaves from registers"
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen.plan.expressions import CapturedTensor, captured
+from flashgen.plan.expressions import CapturedTensor, Expressions, Table, captured
 from flashgen.plan.model import KernelPlan
 
 if TYPE_CHECKING:
@@ -42,6 +42,15 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """How a kernel calls a table of extremes, and its C++ type."""
+
+    table: Table
+    tensor: CapturedTensor
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """What templates print of a plan's expressions."""
 
@@ -49,6 +58,7 @@ class Code:
     score_text: str
     sink_text: str
     tensors: tuple[CapturedTensor, ...]
+    surveys: tuple[Survey, ...]
     #: Whether a tile between the first and the last may hold no allowed pair.
     has_holes: bool
     #: Whether so little is asked of every pair that code for each of them may stand by itself.
@@ -85,7 +95,7 @@ def expression_code(plan: KernelPlan) -> Code:
         bodies["query_tiles"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
     ahead = _ahead(e.loads_ahead(), plan, names) if "ahead" in plan.switches else {}
     if e.score is not None and e.slope is not None:
-        given = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
+        given: dict[Node, Node] = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
         bodies["score"] = body_of({"value": substitute(e.score, given)}, names)
         bodies["score_and_slope"] = body_of({"value": e.score, "slope": e.slope}, names)
     if e.sink is not None:
@@ -95,12 +105,18 @@ def expression_code(plan: KernelPlan) -> Code:
         score_text="" if e.score is None else text(e.score),
         sink_text="" if e.sink is None else text(e.sink),
         tensors=e.tensors,
+        surveys=tuple(_survey(table, e) for table in e.tables),
         has_holes=e.rule is not None and not e.rule.hull_exact,
         is_light=is_light,
         bodies=bodies,
         ahead=tuple(ahead.values()),
         facts=facts,
     )
+
+
+def _survey(table: Table, e: Expressions) -> Survey:
+    tensor = next(t for t in e.tensors if t.name == table.tensor)
+    return Survey(table, tensor, f"Survey<{tensor.element}, {tensor.rank}, {table.axis}, {e.stretch}>")
 
 
 def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) -> dict[Load, Ahead]:
@@ -147,12 +163,10 @@ def names_of(plan: KernelPlan) -> dict[str, str]:
         name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
     }
     for table in e.tables:
-        tensor = next(t for t in e.tensors if t.name == table.tensor)
-        kind = f"Surveyed<{tensor.element}, {tensor.rank}, {table.axis}, {e.stretch}>"
-        for side in table.sides:
-            surveyed = f"{kind}{{captured::{tensor.name}(p), p.{table.parameter}, {side}_lo, {side}_hi}}"
-            names[f"min {tensor.name} {side}"] = f"{surveyed}.smallest"
-            names[f"max {tensor.name} {side}"] = f"{surveyed}.largest"
+        survey = f"surveyed::{table.name}(p)"
+        names |= {f"range {table.tensor} {side}": f"{survey}.between" for side in table.sides}
+        if table.is_searched:
+            names |= {f"{kind} {table.tensor} {table.axis}": f"{survey}.{kind}" for kind in ("first", "last")}
     return names | {t.name: f"captured::{t.name}(p)" for t in e.tensors}
 
 

@@ -13,8 +13,8 @@
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last: all
-// of them call, and get the same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
