@@ -208,6 +208,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("skips", _looks(spec) and row.tile_q > row.tile_kv),
                 ("inspector", _looks(spec)),
                 ("listed", _is_listed(spec)),
+                ("spans", _is_listed(spec)),
             )
             if on
         ),

@@ -91,6 +91,8 @@ def expression_code(plan: KernelPlan) -> Code:
                 facts[side] = tuple(Fact(n, C_TYPES[found[n].type], x) for n, x in bodies[side].results.items())
             for name, root in sides.roots.items():
                 bodies[name] = body_of({name: root}, names | places)
+        bodies["whole_may"] = body_of({"may": e.rule.may}, names)
+        bodies["whole_full"] = body_of({"full": e.rule.full}, names)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
         bodies["query_tiles"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
     ahead = _ahead(e.loads_ahead(), plan, names) if "ahead" in plan.switches else {}

@@ -219,11 +219,13 @@ struct Extremes {
 
   FLASHGEN_DEVICE i32 smallest() const {
     i32 found = kLargestInt;
+#pragma unroll 1
     for (i32 i = begin; i < end; ++i) found = smaller(found, entries[2 * i]);
     return found;
   }
   FLASHGEN_DEVICE i32 largest() const {
     i32 found = kSmallestInt;
+#pragma unroll 1
     for (i32 i = begin; i < end; ++i) found = larger(found, entries[2 * i + 1]);
     return found;
   }
