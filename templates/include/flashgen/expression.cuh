@@ -231,6 +231,9 @@ struct Extremes {
   }
 };
 
+// Rows of up to so many stretches are not searched: walks look at all of their tiles in less time.
+constexpr i32 kFewStretches = 512;
+
 // What a survey has found out about a tensor along one dimension, for each `stretch` of elements of each row:
 // the smallest and the largest of them; and behind those of all rows, if it is searched, the largest so far,
 // and the smallest from there on, which never decrease from stretch to stretch.
@@ -264,16 +267,18 @@ struct Survey {
     const i32 begin = larger(0, smaller(low, last)) / stretch, end = larger(0, smaller(high, last)) / stretch;
     return {entries(others...), begin, low <= high ? end + 1 : begin};
   }
-  // As first_at_least, but where the stretch begins that the element is in, ...
+  // As first_at_least, but where the stretch begins that the element is in, or before that, ...
   template <class... Indices>
   FLASHGEN_DEVICE i32 first(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return 0;
     const i32* const entry = entries(others...) + 2 * rows() * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i] >= value; });
     return smaller(found * stretch, tensor.sizes[axis]);
   }
-  // ... and as last_at_most, but where it ends.
+  // ... and as last_at_most, but where it ends, or behind that.
   template <class... Indices>
   FLASHGEN_DEVICE i32 last(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return tensor.sizes[axis] - 1;
     const i32* const entry = entries(others...) + 2 * rows() * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i + 1] > value; });
     return smaller(found * stretch, tensor.sizes[axis]) - 1;

@@ -114,13 +114,17 @@ FLASHGEN_DEVICE void accumulate_extremes(const i32* entries, i32* running, i32 c
   }
 }
 
-// Fills a table that is searched: behind the extremes of all stretches comes what the elements so far, and
-// from there on, have of them. A block takes every `blocks`-th row.
+// Fills a table that is searched, if its rows are long enough for that: behind the extremes of all stretches
+// comes what the elements so far, and from there on, have of them. A block takes every `blocks`-th row.
 template <i32 stretch, i32 axis, i32 warps, class T, i32 rank>
 FLASHGEN_DEVICE void survey_for_search(const Captured<T, rank>& tensor, i32* table, i32 block, i32 blocks,
                                        i32* scratch, Thread thread) {
   constexpr i32 at_once = 4;
   const i32 stretches = ceil_div(tensor.sizes[axis], stretch);
+  if (stretches <= kFewStretches) {
+    survey<stretch, axis>(tensor, table, block * warps + thread.warp, blocks * warps, thread);
+    return;
+  }
   const i64 rows = rows_along<axis>(tensor);
   for (i64 row = block; row < rows; row += blocks) {
     const Captured<T, 1> elements = row_along<axis>(tensor, row);
