@@ -2262,28 +2262,44 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
-// of it at once, that nothing else found room.
+// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
+// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
+// otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-  constexpr i32 blocks_per_word = 8;
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < blocks_per_word; ++i) {
+  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
+    const typename Mask::Key own = mask.key_at(key + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of a column.
+    const auto ask = [&](i32 column, const auto& use) {
+      const typename Mask::Key of_column = own.of_lane(column, key + column);
+      const bool exists = of_column.k < mask.len_kv;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
+          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
+      for (i32 i = 0; i < 4 * blocks; ++i) {
+        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
       }
     }
   }
@@ -2305,8 +2321,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
-// same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -2319,6 +2335,8 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Goes on to the next tile; returns how many tiles were left out before it.
   template <class Visited>
@@ -2328,7 +2346,8 @@ struct Walk {
       while (others == 0 && group + kWarpSize < end) {
         group += kWarpSize;
         const i32 candidate = group + thread.lane;
-        others = warp_ballot(candidate < end && visited(candidate));
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
       }
       tile = others != 0 ? group + lowest_bit(others) : end;
       others &= others - 1;
@@ -2887,12 +2906,30 @@ struct ForwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
+// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
+// every pair is allowed; none is.
+struct TileFacts {
+  u32 full;
+  u32 empty;
+
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
+    full |= static_cast<u32>(is_full) << part;
+    empty |= static_cast<u32>(is_empty) << part;
+  }
+  FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
+    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
+    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+  }
+};
+
 // A tile of keys as the producer tells of it, where the mask is more than a band.
 struct alignas(16) ListedKeys {
   i32 tile;
   // The last one of its tile of queries, or none.
   i32 last_tile;
-  // Bit i, for consumer i and after these for the whole tile of queries: every pair is allowed; none is.
+  // See TileFacts.
   u32 full;
   u32 empty;
 };
@@ -2903,7 +2940,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See ListedKeys.
+  // See TileFacts.
   u32 full;
   u32 empty;
 
@@ -2979,7 +3016,7 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 
 }  // namespace flashgen
 
-#line 10 "kernels/forward_sm90.cu.j2"
+#line 13 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3047,11 +3084,11 @@ constexpr u32 kFoundBad = 230144;       // and when it had some
 constexpr u32 kBytes = 230176;
 }  // namespace smem
 
-#line 20
+#line 23
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 26
+#line 29
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.stages>;
 using VRing = Ring<kConfig.stages>;
@@ -3082,7 +3119,7 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 63
+#line 66
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -3094,7 +3131,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 75
+#line 78
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3109,13 +3146,13 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 90
+#line 93
 // The tiles of keys that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
 }
 
-#line 96
+#line 99
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
@@ -3128,13 +3165,13 @@ struct Follower {
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
-#line 111
+#line 114
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 117
+#line 120
     return step;
   }
 
@@ -3142,9 +3179,9 @@ struct Follower {
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
-#line 127
+#line 130
     --next.key_tile;
-#line 129
+#line 132
     return next;
   }
 };
@@ -3190,12 +3227,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 57
-    const auto load_keys = [&](i32 tile, i32 last) {
-#line 61
+#line 63
+    const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 66
+#line 69
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3213,24 +3249,24 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 105
+#line 112
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
-      load_keys(tile, keys.begin);
-#line 110
+      load_keys(tile);
+#line 117
       // The first values are those that need to be looked through: they come with their keys.
       if (tile + 1 == keys.end) load_values(tile);
       if (tile + 2 < keys.end) load_values(tile + 1);
-#line 116
+#line 123
       if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 122
+#line 129
     if (keys.size() > 1) load_values(keys.begin);
-#line 127
+#line 134
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }
@@ -3339,11 +3375,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 93
+#line 103
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 99
+#line 109
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
   // S_ij has come: K_j, and with the last one Q_i, are not needed any more. Lines 9 and 10: P_ij and l_i.
@@ -3377,7 +3413,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 133
+#line 143
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3389,25 +3425,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 148
+#line 158
     if (has_bad_values) {
-#line 150
+#line 160
       if (thread.lane == 0) bulk_wait<0>();
-#line 152
+#line 162
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 161
+#line 171
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 164
+#line 174
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
-#line 169
+#line 179
     clear(out);
   };
 
@@ -3416,9 +3452,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (consumer == kConfig.consumers - 1) pass_turn();
   const auto next_after = [&](const Step& step) {
     const Step next = at.after(step, p, shared, thread);
-#line 178
+#line 188
     if (step.is_last() && next.exists()) look_at(next.rows);
-#line 180
+#line 190
     return next;
   };
   const auto release_values = [&]() {
@@ -3426,9 +3462,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     at.v_at.advance();
   };
   Step step = at.next_tile(p, shared, thread);
-#line 188
+#line 198
   look_at(step.rows);
-#line 190
+#line 200
   begin_rows(step);
 
   // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
@@ -3436,9 +3472,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
     Step next = next_after(step);
-#line 209
+#line 219
     const bool goes_on = next.exists(), ends = step.is_last();
     if (goes_on) {
+#line 224
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3471,7 +3508,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       release_values();
       write_rows(step, softmax.rows);
     }
-#line 249
+#line 262
     step = next;
     return goes_on;
   };
@@ -3479,6 +3516,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
+#line 272
     // The first scores, with nothing to overlap.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3490,17 +3528,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     Shape::Probabilities even;
     take_scores(step, even);
     Shape::Softmax::round(even, scores);
-#line 268
+#line 284
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 278
+#line 294
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 153 "kernels/forward_sm90.cu.j2"
+#line 156 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3511,12 +3549,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 164
+#line 167
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 169
+#line 172
     fence_mbarrier_init();
   }
   block_sync();
@@ -3525,9 +3563,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 178
+#line 181
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 180
+#line 183
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

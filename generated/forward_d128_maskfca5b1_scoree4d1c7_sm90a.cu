@@ -2264,28 +2264,44 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
-// of it at once, that nothing else found room.
+// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
+// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
+// otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-  constexpr i32 blocks_per_word = 8;
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < blocks_per_word; ++i) {
+  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
+    const typename Mask::Key own = mask.key_at(key + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of a column.
+    const auto ask = [&](i32 column, const auto& use) {
+      const typename Mask::Key of_column = own.of_lane(column, key + column);
+      const bool exists = of_column.k < mask.len_kv;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
+          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
+      for (i32 i = 0; i < 4 * blocks; ++i) {
+        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
       }
     }
   }
@@ -2307,8 +2323,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
-// same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -2321,6 +2337,8 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Goes on to the next tile; returns how many tiles were left out before it.
   template <class Visited>
@@ -2330,7 +2348,8 @@ struct Walk {
       while (others == 0 && group + kWarpSize < end) {
         group += kWarpSize;
         const i32 candidate = group + thread.lane;
-        others = warp_ballot(candidate < end && visited(candidate));
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
       }
       tile = others != 0 ? group + lowest_bit(others) : end;
       others &= others - 1;
@@ -2889,12 +2908,30 @@ struct ForwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
+// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
+// every pair is allowed; none is.
+struct TileFacts {
+  u32 full;
+  u32 empty;
+
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
+    full |= static_cast<u32>(is_full) << part;
+    empty |= static_cast<u32>(is_empty) << part;
+  }
+  FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
+    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
+    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+  }
+};
+
 // A tile of keys as the producer tells of it, where the mask is more than a band.
 struct alignas(16) ListedKeys {
   i32 tile;
   // The last one of its tile of queries, or none.
   i32 last_tile;
-  // Bit i, for consumer i and after these for the whole tile of queries: every pair is allowed; none is.
+  // See TileFacts.
   u32 full;
   u32 empty;
 };
@@ -2905,7 +2942,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See ListedKeys.
+  // See TileFacts.
   u32 full;
   u32 empty;
 
@@ -3034,6 +3071,10 @@ FLASHGEN_DEVICE i32 clamped(i64 x) {
   return x < kSmallestInt ? kSmallestInt : x > kLargestInt ? kLargestInt : static_cast<i32>(x);
 }
 
+FLASHGEN_DEVICE bool shuffle(bool value, i32 source_lane) {
+  return shuffle(static_cast<i32>(value), source_lane) != 0;
+}
+
 template <class T>
 FLASHGEN_DEVICE T select(bool condition, T then, T other) {
   return condition ? then : other;
@@ -3115,6 +3156,17 @@ FLASHGEN_DEVICE float element_value(bfloat16_t x) { return to_float(x); }
 FLASHGEN_DEVICE float element_value(float x) { return x; }
 FLASHGEN_DEVICE float element_value(double x) { return static_cast<float>(x); }
 
+// Where a row along the last dimension begins.
+template <class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE const T* row_of(const Captured<T, rank>& tensor, Indices... indices) {
+  static_assert(sizeof...(Indices) + 1 == rank,
+                "a row of a captured tensor takes one index per other dimension");
+  i64 offset = 0;
+  i32 axis = 0;
+  ((offset += tensor.offset(axis++, indices)), ...);
+  return tensor.pointer + offset;
+}
+
 template <class T, i32 rank, class... Indices>
 FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   static_assert(sizeof...(Indices) == rank, "a captured tensor takes one index per dimension");
@@ -3153,44 +3205,125 @@ FLASHGEN_DEVICE i32 largest_in(const Captured<T, rank>& tensor, const i32 (&low)
   return extreme_in<true, 0>(tensor, 0, low, high);
 }
 
-// The extremes of a tensor along one dimension between two indices, both included, from a table that a survey
-// has made: two numbers for each `stretch` of elements. A stretch that is partly inside counts as a whole.
+// The index along a dimension of the first element that is not less than a value, the dimension's size if
+// there is none; and of the last one that is not more, or -1. By looking at one after another.
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE Captured<T, 1> along(const Captured<T, rank>& tensor, Indices... others) {
+  static_assert(sizeof...(Indices) + 1 == rank,
+                "what lies along a dimension takes an index for each other one");
+  i64 offset = 0;
+  i32 dimension = 0;
+  ((dimension += dimension == axis, offset += tensor.offset(dimension++, others)), ...);
+  return {tensor.pointer + offset, {tensor.strides[axis]}, {tensor.sizes[axis]}};
+}
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE i32 first_at_least(const Captured<T, rank>& tensor, i32 value, Indices... others) {
+  const Captured<T, 1> elements = along<axis>(tensor, others...);
+  i32 i = 0;
+  while (i < elements.sizes[0] && load(elements, i) < value) ++i;
+  return i;
+}
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE i32 last_at_most(const Captured<T, rank>& tensor, i32 value, Indices... others) {
+  const Captured<T, 1> elements = along<axis>(tensor, others...);
+  i32 i = elements.sizes[0] - 1;
+  while (i >= 0 && load(elements, i) > value) --i;
+  return i;
+}
+
+// The extremes of the stretches of a row from `begin` to before `end`.
+struct Extremes {
+  const i32* entries;
+  i32 begin, end;
+
+  FLASHGEN_DEVICE i32 smallest() const {
+    i32 found = kLargestInt;
+#pragma unroll 1
+    for (i32 i = begin; i < end; ++i) found = smaller(found, entries[2 * i]);
+    return found;
+  }
+  FLASHGEN_DEVICE i32 largest() const {
+    i32 found = kSmallestInt;
+#pragma unroll 1
+    for (i32 i = begin; i < end; ++i) found = larger(found, entries[2 * i + 1]);
+    return found;
+  }
+};
+
+// Rows of up to so many stretches are not searched: walks look at all of their tiles in less time.
+constexpr i32 kFewStretches = 512;
+
+// What a survey has found out about a tensor along one dimension, for each `stretch` of elements of each row:
+// the smallest and the largest of them; and behind those of all rows, if it is searched, the largest so far,
+// and the smallest from there on, which never decrease from stretch to stretch.
 template <class T, i32 rank, i32 axis, i32 stretch>
-struct Surveyed {
+struct Survey {
   Captured<T, rank> tensor;
   const i32* table;
-  i32 low, high;
 
-  template <class... Indices>
-  FLASHGEN_DEVICE i32 smallest(Indices... others) const {
-    return extreme<false>(others...);
+  FLASHGEN_DEVICE i32 stretches() const { return ceil_div(tensor.sizes[axis], stretch); }
+  FLASHGEN_DEVICE i64 rows() const {
+    i64 count = 1;
+#pragma unroll
+    for (i32 i = 0; i < rank; ++i) count *= i == axis ? 1 : tensor.sizes[i];
+    return count;
   }
+  // The entries of one row, at the indices of the other dimensions.
   template <class... Indices>
-  FLASHGEN_DEVICE i32 largest(Indices... others) const {
-    return extreme<true>(others...);
+  FLASHGEN_DEVICE const i32* entries(Indices... others) const {
+    static_assert(sizeof...(Indices) + 1 == rank,
+                  "a surveyed tensor takes one index for each other dimension");
+    i64 row = 0;
+    i32 dimension = 0;
+    ((row = within(dimension, row, others)), ...);
+    return table + 2 * row * stretches();
+  }
+
+  // Between two indices, both included. A stretch that is partly inside counts as a whole.
+  template <class... Indices>
+  FLASHGEN_DEVICE Extremes between(i32 low, i32 high, Indices... others) const {
+    const i32 last = tensor.sizes[axis] - 1;
+    const i32 begin = larger(0, smaller(low, last)) / stretch, end = larger(0, smaller(high, last)) / stretch;
+    return {entries(others...), begin, low <= high ? end + 1 : begin};
+  }
+  // As first_at_least, but where the stretch begins that the element is in, or before that, ...
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 first(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return 0;
+    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32 found = bisect([&](i32 i) { return entry[2 * i] >= value; });
+    return smaller(found * stretch, tensor.sizes[axis]);
+  }
+  // ... and as last_at_most, but where it ends, or behind that.
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 last(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return tensor.sizes[axis] - 1;
+    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32 found = bisect([&](i32 i) { return entry[2 * i + 1] > value; });
+    return smaller(found * stretch, tensor.sizes[axis]) - 1;
   }
 
  private:
-  template <bool largest, class... Indices>
-  FLASHGEN_DEVICE i32 extreme(Indices... others) const {
-    static_assert(sizeof...(Indices) + 1 == rank,
-                  "a surveyed tensor takes one index for each other dimension");
-    const i32 last = tensor.sizes[axis] - 1, stretches = last / stretch + 1;
-    i64 row = 0;
-    i32 dimension = 0;
-    ((row = along(dimension, row, others)), ...);
-    i32 found = largest ? kSmallestInt : kLargestInt;
-    const i32 end = larger(0, smaller(high, last)) / stretch;
-    for (i32 i = larger(0, smaller(low, last)) / stretch; i <= end && low <= high; ++i) {
-      const i32 entry = table[2 * (row * stretches + i) + (largest ? 1 : 0)];
-      found = largest ? larger(found, entry) : smaller(found, entry);
-    }
-    return found;
-  }
-  FLASHGEN_DEVICE i64 along(i32& dimension, i64 row, i32 index) const {
+  FLASHGEN_DEVICE i64 within(i32& dimension, i64 row, i32 index) const {
     if (dimension == axis) ++dimension;
     const i32 size = tensor.sizes[dimension++];
     return row * size + larger(0, smaller(index, size - 1));
+  }
+  // The first stretch for which `reached(i)`, which holds for all that follow; as many as there are if for
+  // none.
+  template <class Reached>
+  FLASHGEN_DEVICE i32 bisect(const Reached& reached) const {
+    i32 begin = 0, end = stretches();
+#pragma unroll 1
+    while (begin < end) {
+      const i32 middle = (begin + end) / 2;
+      if (reached(middle)) {
+        end = middle;
+      } else {
+        begin = middle + 1;
+      }
+    }
+    return begin;
   }
 };
 
@@ -3220,6 +3353,22 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
         float& s = products[m][n][e];
         s = score.value(s * scale, q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2);
       }
+    }
+  }
+}
+
+// The same where a lane's pairs come with what they read of captured tensors.
+template <class Score, class Pairs, i32 column_blocks>
+FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
+                                   const Pairs& pairs, float scale, i32 first_q, i32 first_key,
+                                   Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      float& s = products[0][n][e];
+      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }
@@ -3255,7 +3404,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 
 }  // namespace flashgen
 
-#line 10 "kernels/forward_sm90.cu.j2"
+#line 13 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3332,7 +3481,7 @@ constexpr u32 kFoundBad = 230272;       // and when it had some
 constexpr u32 kBytes = 230304;
 }  // namespace smem
 
-#line 20
+#line 23
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 // What the expressions below have captured.
 namespace captured {
@@ -3345,11 +3494,20 @@ FLASHGEN_DEVICE Captured<i32, 2> ids(const Params& p) {
 }
 }  // namespace captured
 
+// What surveys have found out about them, by tensor and dimension.
+namespace surveyed {
+FLASHGEN_DEVICE Survey<i32, 2, 1, 64> ids1(const Params& p) {
+  return {captured::ids(p), p.survey_ids1};
+}
+}  // namespace surveyed
+
 // Which keys a query may attend to:
 //     (k - q <= k_len - q_len) & (ids[b, q] == ids[b, k])
 // and what follows from that for a rectangle of queries q_lo to q_hi and keys k_lo to k_hi.
 struct Mask {
   static constexpr bool has_holes = true;
+  // Whether little is asked of every pair.
+  static constexpr bool is_light = true;
   const Params& p;
   i32 b, h;
   i32 len_q, len_kv;
@@ -3358,41 +3516,106 @@ struct Mask {
     return {p, sequence, head, p.len_q, p.len_kv};
   }
 
+  struct Query {
+    i32 q;
+    i32 ids;
+
+    FLASHGEN_DEVICE Query of_lane(i32 lane, i32 q) const {
+      return {q, shuffle(this->ids, lane)};
+    }
+  };
+  struct Key {
+    i32 k;
+    i32 ids;
+
+    FLASHGEN_DEVICE Key of_lane(i32 lane, i32 k) const {
+      return {k, shuffle(this->ids, lane)};
+    }
+  };
+
+  // A query and a key, with what the mask asks of either alone.
+  FLASHGEN_DEVICE Query query_at(i32 q) const {
+
+    return {q, load(captured::ids(p), b, q)};
+  }
+  FLASHGEN_DEVICE Key key_at(i32 k) const {
+
+    return {k, load(captured::ids(p), b, k)};
+  }
+
+  // Whether a pair is allowed, if both exist.
+  FLASHGEN_DEVICE bool allows(const Query& query, const Key& key) const {
+
+    return (key.k - query.q <= p.len_kv - p.len_q) & (query.ids == key.ids);
+  }
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    if (q >= len_q || k >= len_kv) return false;
+    return q < len_q && k < len_kv && allows(query_at(q), key_at(k));
+  }
+  struct QuerySpan {
+    i32 lo, hi;
+    bool is_whole;
+    i32 ids_min;
+    i32 ids_max;
 
-    return (k - q <= p.len_kv - p.len_q) & (load(captured::ids(p), b, q) == load(captured::ids(p), b, k));
+    FLASHGEN_DEVICE QuerySpan of_lane(i32 lane) const {
+      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(ids_min, lane), shuffle(ids_max, lane)};
+    }
+  };
+  struct KeySpan {
+    i32 lo, hi;
+    bool is_whole;
+    i32 ids_max;
+    i32 ids_min;
+
+    FLASHGEN_DEVICE KeySpan of_lane(i32 lane) const {
+      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(ids_max, lane), shuffle(ids_min, lane)};
+    }
+  };
+
+  // Queries and keys from begin to end, as far as there are so many.
+  FLASHGEN_DEVICE QuerySpan queries_in(i32 begin, i32 end) const {
+    const i32 q_lo = begin, q_hi = smaller(end, len_q) - 1;
+
+    return {q_lo, q_hi, end <= len_q, surveyed::ids1(p).between(q_lo, q_hi, b).smallest(), surveyed::ids1(p).between(q_lo, q_hi, b).largest()};
+  }
+  FLASHGEN_DEVICE KeySpan keys_in(i32 begin, i32 end) const {
+    const i32 k_lo = begin, k_hi = smaller(end, len_kv) - 1;
+
+    return {k_lo, k_hi, end <= len_kv, surveyed::ids1(p).between(k_lo, k_hi, b).largest(), surveyed::ids1(p).between(k_lo, k_hi, b).smallest()};
   }
 
-  // Whether no pair of the rectangle is allowed.
+  // Whether no pair of a rectangle is allowed.
+  FLASHGEN_DEVICE bool is_empty(const QuerySpan& queries, const KeySpan& keys) const {
+    if (queries.lo > queries.hi || keys.lo > keys.hi) return true;
+
+    return !((keys.lo + p.len_q <= queries.hi + p.len_kv) & ((queries.ids_min <= keys.ids_max) & (keys.ids_min <= queries.ids_max)));
+  }
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    const i32 q_lo = q_begin, q_hi = smaller(q_end, len_q) - 1;
-    const i32 k_lo = k_begin, k_hi = smaller(k_end, len_kv) - 1;
-    if (q_lo > q_hi || k_lo > k_hi) return true;
-
-    return !((k_lo + p.len_q <= q_hi + p.len_kv) & ((Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.smallest(b) <= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.largest(b)) & (Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.smallest(b) <= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.largest(b))));
+    return is_empty(queries_in(q_begin, q_end), keys_in(k_begin, k_end));
   }
 
-  // Whether every pair of the rectangle is allowed.
-  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    if (q_end > len_q || k_end > len_kv) return false;
-    const i32 q_lo = q_begin, q_hi = q_end - 1, k_lo = k_begin, k_hi = k_end - 1;
+  // Whether every pair of a rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(const QuerySpan& queries, const KeySpan& keys) const {
+    if (!queries.is_whole || !keys.is_whole) return false;
 
-    return (p.len_kv + q_lo >= p.len_q + k_hi) & ((Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.smallest(b) >= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.largest(b)) & (Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.smallest(b) >= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.largest(b)));
+    return (p.len_kv + queries.lo >= p.len_q + keys.hi) & ((queries.ids_min >= keys.ids_max) & (keys.ids_min >= queries.ids_max));
+  }
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    return is_full(queries_in(q_begin, q_end), keys_in(k_begin, k_end));
   }
 
   // The tiles of keys between the first and the last that queries from q_begin to q_end may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     const i32 q_lo = q_begin, q_hi = smaller(q_end, len_q) - 1;
 
-    return tiles_of(0, smaller(p.len_kv, clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
+    return tiles_of(surveyed::ids1(p).first(surveyed::ids1(p).between(q_lo, q_hi, b).smallest(), b), smaller(smaller(p.len_kv, surveyed::ids1(p).last(surveyed::ids1(p).between(q_lo, q_hi, b).largest(), b) + 1), clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
   }
 
   // The tiles of queries between the first and the last that may attend to keys from k_begin to k_end.
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     const i32 k_lo = k_begin, k_hi = smaller(k_end, len_kv) - 1;
 
-    return tiles_of(larger(0, k_lo + p.len_q - p.len_kv), p.len_q, tile);
+    return tiles_of(larger(surveyed::ids1(p).first(surveyed::ids1(p).between(k_lo, k_hi, b).smallest(), b), k_lo + p.len_q - p.len_kv), smaller(p.len_q, surveyed::ids1(p).last(surveyed::ids1(p).between(k_lo, k_hi, b).largest(), b) + 1), tile);
   }
 };
 // What becomes of a scaled logit s:
@@ -3414,7 +3637,7 @@ struct Score {
   }
 };
 
-#line 26
+#line 29
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.stages>;
 using VRing = Ring<kConfig.stages>;
@@ -3443,13 +3666,13 @@ struct Shared {
             {start + smem::kVBarriers},
             {start + smem::kTileBarriers},
             reinterpret_cast<RowTile*>(base + smem::kTiles),
-#line 55
+#line 58
             reinterpret_cast<ListedKeys*>(base + smem::kListedKeys),
     };
   }
-#line 60
-  ListedKeys* listed;  // what the slots of k_ring hold
 #line 63
+  ListedKeys* listed;  // what the slots of k_ring hold
+#line 66
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -3461,7 +3684,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 75
+#line 78
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3476,7 +3699,7 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 96
+#line 99
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys.
 struct Follower {
@@ -3489,9 +3712,9 @@ struct Follower {
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
-#line 109
+#line 112
     if (step.exists()) read_keys(step, shared);
-#line 117
+#line 120
     return step;
   }
 
@@ -3499,13 +3722,13 @@ struct Follower {
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
-#line 125
+#line 128
     read_keys(next, shared);
-#line 129
+#line 132
     return next;
   }
 
-#line 133
+#line 136
  private:
   FLASHGEN_DEVICE void read_keys(Step& step, const Shared& shared) {
     shared.k_ring.wait_full(k_at);
@@ -3559,29 +3782,32 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
 #line 43
-    // A tile of keys with what the mask makes of it; each consumer's rows are some lane's.
+    // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
+    // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
-    const auto listed_keys = [&](i32 tile, i32 last) {
-      const bool whole = thread.lane == kConfig.consumers;
-      const i32 first_row = rows.first_q + (whole ? 0 : thread.lane % kConfig.consumers * kWarpgroupRows);
-      const i32 row_end = smaller(first_row + (whole ? kConfig.tile_q : kWarpgroupRows), p.len_q);
-      const i32 key = tile * kConfig.tile_kv, key_end = key + kConfig.tile_kv;
-      // The end of the keys cuts no tile of values: zeros lie beyond it.
-      const i32 full_end = whole ? smaller(key_end, p.len_kv) : key_end;
-      const bool full = mask.is_full(first_row, larger(row_end, first_row + 1), key, full_end);
-      const bool empty = first_row >= row_end || mask.is_empty(first_row, row_end, key, key_end);
-      return ListedKeys{tile, last, warp_ballot(full), warp_ballot(empty)};
+    const i32 part = smaller(thread.lane, kConfig.consumers);
+    const i32 first_row = rows.first_q + part % kConfig.consumers * kWarpgroupRows;
+    const i32 row_end = smaller(part < kConfig.consumers ? first_row + kWarpgroupRows : end_q(p, rows), p.len_q);
+    const Mask::QuerySpan queries = mask.queries_in(first_row, larger(row_end, first_row + 1));
+    const auto look_at = [&](i32 tile) {
+      Mask::KeySpan keys = mask.keys_in(tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
+      TileFacts found = {};
+#pragma unroll 1
+      for (i32 i = 0; i <= kConfig.consumers; ++i) {
+        const Mask::QuerySpan of_part = queries.of_lane(i);
+        // The end of the keys cuts no tile of values: zeros lie beyond it.
+        keys.is_whole |= i == kConfig.consumers;
+        found.add(i, mask.is_full(of_part, keys), mask.is_empty(of_part, keys));
+      }
+      return found;
     };
-#line 57
-    const auto load_keys = [&](i32 tile, i32 last) {
-#line 59
-      const ListedKeys keys = listed_keys(tile, last);
-#line 61
+#line 63
+    const auto load_keys = [&](i32 tile, ListedKeys keys) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 64
+#line 67
         shared.listed[k_at.slot()] = keys;
-#line 66
+#line 69
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3599,20 +3825,24 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 84
+#line 87
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
+    TileFacts looked_at = {};
     const auto visited = [&](i32 tile) {
-      const i32 key = tile * kConfig.tile_kv;
-      return !mask.is_empty(rows.first_q, end_q(p, rows), key, key + kConfig.tile_kv);
+      looked_at = look_at(tile);
+      return !looked_at.is_empty(kConfig.consumers);
     };
-    Walk<Mask::has_holes> walk(keys);
+    Walk<true> walk(keys);
     walk.advance(thread, visited);
+    // A tile of queries that attends to nothing has one of keys, too.
+    TileFacts facts = walk.over() ? TileFacts::of_empty() : looked_at.of_lane(walk.lane());
     i32 tile = walk.over() ? keys.begin : walk.tile, before = -1;
     while (tile >= 0) {
       if (!walk.over()) walk.advance(thread, visited);
       const i32 following = walk.over() ? -1 : walk.tile;
-      load_keys(tile, following < 0 ? tile : -1);
+      load_keys(tile, {tile, following < 0 ? tile : -1, facts.full, facts.empty});
+      facts = looked_at.of_lane(walk.lane());
       if (before >= 0) load_values(before);
       if (!announced && before >= 0 && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
@@ -3622,7 +3852,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       tile = following;
     }
     load_values(before);
-#line 127
+#line 134
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }
@@ -3720,13 +3950,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 93
+#line 103
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 97
+#line 107
     change_scores(blocks_of(scores), Score{p, step.rows.sequence, step.rows.head}, p.scale, row, key, thread);
-#line 99
+#line 109
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
   // S_ij has come: K_j, and with the last one Q_i, are not needed any more. Lines 9 and 10: P_ij and l_i.
@@ -3760,7 +3990,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 133
+#line 143
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3772,26 +4002,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 148
+#line 158
     if (has_bad_values) {
-#line 150
+#line 160
       if (thread.lane == 0) bulk_wait<0>();
-#line 152
+#line 162
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 158
+#line 168
         const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
         return !mask.is_full(tile.first_q, end_q(p, tile), key, key_end);
       };
-#line 164
+#line 174
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
-#line 169
+#line 179
     clear(out);
   };
 
@@ -3800,7 +4030,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (consumer == kConfig.consumers - 1) pass_turn();
   const auto next_after = [&](const Step& step) {
     const Step next = at.after(step, p, shared, thread);
-#line 180
+#line 190
     return next;
   };
   const auto release_values = [&]() {
@@ -3808,7 +4038,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     at.v_at.advance();
   };
   Step step = at.next_tile(p, shared, thread);
-#line 190
+#line 200
   begin_rows(step);
 
   // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
@@ -3816,9 +4046,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
     Step next = next_after(step);
-#line 209
+#line 219
     const bool goes_on = next.exists(), ends = step.is_last();
     if (goes_on) {
+#line 224
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3851,7 +4082,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       release_values();
       write_rows(step, softmax.rows);
     }
-#line 249
+#line 262
     step = next;
     return goes_on;
   };
@@ -3859,6 +4090,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
+#line 272
     // The first scores, with nothing to overlap.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3870,17 +4102,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     Shape::Probabilities even;
     take_scores(step, even);
     Shape::Softmax::round(even, scores);
-#line 268
+#line 284
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 278
+#line 294
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 153 "kernels/forward_sm90.cu.j2"
+#line 156 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3891,12 +4123,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
     shared.k_ring.init(1, consumer_warps + inspectors);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 164
+#line 167
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 169
+#line 172
     fence_mbarrier_init();
   }
   block_sync();
@@ -3905,9 +4137,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 178
+#line 181
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 180
+#line 183
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
