@@ -3516,6 +3516,7 @@ struct Mask {
     return {p, sequence, head, p.len_q, p.len_kv};
   }
 
+  // A query and a key, with what the mask asks of either alone; `of_lane` is with what another lane knows.
   struct Query {
     i32 q;
     i32 ids;
@@ -3533,7 +3534,6 @@ struct Mask {
     }
   };
 
-  // A query and a key, with what the mask asks of either alone.
   FLASHGEN_DEVICE Query query_at(i32 q) const {
 
     return {q, load(captured::ids(p), b, q)};
@@ -3546,11 +3546,13 @@ struct Mask {
   // Whether a pair is allowed, if both exist.
   FLASHGEN_DEVICE bool allows(const Query& query, const Key& key) const {
 
-    return (key.k - query.q <= p.len_kv - p.len_q) & (query.ids == key.ids);
+    return (key.k <= query.q + p.len_kv - p.len_q) & (query.ids == key.ids);
   }
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     return q < len_q && k < len_kv && allows(query_at(q), key_at(k));
   }
+
+  // Queries and keys from begin to end, as far as there are so many, with what the rectangle's rules ask of either.
   struct QuerySpan {
     i32 lo, hi;
     bool is_whole;
@@ -3572,7 +3574,6 @@ struct Mask {
     }
   };
 
-  // Queries and keys from begin to end, as far as there are so many.
   FLASHGEN_DEVICE QuerySpan queries_in(i32 begin, i32 end) const {
     const i32 q_lo = begin, q_hi = smaller(end, len_q) - 1;
 

@@ -197,6 +197,14 @@ def at_most_zero(terms: Terms, constant: int = 0) -> Node:
     return _apart_compared(op, factors, constant)
 
 
+def apart_at_most_zero(factor: int, node: Node, rest: Terms, constant: int) -> Node | None:
+    """``factor * node + rest + constant <= 0`` with the node on one side; None when a side could leave 32 bits."""
+    sign = 1 if factor > 0 else -1
+    a = _plain_sum({node: abs(factor)}, 0)
+    b = _plain_sum(*_merged([(-sign * f, term) for f, term in rest], -sign * constant))
+    return None if a is None or b is None else binary("<=" if factor > 0 else ">=", a, b)
+
+
 def _apart_compared(op: str, factors: dict[Node, int], constant: int) -> Node:
     """``sum op 0`` when moving terms to the other side is not enough to keep both within 32 bits."""
     for node, factor in factors.items():

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from flashgen.expr.nodes import Binary, Load, Node, Scalar, Unary
+from flashgen.expr.bounds import apart_at_most_zero
+from flashgen.expr.linear import forms
+from flashgen.expr.nodes import USES, Binary, Index, Load, Node, Scalar, Unary
 from flashgen.expr.tile_nodes import Range, Search
 from flashgen.expr.visit import postorder, substitute
 
 _COSTLY_UNARY = ("exp", "log", "tanh", "sigmoid")
+_ORDERS = ("<", "<=", ">", ">=")
 _COSTLY_BINARY = ("//", "%", "/")
 #: Above so many operations for every pair, code for pair after pair is too much of it.
 _FEW = 12
@@ -54,6 +57,29 @@ def split(roots: Mapping[str, Node], sides: Mapping[str, Iterable[Node]], taken:
         facts[side][name] = node
         replacements[node] = Scalar(f"{side}.{name}", node.type)
     return Split({name: substitute(root, replacements) for name, root in roots.items()}, facts)
+
+
+def with_keys_apart(mask: Node) -> Node:
+    """The mask with comparisons of sums that have the key alone on one side, where no sum can overflow: what stands on
+    the other side is then the same for a whole row."""
+    done: dict[Node, Node] = {
+        node: moved
+        for node in postorder(mask)
+        if isinstance(node, Binary) and node.op in _ORDERS and node.left.type == "int" and _uses_both(node)
+        if (moved := _key_apart(node)) is not None
+    }
+    return substitute(mask, done)
+
+
+def _uses_both(node: Node) -> bool:
+    return bool(node.uses & USES["q"] and node.uses & USES["k"])
+
+
+def _key_apart(node: Binary) -> Node | None:
+    x = next(forms(node))
+    if not x.q or not x.k or x.varying:
+        return None
+    return apart_at_most_zero(x.k, Index("k"), [(x.q, Index("q")), *x.others], x.constant)
 
 
 def _is_costly(node: Node) -> bool:

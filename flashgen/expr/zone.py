@@ -129,26 +129,27 @@ class Zone:
         region = self.region(q, k)
         return every([*self.fixed, *self.feasible(q, k), *(region.may_hold(literal) for literal in self.rest)])
 
-    def loosened(self, q: Span, k: Span, unread: Literal["q", "k"]) -> Zone:
-        """With bounds of ``unread`` that follow from what remains, over a rectangle that spans all of it."""
+    def loosened(self, q: Span, k: Span, unread: Literal["q", "k"], *, searches: bool) -> Zone:
+        """With bounds of ``unread`` that follow from what remains, over a rectangle that spans all of it; by searches
+        in tensors, too, or without."""
         region = self.region(q, k, unread)
         found = Zone(self.q.copy(), self.k.copy(), self.difference.copy(), self.fixed.copy(), self.rest)
         for literal in self.rest:
             if _is_order(literal):
                 for x in forms(literal):
-                    found._imply(x, region)
+                    found._imply(x, region, searches)
         # Of the other index the rectangle says enough.
         kept = self.q if unread == "k" else self.k
         return replace(found, q=kept) if unread == "k" else replace(found, k=kept)
 
-    def _imply(self, x: Linear, region: Region) -> None:
+    def _imply(self, x: Linear, region: Region, searches: bool) -> None:
         """Bounds that hold wherever ``x <= 0``."""
         free = Linear(0, 0, x.constant, x.others)
         self._imply_sum(x.q, x.k, _opposite(region.lower(free)), region)
         for factor, node in x.varying:
             if isinstance(node, Binary) and node.op == "//" and abs(factor) == 1 and not node.right.uses & VARYING:
                 self._imply_quotient(node, factor, _opposite(region.lower(x.without(node))), region)
-            if isinstance(node, Load) and (axis := _axis_along(node, region.unread)) is not None:
+            if searches and isinstance(node, Load) and (axis := _axis_along(node, region.unread)) is not None:
                 self._imply_element(node, axis, factor, _opposite(region.lower(x.without(node))), region)
 
     def _imply_sum(self, q: int, k: int, most: End, region: Region) -> None:

@@ -143,8 +143,9 @@ _OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi
 def _pairs(mask: Node) -> Split:
     """The mask of a pair, and what its query and its key bring to it."""
     from flashgen.expr import Index, split
+    from flashgen.expr.sides import with_keys_apart
 
-    return split({"allows": mask}, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
+    return split({"allows": with_keys_apart(mask)}, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
 
 
 def _tiles(rule: TileRule) -> Split:

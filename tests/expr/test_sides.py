@@ -10,7 +10,7 @@ import pytest
 from flashgen.expr.nodes import Binary, Index, Load, Node
 from flashgen.expr.numpy import evaluate, evaluate_all
 from flashgen.expr.parse import parse
-from flashgen.expr.sides import Split, split
+from flashgen.expr.sides import Split, split, with_keys_apart
 from flashgen.expr.text import text
 from flashgen.expr.tile_nodes import Range, TileVar
 from flashgen.expr.tiles import tile_rule
@@ -79,3 +79,28 @@ def test_extremes_of_tiles_are_named_for_what_they_are(captured: dict[str, Any])
         "keys": {"ids_min", "ids_max"},
     }
     assert all(isinstance(node, Range) for facts in found.facts.values() for node in facts.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("k - q <= k_len - q_len", "k <= q + k_len - q_len"),
+        ("q >= k", "k <= q"),
+        ("q - k < 5", "k >= q - 4"),
+        ("q + 3 > k", "k <= q + 2"),
+        # What could wrap around stays as it is.
+        ("k - q <= w", "k - q <= w"),
+        ("(ids[b, q] + q < k) & (k > 3)", "(ids[b, q] + q < k) & (k > 3)"),
+    ],
+)
+def test_the_key_stands_alone_where_nothing_can_overflow(captured: dict[str, Any], source: str, expected: str) -> None:
+    assert text(with_keys_apart(parse(source, captured))) == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_masks_with_keys_apart_are_the_same(draw: Any, seed: int) -> None:
+    random = draw(seed)
+    mask = random.bool_(3)
+    env = random.values(19, 22)
+    env.update(b=1, h=2, q=np.arange(19)[:, None], k=np.arange(22)[None, :])
+    np.testing.assert_array_equal(evaluate(with_keys_apart(mask), env), evaluate(mask, env))
