@@ -42,7 +42,6 @@ BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILD
 #: Where a mask leaves holes, those who look for them have too few registers.
 PRODUCER_SPILLS = {((64, 64), name) for name in ("documents", "documents, ordered", "bias, documents")}
 PRODUCER_SPILLS |= {((128, 128), name) for name in ("documents", "documents, ordered", "bias, documents")}
-PRODUCER_SPILLS |= {((96, 96), name) for name in ("documents", "documents, ordered")}
 #: How many instructions of the loop are about registers that have left for local memory.
 LOOP_SPILLS = {((64, 64), "bias, documents", "bf16"): 51}
 
