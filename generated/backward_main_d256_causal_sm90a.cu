@@ -985,28 +985,44 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
-// of it at once, that nothing else found room.
+// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
+// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
+// otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-  constexpr i32 blocks_per_word = 8;
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < blocks_per_word; ++i) {
+  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
+    const typename Mask::Key own = mask.key_at(key + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of a column.
+    const auto ask = [&](i32 column, const auto& use) {
+      const typename Mask::Key of_column = own.of_lane(column, key + column);
+      const bool exists = of_column.k < mask.len_kv;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
+          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
+      for (i32 i = 0; i < 4 * blocks; ++i) {
+        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
       }
     }
   }
@@ -1028,8 +1044,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
-// same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -1042,6 +1058,8 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Goes on to the next tile; returns how many tiles were left out before it.
   template <class Visited>
@@ -1051,7 +1069,8 @@ struct Walk {
       while (others == 0 && group + kWarpSize < end) {
         group += kWarpSize;
         const i32 candidate = group + thread.lane;
-        others = warp_ballot(candidate < end && visited(candidate));
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
       }
       tile = others != 0 ? group + lowest_bit(others) : end;
       others &= others - 1;
@@ -1463,6 +1482,20 @@ FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
 // Arrives and does not wait.
 FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Waits, and tells whether the condition of any thread holds.
+FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<u32>(condition))
+      : "memory");
+  return any != 0;
 }
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
@@ -2363,6 +2396,22 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
   }
 }
 
+// The same where a lane's pairs come with what they read of captured tensors.
+template <class Score, class Pairs, i32 column_blocks>
+FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
+                                   const Pairs& pairs, float scale, i32 first_q, i32 first_key,
+                                   Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      float& s = products[0][n][e];
+      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
+    }
+  }
+}
+
 // Turns products into probabilities P = exp(score - L), and dP into dS = P * (dP - D) * slope, the gradient
 // of the scaled logits. L and D are those of the warp's rows.
 template <class Score, i32 row_blocks, i32 column_blocks>
@@ -2867,25 +2916,47 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
   }
 }
 
-// The same for any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code
-// would stand there otherwise.
+// The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
+// 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
+// loop: so much code would stand there otherwise.
 template <i32 count, bool queries_end, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
-  const i32 q = first_q + thread.column(), key = first_key + thread.row();
+  constexpr i32 at_once = kWarpSize / 2;
+  const i32 key = first_key + thread.row();
+  const typename Mask::Key keys[2] = {mask.key_at(key), mask.key_at(key + 8)};
+  const bool exists[2] = {key < mask.len_kv, key + 8 < mask.len_kv};
 #pragma unroll
-  for (i32 first = 0; first < count; first += 32) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < 32; i += 4) {
+  for (i32 first = 0; first < count; first += at_once) {
+    const i32 q = first_q + 2 * first;
+    const typename Mask::Query own = mask.query_at(q + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of column `i` of the lane's.
+    const auto ask = [&](i32 i, const auto& use) {
+      const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+      const typename Mask::Query of_column = own.of_lane(column, q + column);
+      const bool is_query = of_column.q < mask.len_q;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 2 * (first + i) + e % 2, key + 8 * (e / 2))) allowed |= 1u << (i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, is_query & exists[h] & mask.allows(of_column, keys[h]));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < at_once / 2; ++i) {
+        ask(i, [&](i32 h, bool is_allowed) {
+          if (!is_allowed) forbid(first + 4 * (i / 2) + 2 * h + i % 2);
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < at_once / 2; ++i) {
+        ask(i, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < 32; ++i) {
-      if ((allowed >> i & 1u) == 0) forbid(first + i);
+      for (i32 i = 0; i < at_once; ++i) {
+        if ((allowed >> i & 1u) == 0) forbid(first + 4 * (i / 4) + 2 * (i % 2) + i / 2 % 2);
+      }
     }
   }
 }

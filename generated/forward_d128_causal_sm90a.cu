@@ -8,7 +8,7 @@
 //          64 queries each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry
-// smem     230176 bytes
+// smem     230304 bytes
 //            q                    0 to  65536  Q_i, 2 slots
 //            k                65536 to 131072  K_j, 2 slots
 //            v               131072 to 196608  V_j, 2 slots
@@ -18,8 +18,9 @@
 //            v_barriers      229632 to 229664
 //            tile_barriers   229760 to 229792
 //            tiles           229888 to 229920  which tiles of queries come next
-//            looked_through  230016 to 230032  V_j has no bad values any more
-//            found_bad       230144 to 230176  and when it had some
+//            reaches         230016 to 230144  and where each consumer's keys lie
+//            looked_through  230144 to 230160  V_j has no bad values any more
+//            found_bad       230272 to 230304  and when it had some
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -882,6 +883,20 @@ FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
 // Arrives and does not wait.
 FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Waits, and tells whether the condition of any thread holds.
+FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<u32>(condition))
+      : "memory");
+  return any != 0;
 }
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
@@ -1972,27 +1987,67 @@ struct RowStatistics {
   }
 };
 
-// `running_maximum`: the anchor is the maximum so far, exactly. `keeps_scores`: exponentials have registers
-// of their own. `holds_waits`: waits for products do not overtake exponentials, for which there are
-// registers.
-template <class T, i32 columns, bool running_maximum, bool keeps_scores, bool holds_waits>
+// Statistics of rows that are done with, while their last values are still on the way.
+template <bool in_one_register>
+struct FinishedRows {
+  RowStatistics statistics;
+
+  FLASHGEN_DEVICE static FinishedRows of(const RowStatistics& rows, Thread) { return {rows}; }
+  FLASHGEN_DEVICE RowStatistics rows(Thread) const {
+    RowStatistics finished = statistics;
+    finished.finish();
+    return finished;
+  }
+};
+
+// The four lanes of a row know the same four numbers, once its sum is one: each of them keeps one.
+template <>
+struct FinishedRows<true> {
+  float kept;
+
+  FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
+    rows.finish();
+    const bool is_odd = (thread.lane & 1) != 0;
+    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
+    return {(thread.lane & 2) == 0 ? anchor : sum};
+  }
+  FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
+    const i32 first = thread.lane & ~3;
+    return {{shuffle(kept, first), shuffle(kept, first + 1)},
+            {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
+  }
+};
+
+// What is done about a row that has grown far above its anchor, with the scores it has.
+enum class Regrowth {
+  // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
+  never,
+  // Exponentials have registers of their own, and are made once more.
+  keeps_scores,
+  // Exponentials took the place of scores, which the caller computes once more.
+  retakes_scores,
+};
+
+// How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
+
   RowStatistics rows;
-  // What to multiply the output so far with.
+  // See anchor().
   float factor[2];
   // Every row of the warp has an anchor.
   bool anchored;
-  // Rows whose maxima are looked at in every tile: those that have grown, or whose anchor is so low that
-  // scores below zero could reach far above it.
-  bool watched[2];
+  // Some row of the warp has grown, so that all maxima are looked at in every tile.
+  bool watched;
 
   FLASHGEN_DEVICE void reset() {
     anchored = false;
+    watched = regrowth == Regrowth::never;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = -kInfinity;
       rows.sum[h] = 0.0f;
-      watched[h] = false;
     }
   }
 
@@ -2004,58 +2059,72 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = logit * kLog2E;
       rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
-      watched[h] = is_low(h);
     }
   }
 
-  // Takes in a tile of scores, of which it makes exponentials; whether the output so far is to be multiplied
-  // by `factor`. Where scores are kept, `probabilities` are done too.
-  // `scratch` is any word of shared memory.
-  FLASHGEN_DEVICE bool take(Strip<columns>& scores, Rounded<columns>& probabilities, float scale_log2,
-                            u32 scratch) {
+  // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
+  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, float scale_log2) {
     factor[0] = factor[1] = 1.0f;
-    if (!running_maximum && !anchored) drop_anchor(scores, scale_log2);
-    bool moves = running_maximum || watched[0] || watched[1];
-    if (!running_maximum && !keeps_scores) moves |= reaches_far(scores, scale_log2);
-    moves = warp_any(moves);
-    float sum[2];
-    if constexpr (keeps_scores && !running_maximum) {
-#pragma unroll 1
-      for (;;) {
-        if (moves) follow_maximum(scores, scale_log2);
-        exponentiate(scores, sum, scale_log2, [&](i32 i, float first, float second) {
-          probabilities[i / 4][i % 4] = pack(T{}, first, second);
-        });
-        const bool grown[2] = {sum[0] > kGrown && !watched[0], sum[1] > kGrown && !watched[1]};
-        if (!warp_any(grown[0] || grown[1])) break;
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) watched[h] |= row_maximum(grown[h] ? 1.0f : 0.0f) > 0.0f;
-        moves = true;
-      }
-    } else {
-      if (moves) follow_maximum(scores, scale_log2);
-      exponentiate(scores, sum, scale_log2, [&](i32 i, float first, float second) {
-        scores[2 * i] = first;
-        scores[2 * i + 1] = second;
-      });
-    }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) rows.sum[h] = fused_multiply_add(rows.sum[h], factor[h], sum[h]);
-    // Sums that were kept to be looked at hold waits as it is.
-    if constexpr (holds_waits && !(keeps_scores && !running_maximum))
-      wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
+    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, scale_log2);
+    // The vote tells the assembler that warps do not diverge.
+    const bool moves = warp_any(watched);
+    if (moves) follow_maximum(scores, scale_log2);
     return moves;
   }
 
-  // What take() has made of the scores, rounded, where it has put it in their place.
+  // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    float scale_log2) {
+    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
+    float shift[2], total[2][2] = {};
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
+#pragma unroll
+    for (i32 i = 0; i < columns / 4; ++i) {
+      const i32 h = i % 2;
+      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
+      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
+      total[h][0] += first;
+      total[h][1] += second;
+      if constexpr (in_place) {
+        scores[2 * i] = first;
+        scores[2 * i + 1] = second;
+      } else {
+        probabilities[i / 4][i % 4] = pack(T{}, first, second);
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
+  }
+
+  // Whether this lane has a row that reaches far above its anchor, which nobody knew. If so for any lane, the
+  // tile is taken in once more after watch(); that happens once for a tile of queries.
+  FLASHGEN_DEVICE bool has_grown() const {
+    return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+  }
+  FLASHGEN_DEVICE void watch() { watched = true; }
+
+  // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
+  FLASHGEN_DEVICE void add(u32 scratch) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
+    // Sums that are looked at hold waits for products as it is.
+    if constexpr (holds_waits && regrowth == Regrowth::never)
+      wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
+  }
+
+  // Exponentials that have taken the place of scores, rounded.
   FLASHGEN_DEVICE static void round(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-    if constexpr (keeps_scores && !running_maximum) return;
+    if constexpr (!in_place) return;
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i)
       probabilities[i / 4][i % 4] = pack(T{}, scores[2 * i], scores[2 * i + 1]);
   }
 
  private:
+  // Of the tile that is being taken in, this lane's share of each row.
+  float tile_sum[2];
+
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
     float found = -kInfinity;
@@ -2065,8 +2134,6 @@ struct AnchoredSoftmax {
     }
     return row_maximum(found);
   }
-
-  FLASHGEN_DEVICE bool is_low(i32 h) const { return !keeps_scores && !(rows.anchor[h] > -kReach); }
 
   // An anchor for rows that have none: the maximum of a quarter of the columns, which need only be near that
   // of all; or, where these are masked, of all.
@@ -2080,65 +2147,21 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float found = highest(scores, h, every) * scale_log2;
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
-      watched[h] |= is_low(h);
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
   }
 
-  // Whether some score of this lane reaches far above its row's anchor, which is above -kReach. Floats that
-  // are not negative compare as whole numbers do, and negative ones are whole numbers below zero.
-  FLASHGEN_DEVICE bool reaches_far(const Strip<columns>& scores, float scale_log2) const {
-    bool far = false;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      // Two chains, of steps that compare three numbers at once.
-      i32 found[2] = {0, 0};
-#pragma unroll
-      for (i32 n = 0; n < columns / 8; ++n) {
-        i32& chain = found[n % 2];
-        chain = larger(larger(chain, static_cast<i32>(bits_of(scores[4 * n + 2 * h]))),
-                       static_cast<i32>(bits_of(scores[4 * n + 2 * h + 1])));
-      }
-      far |= float_of(static_cast<u32>(larger(found[0], found[1]))) * scale_log2 > rows.anchor[h] + kReach;
-    }
-    return far;
-  }
-
   // Moves the anchors of rows that reach far above them to the maximum.
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, float scale_log2) {
+    constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = highest(scores, h, 1) * scale_log2;
-      if (!keeps_scores || running_maximum || watched[h])
-        move_anchor(h, found, running_maximum ? 0.0f : kReach);
-      if (!keeps_scores) watched[h] = is_low(h);
+      if (!(found > rows.anchor[h] + reach)) continue;
+      factor[h] = exp2_approx(rows.anchor[h] - found);
+      rows.anchor[h] = found;
+      rows.sum[h] *= factor[h];
     }
-  }
-
-  FLASHGEN_DEVICE void move_anchor(i32 h, float to, float reach) {
-    if (!(to > rows.anchor[h] + reach)) return;
-    factor[h] *= exp2_approx(rows.anchor[h] - to);
-    rows.anchor[h] = to;
-  }
-
-  template <class Use>
-  FLASHGEN_DEVICE void exponentiate(const Strip<columns>& scores, float (&sum)[2], float scale_log2,
-                                    const Use& use) const {
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[2], total[2][2] = {};
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
-#pragma unroll
-    for (i32 i = 0; i < columns / 4; ++i) {
-      const i32 h = i % 2;
-      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
-      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
-      total[h][0] += first;
-      total[h][1] += second;
-      use(i, first, second);
-    }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) sum[h] = total[h][0] + total[h][1];
   }
 };
 
@@ -2262,28 +2285,44 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
-// of it at once, that nothing else found room.
+// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
+// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
+// otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-  constexpr i32 blocks_per_word = 8;
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < blocks_per_word; ++i) {
+  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
+    const typename Mask::Key own = mask.key_at(key + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of a column.
+    const auto ask = [&](i32 column, const auto& use) {
+      const typename Mask::Key of_column = own.of_lane(column, key + column);
+      const bool exists = of_column.k < mask.len_kv;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
+          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
+      for (i32 i = 0; i < 4 * blocks; ++i) {
+        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
       }
     }
   }
@@ -2305,8 +2344,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
-// same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -2319,6 +2358,8 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Goes on to the next tile; returns how many tiles were left out before it.
   template <class Visited>
@@ -2328,7 +2369,8 @@ struct Walk {
       while (others == 0 && group + kWarpSize < end) {
         group += kWarpSize;
         const i32 candidate = group + thread.lane;
-        others = warp_ballot(candidate < end && visited(candidate));
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
       }
       tile = others != 0 ? group + lowest_bit(others) : end;
       others &= others - 1;
@@ -2882,9 +2924,32 @@ struct ForwardSm90Shape {
   using Scores = Strip<cfg.tile_kv>;
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, cfg.running_maximum, cfg.keeps_scores, cfg.holds_waits>;
+  static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
+                                       : cfg.keeps_scores  ? Regrowth::keeps_scores
+                                                           : Regrowth::retakes_scores;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  // With three consumers registers are short.
+  using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
+};
+
+// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
+// every pair is allowed; none is.
+struct TileFacts {
+  u32 full;
+  u32 empty;
+
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
+    full |= static_cast<u32>(is_full) << part;
+    empty |= static_cast<u32>(is_empty) << part;
+  }
+  FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
+    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
+    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+  }
 };
 
 // A tile of keys as the producer tells of it, where the mask is more than a band.
@@ -2892,7 +2957,7 @@ struct alignas(16) ListedKeys {
   i32 tile;
   // The last one of its tile of queries, or none.
   i32 last_tile;
-  // Bit i, for consumer i and after these for the whole tile of queries: every pair is allowed; none is.
+  // See TileFacts.
   u32 full;
   u32 empty;
 };
@@ -2903,7 +2968,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See ListedKeys.
+  // See TileFacts.
   u32 full;
   u32 empty;
 
@@ -2913,9 +2978,11 @@ struct Step {
   FLASHGEN_DEVICE bool concerns(i32 part) const { return (empty >> part & 1u) == 0; }
 };
 
-// Tiles of keys that some query of a warpgroup attends to; that all of its queries do, and all of the whole
-// tile.
-struct Reach {
+// Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to; and
+// those that all of the tile does.
+struct alignas(16) Reach {
+  Range tile_keys;
   Range keys;
   Range full_keys;
   Range uncut_keys;
@@ -2979,7 +3046,7 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 
 }  // namespace flashgen
 
-#line 10 "kernels/forward_sm90.cu.j2"
+#line 13 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3042,16 +3109,17 @@ constexpr u32 kKBarriers = 229504;
 constexpr u32 kVBarriers = 229632;
 constexpr u32 kTileBarriers = 229760;
 constexpr u32 kTiles = 229888;          // which tiles of queries come next
-constexpr u32 kLookedThrough = 230016;  // V_j has no bad values any more
-constexpr u32 kFoundBad = 230144;       // and when it had some
-constexpr u32 kBytes = 230176;
+constexpr u32 kReaches = 230016;        // and where each consumer's keys lie
+constexpr u32 kLookedThrough = 230144;  // V_j has no bad values any more
+constexpr u32 kFoundBad = 230272;       // and when it had some
+constexpr u32 kBytes = 230304;
 }  // namespace smem
 
-#line 20
+#line 23
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 26
+#line 31
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.stages>;
 using VRing = Ring<kConfig.stages>;
@@ -3082,7 +3150,11 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 63
+#line 68
+  FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
+    return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
+  }
+#line 73
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -3094,7 +3166,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 75
+#line 85
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3109,16 +3181,30 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 90
+#line 100
 // The tiles of keys that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
 }
 
-#line 96
+FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer) {
+  const i32 row = rows.first_q + consumer * kWarpgroupRows;
+  const i32 row_end = larger(row + 1, smaller(row + kWarpgroupRows, p.len_q));
+  const Mask mask = mask_of(p, rows);
+  // Rows beyond the last query attend to nothing.
+  const Range keys = row < p.len_q ? mask.key_tiles(row, row_end, kConfig.tile_kv) : Range{0, 0};
+  return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv), uncut_keys(p, rows)};
+}
+
+#line 115
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
+#line 119
+  // Which consumer's reach it follows, and that of the tile of queries that was begun last.
+  i32 consumer;
+  Reach reach;
+#line 123
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
@@ -3126,15 +3212,18 @@ struct Follower {
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
+#line 131
+    reach = shared.reach(tile_at, consumer);
+#line 133
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
-#line 111
+#line 138
     if (step.exists()) {
-      const Range keys = keys_of(p, step.rows);
+      const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 117
+#line 144
     return step;
   }
 
@@ -3142,9 +3231,9 @@ struct Follower {
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
-#line 127
+#line 154
     --next.key_tile;
-#line 129
+#line 156
     return next;
   }
 };
@@ -3167,8 +3256,16 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Tells everyone which tile is next, and starts on its queries.
   const auto announce = [&](i32 number) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
+#line 20
+    const Reach reach = reach_of(p, rows, thread.lane % kConfig.consumers);
+#line 22
+    if (elected) shared.tile_ring.wait_empty(tile_at);
+#line 24
+    warp_sync();
+    if (thread.lane < kConfig.consumers) shared.reach(tile_at, thread.lane) = reach;
+    warp_sync();
+#line 28
     if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
       shared.tiles[tile_at.slot()] = rows;
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
@@ -3190,12 +3287,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 57
-    const auto load_keys = [&](i32 tile, i32 last) {
-#line 61
+#line 71
+    const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 66
+#line 77
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3213,24 +3309,24 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 105
+#line 120
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
-      load_keys(tile, keys.begin);
-#line 110
+      load_keys(tile);
+#line 125
       // The first values are those that need to be looked through: they come with their keys.
       if (tile + 1 == keys.end) load_values(tile);
       if (tile + 2 < keys.end) load_values(tile + 1);
-#line 116
+#line 131
       if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 122
+#line 137
     if (keys.size() > 1) load_values(keys.begin);
-#line 127
+#line 142
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }
@@ -3243,11 +3339,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread thread) {
   constexpr i32 warps = 3;
   const i32 warp = thread.warp - 1;
-  Follower at;
+  Follower at = {0};
   Step step = at.next_tile(p, shared, thread);
   while (step.exists()) {
     shared.v_ring.wait_full(at.v_at);
-    if (!uncut_keys(p, step.rows).has(step.key_tile)) {
+    if (!at.reach.uncut_keys.has(step.key_tile)) {
       u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
       const i32 first = warp * kWarpSize + thread.lane;
       const bool found = take_out_bad_values<Shape::VTile>(values, first, warps * kWarpSize);
@@ -3274,7 +3370,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const i32 consumer = thread.warp / 4 - 1;
   const i32 strip_row = consumer * kWarpgroupRows;
   const i32 warp_row = strip_row + thread.warp % 4 * 16;
-  Follower at;
+  Follower at = {consumer};
   QRing::Where q_at;
 
   Shape::Scores scores;
@@ -3288,34 +3384,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 27
-  // Of the tile of queries that was begun last: where its keys lie, as this warpgroup and the whole tile see
-  // them.
-  Reach reach = {};
-  const auto look_at = [&](const RowTile& tile) {
-    const i32 row = tile.first_q + strip_row;
-    const i32 row_end = larger(row + 1, smaller(row + kWarpgroupRows, p.len_q));
-    const Mask mask = mask_of(p, tile);
-#line 38
-    reach.full_keys = mask.full_key_tiles(row, row_end, kConfig.tile_kv);
-    reach.uncut_keys = uncut_keys(p, tile);
-  };
-#line 49
+#line 42
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 56
-    if (!reach.full_keys.has(step.key_tile)) return true;
-#line 58
+#line 49
+    if (!at.reach.full_keys.has(step.key_tile)) return true;
+#line 51
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 61
+#line 54
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 66
-    return !reach.uncut_keys.has(step.key_tile);
+#line 59
+    return !at.reach.uncut_keys.has(step.key_tile);
   };
-#line 69
+#line 62
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3326,12 +3410,21 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto multiply_keys = [&]() {
     issue_scores(scores, shared.q.slot(q_at.slot()).from_row(strip_row), shared.k.slot(at.k_at.slot()));
   };
+  // K_j, and with the last one Q_i, are not needed any more.
+  const auto release_keys = [&](const Step& step) {
+    shared.k_ring.release(at.k_at, thread);
+    at.k_at.advance();
+    if (step.is_last()) {
+      shared.q_ring.release(q_at, thread);
+      q_at.advance();
+    }
+  };
   // Whether the step whose values come next has them looked through.
   bool is_inspected = false;
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 85
+#line 87
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3339,32 +3432,41 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 93
+#line 105
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 99
+#line 111
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-  // S_ij has come: K_j, and with the last one Q_i, are not needed any more. Lines 9 and 10: P_ij and l_i.
+#line 117
+  // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-    shared.k_ring.release(at.k_at, thread);
-    at.k_at.advance();
-    if (step.is_last()) {
-      shared.q_ring.release(q_at, thread);
-      q_at.advance();
-    }
+#line 121
+    release_keys(step);
+#line 123
     apply_spec(step);
     const float scale_log2 = p.scale_log2;
-    return softmax.take(scores, probabilities, scale_log2, shared.q.address);
+#line 126
+    bool rescales;
+#pragma unroll 1
+    for (;;) {
+      rescales = softmax.anchor(scores, scale_log2);
+      softmax.exponentiate(scores, probabilities, scale_log2);
+      if (!warp_any(softmax.has_grown())) break;
+      softmax.watch();
+    }
+#line 148
+    softmax.add(shared.q.address);
+    return rescales;
   };
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
-  const auto write_rows = [&](const Step& step, RowStatistics rows) {
+  const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are worked out here, and not kept in registers all the while.
     const Thread thread = self.again();
     const i32 warp_row = (thread.warp - 4) * 16;
-    rows.finish();
+    const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
     if (thread.column() == 0) {
@@ -3377,7 +3479,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 133
+#line 170
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3389,56 +3491,48 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 148
+#line 185
     if (has_bad_values) {
-#line 150
+#line 187
       if (thread.lane == 0) bulk_wait<0>();
-#line 152
+#line 189
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 161
+#line 198
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 164
+#line 201
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
-#line 169
+#line 206
     clear(out);
   };
 
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
-  const auto next_after = [&](const Step& step) {
-    const Step next = at.after(step, p, shared, thread);
-#line 178
-    if (step.is_last() && next.exists()) look_at(next.rows);
-#line 180
-    return next;
-  };
   const auto release_values = [&]() {
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
   Step step = at.next_tile(p, shared, thread);
-#line 188
-  look_at(step.rows);
-#line 190
   begin_rows(step);
 
   // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
-  // probabilities meet their values, the next ones are computed. Without a next step, the values alone.
+  // probabilities meet their values, the next ones are computed. Where the next step is not to be computed here, the
+  // values alone. Whether the next step's probabilities are there.
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
-    Step next = next_after(step);
-#line 209
-    const bool goes_on = next.exists(), ends = step.is_last();
+    const Step next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+    const bool goes_on = next.exists();
     if (goes_on) {
+#line 231
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3449,8 +3543,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       pass_turn();
       is_inspected = inspected(next);
       wgmma_wait<1>();
-      const RowStatistics finished = softmax.rows;
-      if (ends) begin_rows(next);
+      Shape::Finished finished = {};
+      if (ends) {
+        finished = Shape::Finished::of(softmax.rows, thread);
+        begin_rows(next);
+      }
       const bool rescales = take_scores(next, next_probabilities);
       wgmma_wait<0>();
       wgmma_pin(out);
@@ -3465,42 +3562,48 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       wait_for_values();
       take_turn();
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
-      if (consumer != kConfig.consumers - 1) pass_turn();
+      pass_turn();
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
-      write_rows(step, softmax.rows);
+      if (ends) {
+        write_rows(step, Shape::Finished::of(softmax.rows, thread));
+        if (next.exists()) begin_rows(next);
+      }
     }
-#line 249
     step = next;
     return goes_on;
   };
 
+#line 277
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-    // The first scores, with nothing to overlap.
+#line 295
+    // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
-    take_turn();
     multiply_keys();
-    pass_turn();
     is_inspected = inspected(step);
     wgmma_wait<0>();
     Shape::Probabilities even;
-    take_scores(step, even);
+    if (take_scores(step, even)) scale_rows(out, softmax.factor);
+#line 306
     Shape::Softmax::round(even, scores);
-#line 268
+#line 308
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 278
+#line 317
+  // Nobody else takes the turn after the last one.
+  if (consumer == 0) take_turn();
+#line 320
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 153 "kernels/forward_sm90.cu.j2"
+#line 180 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3511,12 +3614,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 164
+#line 191
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 169
+#line 196
     fence_mbarrier_init();
   }
   block_sync();
@@ -3525,9 +3628,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 178
+#line 205
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 180
+#line 207
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

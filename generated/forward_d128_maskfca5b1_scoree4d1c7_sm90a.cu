@@ -886,6 +886,20 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Waits, and tells whether the condition of any thread holds.
+FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<u32>(condition))
+      : "memory");
+  return any != 0;
+}
+
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
 // that were announced have come; phases are told apart by their parity, that of the first one being 0.
 
@@ -1974,27 +1988,67 @@ struct RowStatistics {
   }
 };
 
-// `running_maximum`: the anchor is the maximum so far, exactly. `keeps_scores`: exponentials have registers
-// of their own. `holds_waits`: waits for products do not overtake exponentials, for which there are
-// registers.
-template <class T, i32 columns, bool running_maximum, bool keeps_scores, bool holds_waits>
+// Statistics of rows that are done with, while their last values are still on the way.
+template <bool in_one_register>
+struct FinishedRows {
+  RowStatistics statistics;
+
+  FLASHGEN_DEVICE static FinishedRows of(const RowStatistics& rows, Thread) { return {rows}; }
+  FLASHGEN_DEVICE RowStatistics rows(Thread) const {
+    RowStatistics finished = statistics;
+    finished.finish();
+    return finished;
+  }
+};
+
+// The four lanes of a row know the same four numbers, once its sum is one: each of them keeps one.
+template <>
+struct FinishedRows<true> {
+  float kept;
+
+  FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
+    rows.finish();
+    const bool is_odd = (thread.lane & 1) != 0;
+    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
+    return {(thread.lane & 2) == 0 ? anchor : sum};
+  }
+  FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
+    const i32 first = thread.lane & ~3;
+    return {{shuffle(kept, first), shuffle(kept, first + 1)},
+            {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
+  }
+};
+
+// What is done about a row that has grown far above its anchor, with the scores it has.
+enum class Regrowth {
+  // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
+  never,
+  // Exponentials have registers of their own, and are made once more.
+  keeps_scores,
+  // Exponentials took the place of scores, which the caller computes once more.
+  retakes_scores,
+};
+
+// How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
+
   RowStatistics rows;
-  // What to multiply the output so far with.
+  // See anchor().
   float factor[2];
   // Every row of the warp has an anchor.
   bool anchored;
-  // Rows whose maxima are looked at in every tile: those that have grown, or whose anchor is so low that
-  // scores below zero could reach far above it.
-  bool watched[2];
+  // Some row of the warp has grown, so that all maxima are looked at in every tile.
+  bool watched;
 
   FLASHGEN_DEVICE void reset() {
     anchored = false;
+    watched = regrowth == Regrowth::never;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = -kInfinity;
       rows.sum[h] = 0.0f;
-      watched[h] = false;
     }
   }
 
@@ -2006,58 +2060,72 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = logit * kLog2E;
       rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
-      watched[h] = is_low(h);
     }
   }
 
-  // Takes in a tile of scores, of which it makes exponentials; whether the output so far is to be multiplied
-  // by `factor`. Where scores are kept, `probabilities` are done too.
-  // `scratch` is any word of shared memory.
-  FLASHGEN_DEVICE bool take(Strip<columns>& scores, Rounded<columns>& probabilities, float scale_log2,
-                            u32 scratch) {
+  // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
+  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, float scale_log2) {
     factor[0] = factor[1] = 1.0f;
-    if (!running_maximum && !anchored) drop_anchor(scores, scale_log2);
-    bool moves = running_maximum || watched[0] || watched[1];
-    if (!running_maximum && !keeps_scores) moves |= reaches_far(scores, scale_log2);
-    moves = warp_any(moves);
-    float sum[2];
-    if constexpr (keeps_scores && !running_maximum) {
-#pragma unroll 1
-      for (;;) {
-        if (moves) follow_maximum(scores, scale_log2);
-        exponentiate(scores, sum, scale_log2, [&](i32 i, float first, float second) {
-          probabilities[i / 4][i % 4] = pack(T{}, first, second);
-        });
-        const bool grown[2] = {sum[0] > kGrown && !watched[0], sum[1] > kGrown && !watched[1]};
-        if (!warp_any(grown[0] || grown[1])) break;
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) watched[h] |= row_maximum(grown[h] ? 1.0f : 0.0f) > 0.0f;
-        moves = true;
-      }
-    } else {
-      if (moves) follow_maximum(scores, scale_log2);
-      exponentiate(scores, sum, scale_log2, [&](i32 i, float first, float second) {
-        scores[2 * i] = first;
-        scores[2 * i + 1] = second;
-      });
-    }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) rows.sum[h] = fused_multiply_add(rows.sum[h], factor[h], sum[h]);
-    // Sums that were kept to be looked at hold waits as it is.
-    if constexpr (holds_waits && !(keeps_scores && !running_maximum))
-      wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
+    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, scale_log2);
+    // The vote tells the assembler that warps do not diverge.
+    const bool moves = warp_any(watched);
+    if (moves) follow_maximum(scores, scale_log2);
     return moves;
   }
 
-  // What take() has made of the scores, rounded, where it has put it in their place.
+  // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    float scale_log2) {
+    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
+    float shift[2], total[2][2] = {};
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
+#pragma unroll
+    for (i32 i = 0; i < columns / 4; ++i) {
+      const i32 h = i % 2;
+      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
+      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
+      total[h][0] += first;
+      total[h][1] += second;
+      if constexpr (in_place) {
+        scores[2 * i] = first;
+        scores[2 * i + 1] = second;
+      } else {
+        probabilities[i / 4][i % 4] = pack(T{}, first, second);
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
+  }
+
+  // Whether this lane has a row that reaches far above its anchor, which nobody knew. If so for any lane, the
+  // tile is taken in once more after watch(); that happens once for a tile of queries.
+  FLASHGEN_DEVICE bool has_grown() const {
+    return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+  }
+  FLASHGEN_DEVICE void watch() { watched = true; }
+
+  // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
+  FLASHGEN_DEVICE void add(u32 scratch) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
+    // Sums that are looked at hold waits for products as it is.
+    if constexpr (holds_waits && regrowth == Regrowth::never)
+      wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
+  }
+
+  // Exponentials that have taken the place of scores, rounded.
   FLASHGEN_DEVICE static void round(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-    if constexpr (keeps_scores && !running_maximum) return;
+    if constexpr (!in_place) return;
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i)
       probabilities[i / 4][i % 4] = pack(T{}, scores[2 * i], scores[2 * i + 1]);
   }
 
  private:
+  // Of the tile that is being taken in, this lane's share of each row.
+  float tile_sum[2];
+
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
     float found = -kInfinity;
@@ -2067,8 +2135,6 @@ struct AnchoredSoftmax {
     }
     return row_maximum(found);
   }
-
-  FLASHGEN_DEVICE bool is_low(i32 h) const { return !keeps_scores && !(rows.anchor[h] > -kReach); }
 
   // An anchor for rows that have none: the maximum of a quarter of the columns, which need only be near that
   // of all; or, where these are masked, of all.
@@ -2082,65 +2148,21 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float found = highest(scores, h, every) * scale_log2;
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
-      watched[h] |= is_low(h);
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
   }
 
-  // Whether some score of this lane reaches far above its row's anchor, which is above -kReach. Floats that
-  // are not negative compare as whole numbers do, and negative ones are whole numbers below zero.
-  FLASHGEN_DEVICE bool reaches_far(const Strip<columns>& scores, float scale_log2) const {
-    bool far = false;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      // Two chains, of steps that compare three numbers at once.
-      i32 found[2] = {0, 0};
-#pragma unroll
-      for (i32 n = 0; n < columns / 8; ++n) {
-        i32& chain = found[n % 2];
-        chain = larger(larger(chain, static_cast<i32>(bits_of(scores[4 * n + 2 * h]))),
-                       static_cast<i32>(bits_of(scores[4 * n + 2 * h + 1])));
-      }
-      far |= float_of(static_cast<u32>(larger(found[0], found[1]))) * scale_log2 > rows.anchor[h] + kReach;
-    }
-    return far;
-  }
-
   // Moves the anchors of rows that reach far above them to the maximum.
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, float scale_log2) {
+    constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = highest(scores, h, 1) * scale_log2;
-      if (!keeps_scores || running_maximum || watched[h])
-        move_anchor(h, found, running_maximum ? 0.0f : kReach);
-      if (!keeps_scores) watched[h] = is_low(h);
+      if (!(found > rows.anchor[h] + reach)) continue;
+      factor[h] = exp2_approx(rows.anchor[h] - found);
+      rows.anchor[h] = found;
+      rows.sum[h] *= factor[h];
     }
-  }
-
-  FLASHGEN_DEVICE void move_anchor(i32 h, float to, float reach) {
-    if (!(to > rows.anchor[h] + reach)) return;
-    factor[h] *= exp2_approx(rows.anchor[h] - to);
-    rows.anchor[h] = to;
-  }
-
-  template <class Use>
-  FLASHGEN_DEVICE void exponentiate(const Strip<columns>& scores, float (&sum)[2], float scale_log2,
-                                    const Use& use) const {
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[2], total[2][2] = {};
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
-#pragma unroll
-    for (i32 i = 0; i < columns / 4; ++i) {
-      const i32 h = i % 2;
-      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
-      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
-      total[h][0] += first;
-      total[h][1] += second;
-      use(i, first, second);
-    }
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) sum[h] = total[h][0] + total[h][1];
   }
 };
 
@@ -2264,28 +2286,44 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
-// of it at once, that nothing else found room.
+// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
+// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
+// otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-  constexpr i32 blocks_per_word = 8;
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < blocks_per_word; ++i) {
+  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
+    const typename Mask::Key own = mask.key_at(key + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of a column.
+    const auto ask = [&](i32 column, const auto& use) {
+      const typename Mask::Key of_column = own.of_lane(column, key + column);
+      const bool exists = of_column.k < mask.len_kv;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
+          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
+      for (i32 i = 0; i < 4 * blocks; ++i) {
+        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
       }
     }
   }
@@ -2307,8 +2345,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
-// same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -2321,6 +2359,8 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Goes on to the next tile; returns how many tiles were left out before it.
   template <class Visited>
@@ -2330,7 +2370,8 @@ struct Walk {
       while (others == 0 && group + kWarpSize < end) {
         group += kWarpSize;
         const i32 candidate = group + thread.lane;
-        others = warp_ballot(candidate < end && visited(candidate));
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
       }
       tile = others != 0 ? group + lowest_bit(others) : end;
       others &= others - 1;
@@ -2884,9 +2925,32 @@ struct ForwardSm90Shape {
   using Scores = Strip<cfg.tile_kv>;
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, cfg.running_maximum, cfg.keeps_scores, cfg.holds_waits>;
+  static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
+                                       : cfg.keeps_scores  ? Regrowth::keeps_scores
+                                                           : Regrowth::retakes_scores;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  // With three consumers registers are short.
+  using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
+};
+
+// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
+// every pair is allowed; none is.
+struct TileFacts {
+  u32 full;
+  u32 empty;
+
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
+    full |= static_cast<u32>(is_full) << part;
+    empty |= static_cast<u32>(is_empty) << part;
+  }
+  FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
+    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
+    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+  }
 };
 
 // A tile of keys as the producer tells of it, where the mask is more than a band.
@@ -2894,7 +2958,7 @@ struct alignas(16) ListedKeys {
   i32 tile;
   // The last one of its tile of queries, or none.
   i32 last_tile;
-  // Bit i, for consumer i and after these for the whole tile of queries: every pair is allowed; none is.
+  // See TileFacts.
   u32 full;
   u32 empty;
 };
@@ -2905,7 +2969,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See ListedKeys.
+  // See TileFacts.
   u32 full;
   u32 empty;
 
@@ -2915,9 +2979,11 @@ struct Step {
   FLASHGEN_DEVICE bool concerns(i32 part) const { return (empty >> part & 1u) == 0; }
 };
 
-// Tiles of keys that some query of a warpgroup attends to; that all of its queries do, and all of the whole
-// tile.
-struct Reach {
+// Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to; and
+// those that all of the tile does.
+struct alignas(16) Reach {
+  Range tile_keys;
   Range keys;
   Range full_keys;
   Range uncut_keys;
@@ -3034,6 +3100,10 @@ FLASHGEN_DEVICE i32 clamped(i64 x) {
   return x < kSmallestInt ? kSmallestInt : x > kLargestInt ? kLargestInt : static_cast<i32>(x);
 }
 
+FLASHGEN_DEVICE bool shuffle(bool value, i32 source_lane) {
+  return shuffle(static_cast<i32>(value), source_lane) != 0;
+}
+
 template <class T>
 FLASHGEN_DEVICE T select(bool condition, T then, T other) {
   return condition ? then : other;
@@ -3115,6 +3185,17 @@ FLASHGEN_DEVICE float element_value(bfloat16_t x) { return to_float(x); }
 FLASHGEN_DEVICE float element_value(float x) { return x; }
 FLASHGEN_DEVICE float element_value(double x) { return static_cast<float>(x); }
 
+// Where a row along the last dimension begins.
+template <class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE const T* row_of(const Captured<T, rank>& tensor, Indices... indices) {
+  static_assert(sizeof...(Indices) + 1 == rank,
+                "a row of a captured tensor takes one index per other dimension");
+  i64 offset = 0;
+  i32 axis = 0;
+  ((offset += tensor.offset(axis++, indices)), ...);
+  return tensor.pointer + offset;
+}
+
 template <class T, i32 rank, class... Indices>
 FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   static_assert(sizeof...(Indices) == rank, "a captured tensor takes one index per dimension");
@@ -3153,44 +3234,125 @@ FLASHGEN_DEVICE i32 largest_in(const Captured<T, rank>& tensor, const i32 (&low)
   return extreme_in<true, 0>(tensor, 0, low, high);
 }
 
-// The extremes of a tensor along one dimension between two indices, both included, from a table that a survey
-// has made: two numbers for each `stretch` of elements. A stretch that is partly inside counts as a whole.
+// The index along a dimension of the first element that is not less than a value, the dimension's size if
+// there is none; and of the last one that is not more, or -1. By looking at one after another.
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE Captured<T, 1> along(const Captured<T, rank>& tensor, Indices... others) {
+  static_assert(sizeof...(Indices) + 1 == rank,
+                "what lies along a dimension takes an index for each other one");
+  i64 offset = 0;
+  i32 dimension = 0;
+  ((dimension += dimension == axis, offset += tensor.offset(dimension++, others)), ...);
+  return {tensor.pointer + offset, {tensor.strides[axis]}, {tensor.sizes[axis]}};
+}
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE i32 first_at_least(const Captured<T, rank>& tensor, i32 value, Indices... others) {
+  const Captured<T, 1> elements = along<axis>(tensor, others...);
+  i32 i = 0;
+  while (i < elements.sizes[0] && load(elements, i) < value) ++i;
+  return i;
+}
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE i32 last_at_most(const Captured<T, rank>& tensor, i32 value, Indices... others) {
+  const Captured<T, 1> elements = along<axis>(tensor, others...);
+  i32 i = elements.sizes[0] - 1;
+  while (i >= 0 && load(elements, i) > value) --i;
+  return i;
+}
+
+// The extremes of the stretches of a row from `begin` to before `end`.
+struct Extremes {
+  const i32* entries;
+  i32 begin, end;
+
+  FLASHGEN_DEVICE i32 smallest() const {
+    i32 found = kLargestInt;
+#pragma unroll 1
+    for (i32 i = begin; i < end; ++i) found = smaller(found, entries[2 * i]);
+    return found;
+  }
+  FLASHGEN_DEVICE i32 largest() const {
+    i32 found = kSmallestInt;
+#pragma unroll 1
+    for (i32 i = begin; i < end; ++i) found = larger(found, entries[2 * i + 1]);
+    return found;
+  }
+};
+
+// Rows of up to so many stretches are not searched: walks look at all of their tiles in less time.
+constexpr i32 kFewStretches = 512;
+
+// What a survey has found out about a tensor along one dimension, for each `stretch` of elements of each row:
+// the smallest and the largest of them; and behind those of all rows, if it is searched, the largest so far,
+// and the smallest from there on, which never decrease from stretch to stretch.
 template <class T, i32 rank, i32 axis, i32 stretch>
-struct Surveyed {
+struct Survey {
   Captured<T, rank> tensor;
   const i32* table;
-  i32 low, high;
 
-  template <class... Indices>
-  FLASHGEN_DEVICE i32 smallest(Indices... others) const {
-    return extreme<false>(others...);
+  FLASHGEN_DEVICE i32 stretches() const { return ceil_div(tensor.sizes[axis], stretch); }
+  FLASHGEN_DEVICE i64 rows() const {
+    i64 count = 1;
+#pragma unroll
+    for (i32 i = 0; i < rank; ++i) count *= i == axis ? 1 : tensor.sizes[i];
+    return count;
   }
+  // The entries of one row, at the indices of the other dimensions.
   template <class... Indices>
-  FLASHGEN_DEVICE i32 largest(Indices... others) const {
-    return extreme<true>(others...);
+  FLASHGEN_DEVICE const i32* entries(Indices... others) const {
+    static_assert(sizeof...(Indices) + 1 == rank,
+                  "a surveyed tensor takes one index for each other dimension");
+    i64 row = 0;
+    i32 dimension = 0;
+    ((row = within(dimension, row, others)), ...);
+    return table + 2 * row * stretches();
+  }
+
+  // Between two indices, both included. A stretch that is partly inside counts as a whole.
+  template <class... Indices>
+  FLASHGEN_DEVICE Extremes between(i32 low, i32 high, Indices... others) const {
+    const i32 last = tensor.sizes[axis] - 1;
+    const i32 begin = larger(0, smaller(low, last)) / stretch, end = larger(0, smaller(high, last)) / stretch;
+    return {entries(others...), begin, low <= high ? end + 1 : begin};
+  }
+  // As first_at_least, but where the stretch begins that the element is in, or before that, ...
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 first(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return 0;
+    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32 found = bisect([&](i32 i) { return entry[2 * i] >= value; });
+    return smaller(found * stretch, tensor.sizes[axis]);
+  }
+  // ... and as last_at_most, but where it ends, or behind that.
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 last(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return tensor.sizes[axis] - 1;
+    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32 found = bisect([&](i32 i) { return entry[2 * i + 1] > value; });
+    return smaller(found * stretch, tensor.sizes[axis]) - 1;
   }
 
  private:
-  template <bool largest, class... Indices>
-  FLASHGEN_DEVICE i32 extreme(Indices... others) const {
-    static_assert(sizeof...(Indices) + 1 == rank,
-                  "a surveyed tensor takes one index for each other dimension");
-    const i32 last = tensor.sizes[axis] - 1, stretches = last / stretch + 1;
-    i64 row = 0;
-    i32 dimension = 0;
-    ((row = along(dimension, row, others)), ...);
-    i32 found = largest ? kSmallestInt : kLargestInt;
-    const i32 end = larger(0, smaller(high, last)) / stretch;
-    for (i32 i = larger(0, smaller(low, last)) / stretch; i <= end && low <= high; ++i) {
-      const i32 entry = table[2 * (row * stretches + i) + (largest ? 1 : 0)];
-      found = largest ? larger(found, entry) : smaller(found, entry);
-    }
-    return found;
-  }
-  FLASHGEN_DEVICE i64 along(i32& dimension, i64 row, i32 index) const {
+  FLASHGEN_DEVICE i64 within(i32& dimension, i64 row, i32 index) const {
     if (dimension == axis) ++dimension;
     const i32 size = tensor.sizes[dimension++];
     return row * size + larger(0, smaller(index, size - 1));
+  }
+  // The first stretch for which `reached(i)`, which holds for all that follow; as many as there are if for
+  // none.
+  template <class Reached>
+  FLASHGEN_DEVICE i32 bisect(const Reached& reached) const {
+    i32 begin = 0, end = stretches();
+#pragma unroll 1
+    while (begin < end) {
+      const i32 middle = (begin + end) / 2;
+      if (reached(middle)) {
+        end = middle;
+      } else {
+        begin = middle + 1;
+      }
+    }
+    return begin;
   }
 };
 
@@ -3220,6 +3382,22 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
         float& s = products[m][n][e];
         s = score.value(s * scale, q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2);
       }
+    }
+  }
+}
+
+// The same where a lane's pairs come with what they read of captured tensors.
+template <class Score, class Pairs, i32 column_blocks>
+FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
+                                   const Pairs& pairs, float scale, i32 first_q, i32 first_key,
+                                   Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      float& s = products[0][n][e];
+      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }
@@ -3255,7 +3433,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 
 }  // namespace flashgen
 
-#line 10 "kernels/forward_sm90.cu.j2"
+#line 13 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3332,7 +3510,7 @@ constexpr u32 kFoundBad = 230272;       // and when it had some
 constexpr u32 kBytes = 230304;
 }  // namespace smem
 
-#line 20
+#line 23
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 // What the expressions below have captured.
 namespace captured {
@@ -3345,11 +3523,20 @@ FLASHGEN_DEVICE Captured<i32, 2> ids(const Params& p) {
 }
 }  // namespace captured
 
+// What surveys have found out about them, by tensor and dimension.
+namespace surveyed {
+FLASHGEN_DEVICE Survey<i32, 2, 1, 64> ids1(const Params& p) {
+  return {captured::ids(p), p.survey_ids1};
+}
+}  // namespace surveyed
+
 // Which keys a query may attend to:
 //     (k - q <= k_len - q_len) & (ids[b, q] == ids[b, k])
 // and what follows from that for a rectangle of queries q_lo to q_hi and keys k_lo to k_hi.
 struct Mask {
   static constexpr bool has_holes = true;
+  // Whether little is asked of every pair.
+  static constexpr bool is_light = true;
   const Params& p;
   i32 b, h;
   i32 len_q, len_kv;
@@ -3358,41 +3545,107 @@ struct Mask {
     return {p, sequence, head, p.len_q, p.len_kv};
   }
 
+  // A query and a key, with what the mask asks of either alone; `of_lane` is with what another lane knows.
+  struct Query {
+    i32 q;
+    i32 ids;
+
+    FLASHGEN_DEVICE Query of_lane(i32 lane, i32 q) const {
+      return {q, shuffle(this->ids, lane)};
+    }
+  };
+  struct Key {
+    i32 k;
+    i32 ids;
+
+    FLASHGEN_DEVICE Key of_lane(i32 lane, i32 k) const {
+      return {k, shuffle(this->ids, lane)};
+    }
+  };
+
+  FLASHGEN_DEVICE Query query_at(i32 q) const {
+
+    return {q, load(captured::ids(p), b, q)};
+  }
+  FLASHGEN_DEVICE Key key_at(i32 k) const {
+
+    return {k, load(captured::ids(p), b, k)};
+  }
+
+  // Whether a pair is allowed, if both exist.
+  FLASHGEN_DEVICE bool allows(const Query& query, const Key& key) const {
+
+    return (key.k <= query.q + p.len_kv - p.len_q) & (query.ids == key.ids);
+  }
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    if (q >= len_q || k >= len_kv) return false;
-
-    return (k - q <= p.len_kv - p.len_q) & (load(captured::ids(p), b, q) == load(captured::ids(p), b, k));
+    return q < len_q && k < len_kv && allows(query_at(q), key_at(k));
   }
 
-  // Whether no pair of the rectangle is allowed.
+  // Queries and keys from begin to end, as far as there are so many, with what the rectangle's rules ask of either.
+  struct QuerySpan {
+    i32 lo, hi;
+    bool is_whole;
+    i32 ids_min;
+    i32 ids_max;
+
+    FLASHGEN_DEVICE QuerySpan of_lane(i32 lane) const {
+      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(ids_min, lane), shuffle(ids_max, lane)};
+    }
+  };
+  struct KeySpan {
+    i32 lo, hi;
+    bool is_whole;
+    i32 ids_max;
+    i32 ids_min;
+
+    FLASHGEN_DEVICE KeySpan of_lane(i32 lane) const {
+      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(ids_max, lane), shuffle(ids_min, lane)};
+    }
+  };
+
+  FLASHGEN_DEVICE QuerySpan queries_in(i32 begin, i32 end) const {
+    const i32 q_lo = begin, q_hi = smaller(end, len_q) - 1;
+
+    return {q_lo, q_hi, end <= len_q, surveyed::ids1(p).between(q_lo, q_hi, b).smallest(), surveyed::ids1(p).between(q_lo, q_hi, b).largest()};
+  }
+  FLASHGEN_DEVICE KeySpan keys_in(i32 begin, i32 end) const {
+    const i32 k_lo = begin, k_hi = smaller(end, len_kv) - 1;
+
+    return {k_lo, k_hi, end <= len_kv, surveyed::ids1(p).between(k_lo, k_hi, b).largest(), surveyed::ids1(p).between(k_lo, k_hi, b).smallest()};
+  }
+
+  // Whether no pair of a rectangle is allowed.
+  FLASHGEN_DEVICE bool is_empty(const QuerySpan& queries, const KeySpan& keys) const {
+    if (queries.lo > queries.hi || keys.lo > keys.hi) return true;
+
+    return !((keys.lo + p.len_q <= queries.hi + p.len_kv) & ((queries.ids_min <= keys.ids_max) & (keys.ids_min <= queries.ids_max)));
+  }
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    const i32 q_lo = q_begin, q_hi = smaller(q_end, len_q) - 1;
-    const i32 k_lo = k_begin, k_hi = smaller(k_end, len_kv) - 1;
-    if (q_lo > q_hi || k_lo > k_hi) return true;
-
-    return !((k_lo + p.len_q <= q_hi + p.len_kv) & ((Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.smallest(b) <= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.largest(b)) & (Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.smallest(b) <= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.largest(b))));
+    return is_empty(queries_in(q_begin, q_end), keys_in(k_begin, k_end));
   }
 
-  // Whether every pair of the rectangle is allowed.
-  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
-    if (q_end > len_q || k_end > len_kv) return false;
-    const i32 q_lo = q_begin, q_hi = q_end - 1, k_lo = k_begin, k_hi = k_end - 1;
+  // Whether every pair of a rectangle is allowed.
+  FLASHGEN_DEVICE bool is_full(const QuerySpan& queries, const KeySpan& keys) const {
+    if (!queries.is_whole || !keys.is_whole) return false;
 
-    return (p.len_kv + q_lo >= p.len_q + k_hi) & ((Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.smallest(b) >= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.largest(b)) & (Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, k_lo, k_hi}.smallest(b) >= Surveyed<i32, 2, 1, 64>{captured::ids(p), p.survey_ids1, q_lo, q_hi}.largest(b)));
+    return (p.len_kv + queries.lo >= p.len_q + keys.hi) & ((queries.ids_min >= keys.ids_max) & (keys.ids_min >= queries.ids_max));
+  }
+  FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
+    return is_full(queries_in(q_begin, q_end), keys_in(k_begin, k_end));
   }
 
   // The tiles of keys between the first and the last that queries from q_begin to q_end may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     const i32 q_lo = q_begin, q_hi = smaller(q_end, len_q) - 1;
 
-    return tiles_of(0, smaller(p.len_kv, clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
+    return tiles_of(surveyed::ids1(p).first(surveyed::ids1(p).between(q_lo, q_hi, b).smallest(), b), smaller(smaller(p.len_kv, surveyed::ids1(p).last(surveyed::ids1(p).between(q_lo, q_hi, b).largest(), b) + 1), clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
   }
 
   // The tiles of queries between the first and the last that may attend to keys from k_begin to k_end.
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     const i32 k_lo = k_begin, k_hi = smaller(k_end, len_kv) - 1;
 
-    return tiles_of(larger(0, k_lo + p.len_q - p.len_kv), p.len_q, tile);
+    return tiles_of(larger(surveyed::ids1(p).first(surveyed::ids1(p).between(k_lo, k_hi, b).smallest(), b), k_lo + p.len_q - p.len_kv), smaller(p.len_q, surveyed::ids1(p).last(surveyed::ids1(p).between(k_lo, k_hi, b).largest(), b) + 1), tile);
   }
 };
 // What becomes of a scaled logit s:
@@ -3414,7 +3667,7 @@ struct Score {
   }
 };
 
-#line 26
+#line 31
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.stages>;
 using VRing = Ring<kConfig.stages>;
@@ -3443,13 +3696,13 @@ struct Shared {
             {start + smem::kVBarriers},
             {start + smem::kTileBarriers},
             reinterpret_cast<RowTile*>(base + smem::kTiles),
-#line 55
+#line 60
             reinterpret_cast<ListedKeys*>(base + smem::kListedKeys),
     };
   }
-#line 60
+#line 65
   ListedKeys* listed;  // what the slots of k_ring hold
-#line 63
+#line 73
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -3461,7 +3714,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 75
+#line 85
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3476,10 +3729,11 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 96
+#line 115
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys.
 struct Follower {
+#line 123
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
@@ -3487,11 +3741,12 @@ struct Follower {
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
+#line 133
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
-#line 109
+#line 136
     if (step.exists()) read_keys(step, shared);
-#line 117
+#line 144
     return step;
   }
 
@@ -3499,13 +3754,13 @@ struct Follower {
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
-#line 125
+#line 152
     read_keys(next, shared);
-#line 129
+#line 156
     return next;
   }
 
-#line 133
+#line 160
  private:
   FLASHGEN_DEVICE void read_keys(Step& step, const Shared& shared) {
     shared.k_ring.wait_full(k_at);
@@ -3535,8 +3790,10 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Tells everyone which tile is next, and starts on its queries.
   const auto announce = [&](i32 number) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
+#line 22
+    if (elected) shared.tile_ring.wait_empty(tile_at);
+#line 28
     if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
       shared.tiles[tile_at.slot()] = rows;
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
@@ -3558,30 +3815,33 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 43
-    // A tile of keys with what the mask makes of it; each consumer's rows are some lane's.
+#line 51
+    // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
+    // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
-    const auto listed_keys = [&](i32 tile, i32 last) {
-      const bool whole = thread.lane == kConfig.consumers;
-      const i32 first_row = rows.first_q + (whole ? 0 : thread.lane % kConfig.consumers * kWarpgroupRows);
-      const i32 row_end = smaller(first_row + (whole ? kConfig.tile_q : kWarpgroupRows), p.len_q);
-      const i32 key = tile * kConfig.tile_kv, key_end = key + kConfig.tile_kv;
-      // The end of the keys cuts no tile of values: zeros lie beyond it.
-      const i32 full_end = whole ? smaller(key_end, p.len_kv) : key_end;
-      const bool full = mask.is_full(first_row, larger(row_end, first_row + 1), key, full_end);
-      const bool empty = first_row >= row_end || mask.is_empty(first_row, row_end, key, key_end);
-      return ListedKeys{tile, last, warp_ballot(full), warp_ballot(empty)};
+    const i32 part = smaller(thread.lane, kConfig.consumers);
+    const i32 first_row = rows.first_q + part % kConfig.consumers * kWarpgroupRows;
+    const i32 row_end = smaller(part < kConfig.consumers ? first_row + kWarpgroupRows : end_q(p, rows), p.len_q);
+    const Mask::QuerySpan queries = mask.queries_in(first_row, larger(row_end, first_row + 1));
+    const auto look_at = [&](i32 tile) {
+      Mask::KeySpan keys = mask.keys_in(tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
+      TileFacts found = {};
+#pragma unroll 1
+      for (i32 i = 0; i <= kConfig.consumers; ++i) {
+        const Mask::QuerySpan of_part = queries.of_lane(i);
+        // The end of the keys cuts no tile of values: zeros lie beyond it.
+        keys.is_whole |= i == kConfig.consumers;
+        found.add(i, mask.is_full(of_part, keys), mask.is_empty(of_part, keys));
+      }
+      return found;
     };
-#line 57
-    const auto load_keys = [&](i32 tile, i32 last) {
-#line 59
-      const ListedKeys keys = listed_keys(tile, last);
-#line 61
+#line 71
+    const auto load_keys = [&](i32 tile, ListedKeys keys) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 64
+#line 75
         shared.listed[k_at.slot()] = keys;
-#line 66
+#line 77
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3599,20 +3859,24 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 84
+#line 95
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
+    TileFacts looked_at = {};
     const auto visited = [&](i32 tile) {
-      const i32 key = tile * kConfig.tile_kv;
-      return !mask.is_empty(rows.first_q, end_q(p, rows), key, key + kConfig.tile_kv);
+      looked_at = look_at(tile);
+      return !looked_at.is_empty(kConfig.consumers);
     };
-    Walk<Mask::has_holes> walk(keys);
+    Walk<true> walk(keys);
     walk.advance(thread, visited);
+    // A tile of queries that attends to nothing has one of keys, too.
+    TileFacts facts = walk.over() ? TileFacts::of_empty() : looked_at.of_lane(walk.lane());
     i32 tile = walk.over() ? keys.begin : walk.tile, before = -1;
     while (tile >= 0) {
       if (!walk.over()) walk.advance(thread, visited);
       const i32 following = walk.over() ? -1 : walk.tile;
-      load_keys(tile, following < 0 ? tile : -1);
+      load_keys(tile, {tile, following < 0 ? tile : -1, facts.full, facts.empty});
+      facts = looked_at.of_lane(walk.lane());
       if (before >= 0) load_values(before);
       if (!announced && before >= 0 && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
@@ -3622,7 +3886,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       tile = following;
     }
     load_values(before);
-#line 127
+#line 142
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }
@@ -3683,20 +3947,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 49
+#line 42
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 53
+#line 46
     return step.is_cut(consumer);
   };
-#line 61
+#line 54
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 64
+#line 57
     return step.is_cut(kConfig.consumers);
   };
-#line 69
+#line 62
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3707,12 +3971,21 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto multiply_keys = [&]() {
     issue_scores(scores, shared.q.slot(q_at.slot()).from_row(strip_row), shared.k.slot(at.k_at.slot()));
   };
+  // K_j, and with the last one Q_i, are not needed any more.
+  const auto release_keys = [&](const Step& step) {
+    shared.k_ring.release(at.k_at, thread);
+    at.k_at.advance();
+    if (step.is_last()) {
+      shared.q_ring.release(q_at, thread);
+      q_at.advance();
+    }
+  };
   // Whether the step whose values come next has them looked through.
   bool is_inspected = false;
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 85
+#line 87
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3720,34 +3993,43 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 93
+#line 105
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 97
+#line 109
     change_scores(blocks_of(scores), Score{p, step.rows.sequence, step.rows.head}, p.scale, row, key, thread);
-#line 99
+#line 111
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-  // S_ij has come: K_j, and with the last one Q_i, are not needed any more. Lines 9 and 10: P_ij and l_i.
+#line 117
+  // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-    shared.k_ring.release(at.k_at, thread);
-    at.k_at.advance();
-    if (step.is_last()) {
-      shared.q_ring.release(q_at, thread);
-      q_at.advance();
-    }
+#line 121
+    release_keys(step);
+#line 123
     apply_spec(step);
     const float scale_log2 = kLog2E;
-    return softmax.take(scores, probabilities, scale_log2, shared.q.address);
+#line 126
+    bool rescales;
+#pragma unroll 1
+    for (;;) {
+      rescales = softmax.anchor(scores, scale_log2);
+      softmax.exponentiate(scores, probabilities, scale_log2);
+      if (!warp_any(softmax.has_grown())) break;
+      softmax.watch();
+    }
+#line 148
+    softmax.add(shared.q.address);
+    return rescales;
   };
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
-  const auto write_rows = [&](const Step& step, RowStatistics rows) {
+  const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are worked out here, and not kept in registers all the while.
     const Thread thread = self.again();
     const i32 warp_row = (thread.warp - 4) * 16;
-    rows.finish();
+    const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
     if (thread.column() == 0) {
@@ -3760,7 +4042,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 133
+#line 170
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3772,53 +4054,49 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 148
+#line 185
     if (has_bad_values) {
-#line 150
+#line 187
       if (thread.lane == 0) bulk_wait<0>();
-#line 152
+#line 189
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 158
+#line 195
         const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
         return !mask.is_full(tile.first_q, end_q(p, tile), key, key_end);
       };
-#line 164
+#line 201
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
-#line 169
+#line 206
     clear(out);
   };
 
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
-  const auto next_after = [&](const Step& step) {
-    const Step next = at.after(step, p, shared, thread);
-#line 180
-    return next;
-  };
   const auto release_values = [&]() {
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
   Step step = at.next_tile(p, shared, thread);
-#line 190
   begin_rows(step);
 
   // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
-  // probabilities meet their values, the next ones are computed. Without a next step, the values alone.
+  // probabilities meet their values, the next ones are computed. Where the next step is not to be computed here, the
+  // values alone. Whether the next step's probabilities are there.
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
-    Step next = next_after(step);
-#line 209
-    const bool goes_on = next.exists(), ends = step.is_last();
+    const Step next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+    const bool goes_on = next.exists();
     if (goes_on) {
+#line 231
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3829,8 +4107,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       pass_turn();
       is_inspected = inspected(next);
       wgmma_wait<1>();
-      const RowStatistics finished = softmax.rows;
-      if (ends) begin_rows(next);
+      Shape::Finished finished = {};
+      if (ends) {
+        finished = Shape::Finished::of(softmax.rows, thread);
+        begin_rows(next);
+      }
       const bool rescales = take_scores(next, next_probabilities);
       wgmma_wait<0>();
       wgmma_pin(out);
@@ -3845,42 +4126,48 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       wait_for_values();
       take_turn();
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
-      if (consumer != kConfig.consumers - 1) pass_turn();
+      pass_turn();
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
-      write_rows(step, softmax.rows);
+      if (ends) {
+        write_rows(step, Shape::Finished::of(softmax.rows, thread));
+        if (next.exists()) begin_rows(next);
+      }
     }
-#line 249
     step = next;
     return goes_on;
   };
 
+#line 277
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-    // The first scores, with nothing to overlap.
+#line 295
+    // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
-    take_turn();
     multiply_keys();
-    pass_turn();
     is_inspected = inspected(step);
     wgmma_wait<0>();
     Shape::Probabilities even;
-    take_scores(step, even);
+    if (take_scores(step, even)) scale_rows(out, softmax.factor);
+#line 306
     Shape::Softmax::round(even, scores);
-#line 268
+#line 308
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 278
+#line 317
+  // Nobody else takes the turn after the last one.
+  if (consumer == 0) take_turn();
+#line 320
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 153 "kernels/forward_sm90.cu.j2"
+#line 180 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3891,12 +4178,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
     shared.k_ring.init(1, consumer_warps + inspectors);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 164
+#line 191
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 169
+#line 196
     fence_mbarrier_init();
   }
   block_sync();
@@ -3905,9 +4192,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 178
+#line 205
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 180
+#line 207
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

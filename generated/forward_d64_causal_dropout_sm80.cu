@@ -971,28 +971,44 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask, which is evaluated in a loop: so much code would stand there otherwise, and so much
-// of it at once, that nothing else found room.
+// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
+// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
+// otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-  constexpr i32 blocks_per_word = 8;
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_per_word) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < blocks_per_word; ++i) {
+  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
+    const typename Mask::Key own = mask.key_at(key + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of a column.
+    const auto ask = [&](i32 column, const auto& use) {
+      const typename Mask::Key of_column = own.of_lane(column, key + column);
+      const bool exists = of_column.k < mask.len_kv;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 8 * (e / 2), key + 8 * (first + i) + e % 2)) allowed |= 1u << (4 * i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
+          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < 2 * blocks; ++i) {
+        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < smaller(blocks_per_word, column_blocks - first); ++i) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if ((allowed >> (4 * i + e) & 1u) == 0) values[0][first + i][e] = value;
+      for (i32 i = 0; i < 4 * blocks; ++i) {
+        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
       }
     }
   }
@@ -1014,8 +1030,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
-// same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -1028,6 +1044,8 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Goes on to the next tile; returns how many tiles were left out before it.
   template <class Visited>
@@ -1037,7 +1055,8 @@ struct Walk {
       while (others == 0 && group + kWarpSize < end) {
         group += kWarpSize;
         const i32 candidate = group + thread.lane;
-        others = warp_ballot(candidate < end && visited(candidate));
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
       }
       tile = others != 0 ? group + lowest_bit(others) : end;
       others &= others - 1;

@@ -24,9 +24,12 @@
     ``tile_rule(mask)`` -> ``TileRule``: trees over the rectangle ``q_lo <= q <= q_hi``, ``k_lo <= k <= k_hi``,
     inclusive, not empty, within the sequences. ``bounds.MAX_LENGTH`` (2**30) is the longest sequence for which they
     hold. A ``Range`` node with ``whole`` may be answered by a table: give ``names[range_name(node)]`` to
-    ``print_cuda``, the name of a function of the indices that do not vary.
+    ``print_cuda``, the name of a function of the indices that do not vary; and a ``Search`` by another, under
+    ``search_name(node)``.
 ``derivative``
     ``derivative(node, wrt)``; ``captured_gradients(score)``: what each captured float adds to the gradient.
+``sides``
+    ``split(roots, {"query": [...], "key": [...]})``: what each of two sides brings to the trees by itself.
 ``text``, ``parse``
     ``text(node)`` and ``parse(source, {"window": Scalar("window", "int")})``, which give the same tree back.
 """
@@ -34,14 +37,15 @@
 from __future__ import annotations
 
 from flashgen.expr.capture import element_type, is_tensor
-from flashgen.expr.cuda import CudaText, print_cuda, range_name
+from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
 from flashgen.expr.derivative import captured_gradients, derivative
 from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, sigmoid, tanh, where
 from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.numpy import evaluate, evaluate_all
 from flashgen.expr.parse import parse
+from flashgen.expr.sides import Split, split
 from flashgen.expr.text import text
-from flashgen.expr.tile_nodes import Range
+from flashgen.expr.tile_nodes import Range, Search, TileVar
 from flashgen.expr.tiles import Band, TileRule, tile_rule
 from flashgen.expr.trace import trace_mask, trace_score
 from flashgen.expr.traced import Traced
@@ -58,8 +62,11 @@ __all__ = [
     "Range",
     "Scalar",
     "Score",
+    "Search",
+    "Split",
     "Tensor",
     "TileRule",
+    "TileVar",
     "Traced",
     "captured_gradients",
     "derivative",
@@ -77,7 +84,9 @@ __all__ = [
     "print_cuda",
     "q_len",
     "range_name",
+    "search_name",
     "sigmoid",
+    "split",
     "tanh",
     "text",
     "tile_rule",

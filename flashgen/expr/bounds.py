@@ -11,7 +11,7 @@ from functools import lru_cache, reduce
 
 from flashgen.expr.build import MAX_INT, MIN_INT, as_node, binary, select, unary
 from flashgen.expr.nodes import Binary, Const, Index, Length, Node, Select, Unary
-from flashgen.expr.tile_nodes import TileVar, Wide
+from flashgen.expr.tile_nodes import Search, TileVar, Wide
 
 #: Sequences are at most this long, so that a position plus a length fits 32 bits.
 MAX_LENGTH = 2**30
@@ -43,6 +43,8 @@ def static_range(node: Node) -> tuple[int, int]:
         return _clip((-high, -low))
     if isinstance(node, Unary) and node.op == "abs":
         return 0, MAX_INT
+    if isinstance(node, Search):
+        return (0, MAX_LENGTH) if node.kind == "first" else (-1, MAX_LENGTH - 1)
     return _ALL
 
 
@@ -193,6 +195,14 @@ def at_most_zero(terms: Terms, constant: int = 0) -> Node:
         if a is not None and b is not None:
             return binary(">=", b, a) if isinstance(a, Const) else binary(op, a, b)
     return _apart_compared(op, factors, constant)
+
+
+def apart_at_most_zero(factor: int, node: Node, rest: Terms, constant: int) -> Node | None:
+    """``factor * node + rest + constant <= 0`` with the node on one side; None when a side could leave 32 bits."""
+    sign = 1 if factor > 0 else -1
+    a = _plain_sum({node: abs(factor)}, 0)
+    b = _plain_sum(*_merged([(-sign * f, term) for f, term in rest], -sign * constant))
+    return None if a is None or b is None else binary("<=" if factor > 0 else ">=", a, b)
 
 
 def _apart_compared(op: str, factors: dict[Node, int], constant: int) -> Node:

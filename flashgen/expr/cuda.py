@@ -10,7 +10,7 @@ from itertools import count
 from flashgen.expr.build import MIN_INT
 from flashgen.expr.nodes import USES, Binary, Const, Load, Node, Select, Unary
 from flashgen.expr.text import ATOM, COMPARISON, PRECEDENCE, PRODUCT, SIGN, SUM, name_of
-from flashgen.expr.tile_nodes import Range, Wide
+from flashgen.expr.tile_nodes import Range, Search, Wide
 from flashgen.expr.visit import postorder, uses_of
 from flashgen.literal import float_literal, rounded_to_float
 
@@ -55,15 +55,21 @@ class CudaText:
 def print_cuda(roots: Mapping[str, Node], names: NameMap | None = None, *, prefix: str = "t") -> CudaText:
     """C++ for the roots; it needs ``flashgen/expression.cuh``.
 
-    ``names`` may also answer ranges over whole tiles: its entry under ``range_name(node)`` is then called
-    with the indices that do not vary.
+    ``names`` may also answer ranges over whole tiles: its entry under ``range_name(node)`` is then called with the
+    ends of the range and the indices that do not vary, and gives extremes; and searches: that under
+    ``search_name(node)`` is called with the value before these.
     """
     return _Printer(roots, names or {}, prefix).printed()
 
 
 def range_name(node: Range) -> str:
-    """The key of ``names`` for a range over a whole tile, such as ``min ids q``."""
-    return f"{node.kind} {node.tensor.name} {node.whole}"
+    """The key of ``names`` for a range over a whole tile, such as ``range ids q``."""
+    return f"range {node.tensor.name} {node.whole}"
+
+
+def search_name(node: Search) -> str:
+    """The key of ``names`` for a search along a dimension, such as ``first ids 1``."""
+    return f"{node.kind} {node.tensor.name} {node.axis}"
 
 
 class _Printer:
@@ -107,6 +113,8 @@ class _Printer:
             return (f"{body} != 0", COMPARISON) if node.type == "bool" else (body, ATOM)
         if isinstance(node, Range):
             return self._range(node), ATOM
+        if isinstance(node, Search):
+            return self._search(node), ATOM
         if isinstance(node, Wide):
             return self._wide(node), ATOM
         return self._name(node), ATOM
@@ -156,11 +164,20 @@ class _Printer:
     def _range(self, node: Range) -> str:
         answer = self._names.get(range_name(node)) if node.whole else None
         if answer is not None:
-            fixed = [low for low, high in zip(node.low, node.high, strict=True) if low is high]
-            return self._call(answer, *fixed)
+            spans = list(zip(node.low, node.high, strict=True))
+            ends = next(span for span in spans if span[0] is not span[1])
+            fixed = [low for low, high in spans if low is high]
+            return f"{self._call(answer, *ends, *fixed)}.{'smallest' if node.kind == 'min' else 'largest'}()"
         function = {"min": "smallest_in", "max": "largest_in"}[node.kind]
         low, high = (", ".join(self._within(x, 0) for x in bounds) for bounds in (node.low, node.high))
         return f"{function}({self._name(node)}, {{{low}}}, {{{high}}})"
+
+    def _search(self, node: Search) -> str:
+        answer = self._names.get(search_name(node))
+        if answer is not None:
+            return self._call(answer, node.value, *node.others)
+        function = {"first": "first_at_least", "last": "last_at_most"}[node.kind]
+        return self._call(f"{function}<{node.axis}>", node.value, *node.others, first=self._name(node))
 
     def _wide(self, node: Wide) -> str:
         if node.op == "*":

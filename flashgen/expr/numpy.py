@@ -12,7 +12,7 @@ from flashgen.errors import ArgumentError
 from flashgen.expr.build import MAX_INT, MIN_INT
 from flashgen.expr.nodes import Binary, Const, Load, Node, Select, Unary
 from flashgen.expr.text import name_of
-from flashgen.expr.tile_nodes import Range, Wide
+from flashgen.expr.tile_nodes import Range, Search, Wide
 from flashgen.expr.visit import postorder
 
 Array = NDArray[Any]
@@ -80,6 +80,8 @@ def _value(node: Node, operands: list[Array], env: Env) -> Array:
         return _loaded(node, operands, env)
     if isinstance(node, Range):
         return _extreme(node, operands, env)
+    if isinstance(node, Search):
+        return _place(node, operands, env)
     if isinstance(node, Wide):
         return _clamped(node, operands)
     return _as(env[name_of(node)], node.type)
@@ -133,6 +135,20 @@ def _clipped(low: int, high: int, size: int) -> slice:
     if low > high:
         return slice(0, 0)
     return slice(min(max(low, 0), size - 1), min(max(high, 0), size - 1) + 1)
+
+
+def _place(node: Search, operands: list[Array], env: Env) -> Array:
+    """Where a dimension's elements first reach a value, or are last within it."""
+    tensor = np.moveaxis(as_numpy(env[node.tensor.name]).astype(np.int64), node.axis, -1)
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    rows = np.stack([np.broadcast_to(x, shape).ravel() for x in operands], axis=1)
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    found = np.empty(len(unique), np.int64)
+    for i, (*others, value) in enumerate(unique):
+        row = tensor[tuple(min(max(x, 0), size - 1) for x, size in zip(others, tensor.shape, strict=False))]
+        hits = np.flatnonzero(row >= value if node.kind == "first" else row <= value)
+        found[i] = (hits[0] if hits.size else row.size) if node.kind == "first" else (hits[-1] if hits.size else -1)
+    return found[inverse.ravel()].reshape(shape)
 
 
 def _clamped(node: Wide, terms: list[Array]) -> Array:

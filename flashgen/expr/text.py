@@ -6,7 +6,7 @@ from itertools import count
 
 from flashgen.expr.build import FLOAT_FUNCTIONS
 from flashgen.expr.nodes import Binary, Const, Index, Length, Load, Node, Scalar, Score, Select, Unary
-from flashgen.expr.tile_nodes import Range, TileVar, Wide
+from flashgen.expr.tile_nodes import Range, Search, TileVar, Wide
 from flashgen.expr.visit import postorder, uses_of
 
 #: Python's precedence; a higher number binds tighter.
@@ -77,9 +77,17 @@ class _Printer:
                 for a, b in zip(node.low, node.high, strict=True)
             )
             return f"{node.kind}({node.tensor.name}[{spans}])", ATOM
+        if isinstance(node, Search):
+            return self._search(node), ATOM
         if isinstance(node, Wide):
             return self._wide(node)
         return name_of(node), ATOM
+
+    def _search(self, node: Search) -> str:
+        indices = [self._within(index, OR) for index in node.others]
+        indices.insert(node.axis, ":")
+        order = ">=" if node.kind == "first" else "<="
+        return f"{node.kind}({node.tensor.name}[{', '.join(indices)}] {order} {self._within(node.value, OR)})"
 
     def _unary(self, node: Unary) -> tuple[str, int]:
         if node.op in ("-", "~"):
@@ -131,7 +139,7 @@ def name_of(node: Node) -> str:
     """The name of a leaf, a load's tensor's, or nothing."""
     if isinstance(node, (Index, Length, Scalar, TileVar)):
         return node.name
-    return node.tensor.name if isinstance(node, (Load, Range)) else "s" if isinstance(node, Score) else ""
+    return node.tensor.name if isinstance(node, (Load, Range, Search)) else "s" if isinstance(node, Score) else ""
 
 
 def _is_cast(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes that only tile rules have: bounds of a rectangle, extremes of tensors over it, and sums that never wrap."""
+"""Nodes that only tile rules have: bounds of a rectangle, tensors' extremes over it, searches, sums that never wrap."""
 
 # ruff: noqa: D102 (a node is made by __new__, and the class says what of)
 from __future__ import annotations
@@ -53,6 +53,35 @@ class Range(Node):
             return found  # type: ignore[return-value]
         bounds = (*low, *high)
         return make(cls, key, "int", bounds, 0, kind=kind, tensor=tensor, low=low, high=high, whole=whole)
+
+
+class Search(Node):
+    """Where the elements of a tensor along one dimension first reach a value, or are last within it, as an int.
+
+    ``first``: the index of the first element that is not less than ``value``; the dimension's size if there is none.
+    ``last``: that of the last one that is not more; -1 if there is none. Every element that is not less (not more)
+    lies from there on (up to there), in whatever order they are. ``others`` are the indices of the other dimensions.
+    A table of the largest elements so far, or of the smallest from there on, has the answer by bisection, with the
+    begin (end) of the entry that the element lies in.
+    """
+
+    __slots__ = ("axis", "kind", "others", "tensor", "value")
+    _fields = ("kind", "tensor", "axis", "others", "value")
+    kind: Literal["first", "last"]
+    tensor: Tensor
+    axis: int
+    others: tuple[Node, ...]
+    value: Node
+
+    def __new__(
+        cls, kind: Literal["first", "last"], tensor: Tensor, axis: int, others: tuple[Node, ...], value: Node
+    ) -> Search:
+        key = (*key_of(cls, kind, tensor, axis, others), id(value))
+        found = nodes.get(key)
+        if found is not None:
+            return found  # type: ignore[return-value]
+        operands = (*others, value)
+        return make(cls, key, "int", operands, 0, kind=kind, tensor=tensor, axis=axis, others=others, value=value)
 
 
 class Wide(Node):

@@ -14,7 +14,7 @@ from flashgen.expr.bounds import at_most_zero, every, greatest, least, opposite,
 from flashgen.expr.intervals import Region, divisors
 from flashgen.expr.logic import alternatives
 from flashgen.expr.nodes import USES, Binary, Const, Length, Load, Node
-from flashgen.expr.tile_nodes import TileVar
+from flashgen.expr.tile_nodes import Search, TileVar
 from flashgen.expr.visit import postorder
 from flashgen.expr.zone import Span, Zone
 
@@ -95,7 +95,7 @@ class _Part(NamedTuple):
 def _hull(zones: list[Zone], axis: Literal["q", "k"]) -> _Hull:
     """The interval of one index over all of its sequence."""
     length = _LENGTHS[axis]
-    parts = [part for part in (_part(zone, axis) for zone in zones) if part.holds is not Const(False)]
+    parts = _parts(zones, axis)
     if not parts:
         return _Hull(Const(0), Const(0), True)
     same_begin, same_end = len({p.begin for p in parts}) == 1, len({p.end for p in parts}) == 1
@@ -109,16 +109,30 @@ def _hull(zones: list[Zone], axis: Literal["q", "k"]) -> _Hull:
     return _Hull(least(*begins), greatest(*ends), exact)
 
 
+def _parts(zones: list[Zone], axis: Literal["q", "k"]) -> list[_Part]:
+    """The intervals of the zones that may hold. They begin (end) where a search says if all of them do: beside one that
+    begins with the sequence, no search of another could tell anything."""
+    found = [(_part(zone, axis, searches=True), _part(zone, axis, searches=False)) for zone in zones]
+    found = [(searched, plain) for searched, plain in found if plain.holds is not Const(False)]
+    begins = all(_searches(searched.begin) for searched, _ in found)
+    ends = all(_searches(searched.end) for searched, _ in found)
+    return [_Part((s if begins else p).begin, (s if ends else p).end, p.holds) for s, p in found]
+
+
+def _searches(end: Node) -> bool:
+    return any(isinstance(node, Search) for node in postorder(end))
+
+
 def _visible(holds: Node, begin: Node, end: Node, parts: list[_Part]) -> Node:
     return holds if len(parts) == 1 else holds & at_most_zero([(1, begin), (-1, end)], 1)
 
 
-def _part(zone: Zone, axis: Literal["q", "k"]) -> _Part:
+def _part(zone: Zone, axis: Literal["q", "k"], *, searches: bool) -> _Part:
     """The keys (or queries) that the zone allows for the tile's queries (or keys)."""
     length = _LENGTHS[axis]
     everything: Span = (Const(0), total([(1, length)], -1))
     q, k = (_QUERIES, everything) if axis == "k" else (everything, _KEYS)
-    zone = zone.loosened(q, k, axis)
+    zone = zone.loosened(q, k, axis, searches=searches)
     region = zone.region(q, k, axis)
     low, high = region.k if axis == "k" else region.q
     return _Part(low, _after(high), every(_other_conditions(zone, region, axis)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from flashgen.expr.build import binary, select, unary
 from flashgen.expr.captured import load
 from flashgen.expr.nodes import Binary, Load, Node, Select, Unary
-from flashgen.expr.tile_nodes import Range, Wide
+from flashgen.expr.tile_nodes import Range, Search, Wide
 
 
 def postorder(*roots: Node) -> list[Node]:
@@ -56,6 +56,8 @@ def rebuilt(node: Node, children: list[Node]) -> Node:
         return load(node.tensor, tuple(children))
     if isinstance(node, Wide):
         return Wide(node.op, node.factors, tuple(children))
+    if isinstance(node, Search):
+        return Search(node.kind, node.tensor, node.axis, tuple(children[:-1]), children[-1])
     assert isinstance(node, Range), f"{type(node).__name__} has operands"
     rank = node.tensor.rank
     return Range(node.kind, node.tensor, tuple(children[:rank]), tuple(children[rank:]), node.whole)

@@ -10,7 +10,8 @@ from flashgen.expr.bounds import at_most_zero, every, greatest, least, ordered, 
 from flashgen.expr.build import binary
 from flashgen.expr.intervals import End, Region
 from flashgen.expr.linear import VARYING, Linear, forms, linear
-from flashgen.expr.nodes import Binary, Const, Node
+from flashgen.expr.nodes import Binary, Const, Index, Load, Node
+from flashgen.expr.tile_nodes import Search
 
 Span = tuple[Node, Node]
 
@@ -128,25 +129,28 @@ class Zone:
         region = self.region(q, k)
         return every([*self.fixed, *self.feasible(q, k), *(region.may_hold(literal) for literal in self.rest)])
 
-    def loosened(self, q: Span, k: Span, unread: Literal["q", "k"]) -> Zone:
-        """With bounds of ``unread`` that follow from what remains, over a rectangle that spans all of it."""
+    def loosened(self, q: Span, k: Span, unread: Literal["q", "k"], *, searches: bool) -> Zone:
+        """With bounds of ``unread`` that follow from what remains, over a rectangle that spans all of it; by searches
+        in tensors, too, or without."""
         region = self.region(q, k, unread)
         found = Zone(self.q.copy(), self.k.copy(), self.difference.copy(), self.fixed.copy(), self.rest)
         for literal in self.rest:
             if _is_order(literal):
                 for x in forms(literal):
-                    found._imply(x, region)
+                    found._imply(x, region, searches)
         # Of the other index the rectangle says enough.
         kept = self.q if unread == "k" else self.k
         return replace(found, q=kept) if unread == "k" else replace(found, k=kept)
 
-    def _imply(self, x: Linear, region: Region) -> None:
+    def _imply(self, x: Linear, region: Region, searches: bool) -> None:
         """Bounds that hold wherever ``x <= 0``."""
         free = Linear(0, 0, x.constant, x.others)
         self._imply_sum(x.q, x.k, _opposite(region.lower(free)), region)
         for factor, node in x.varying:
             if isinstance(node, Binary) and node.op == "//" and abs(factor) == 1 and not node.right.uses & VARYING:
                 self._imply_quotient(node, factor, _opposite(region.lower(x.without(node))), region)
+            if searches and isinstance(node, Load) and (axis := _axis_along(node, region.unread)) is not None:
+                self._imply_element(node, axis, factor, _opposite(region.lower(x.without(node))), region)
 
     def _imply_sum(self, q: int, k: int, most: End, region: Region) -> None:
         if most is None or (not q and not k):
@@ -156,6 +160,18 @@ class Zone:
             return
         for factor, other, bounds, span in ((q, k, self.q, region.k), (k, q, self.k, region.q)):
             bounds.limit(factor, total([(1, most), (-other, span[0 if other > 0 else 1])]))
+
+    def _imply_element(self, node: Load, axis: int, factor: int, most: End, region: Region) -> None:
+        """``factor * element <= most``: no such element lies before the first one, or after the last."""
+        if most is None:
+            return
+        bounds = self.q if region.unread == "q" else self.k
+        others = (*node.indices[:axis], *node.indices[axis + 1 :])
+        quotient = most if abs(factor) == 1 else binary("//", most, abs(factor))
+        if factor > 0:
+            bounds.upper.append(Search("last", node.tensor, axis, others, quotient))
+        else:
+            bounds.lower.append(Search("first", node.tensor, axis, others, total([(-1, quotient)])))
 
     def _imply_quotient(self, node: Binary, factor: int, most: End, region: Region) -> None:
         """``factor * (x // m) <= most`` as a bound of x: ``x <= most * m + m - 1`` or ``x >= -most * m``."""
@@ -175,6 +191,13 @@ def _is_order(literal: Node) -> TypeGuard[Binary]:
 
 def _is_bound(x: Linear) -> bool:
     return not x.q or not x.k or x.q == -x.k
+
+
+def _axis_along(node: Load, name: str) -> int | None:
+    """The dimension that a whole sequence of elements is loaded along, by an index that stands alone there."""
+    varying = [i for i, index in enumerate(node.indices) if index.uses & VARYING]
+    index = node.indices[varying[0]] if len(varying) == 1 else None
+    return varying[0] if isinstance(index, Index) and index.name == name and node.type == "int" else None
 
 
 def _opposite(end: End) -> End:

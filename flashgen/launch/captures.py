@@ -111,7 +111,7 @@ class Captures:
                     )
 
     def tables(self, infos: Sequence[ArrayInfo], stretch: int) -> tuple[Output, ...]:
-        """Workspaces for the tables of extremes: two 32-bit numbers per entry.
+        """Workspaces for the tables of extremes: two 32-bit numbers per entry, or four.
 
         ``stretch`` is that of the kernels that will run: others, for other alignments, may have narrower tiles.
         """
@@ -120,7 +120,7 @@ class Captures:
         for table in self._expressions.tables:
             *others, length = (n for i, n in sorted(enumerate(shapes[table.tensor]), key=lambda x: x[0] == table.axis))
             entries = math.prod(others) * -(-length // stretch)
-            made.append(Output(table.parameter, (2 * entries,), "fp32"))
+            made.append(Output(table.parameter, (table.numbers * entries,), "fp32"))
         return tuple(made)
 
     def item_bytes(self) -> tuple[int, ...]:

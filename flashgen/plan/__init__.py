@@ -79,6 +79,8 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
     switches = set(kernel.switches)
     if expressions.score is not None:
         switches.add("score")
+    if kernel.template == "forward_sm90.cu.j2" and expressions.loads_ahead():
+        switches.add("ahead")
     if expressions.sink is not None and kernel.role in ("forward", "captured_sink"):
         switches.add("sink")
     return replace(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.errors import PlanError
+from flashgen.plan.ahead import loads_ahead
 from flashgen.plan.model import Param, ParamTable
 from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from flashgen.expr import Node, Range, TileRule
+    from flashgen.expr import Load, Node, Range, TileRule
 
 #: C++ types of captured tensors' elements.
 ELEMENTS = {
@@ -48,11 +49,23 @@ class Table:
     axis: int
     #: The tiles it is asked about: of queries (q), of keys (k), or both.
     sides: str
+    #: Whether it is asked where elements first reach a value, or are last within it.
+    is_searched: bool = False
+
+    @property
+    def name(self) -> str:
+        """What kernels call it."""
+        return f"{self.tensor}{self.axis}"
+
+    @property
+    def numbers(self) -> int:
+        """How many there are for each stretch."""
+        return 4 if self.is_searched else 2
 
     @property
     def parameter(self) -> str:
         """The kernel parameter that points to it."""
-        return f"survey_{self.tensor}{self.axis}"
+        return f"survey_{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,10 @@ class Expressions:
         """Whether the mask is an expression, not a band."""
         return self.mask is not None
 
+    def loads_ahead(self) -> tuple[Load, ...]:
+        """Loads of the score that may come before the products; see ``plan/ahead.py``."""
+        return loads_ahead(self.score, {tensor.name: tensor.element for tensor in self.tensors})
+
 
 NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())
 
@@ -108,7 +125,7 @@ def expressions_of(spec: AttentionSpec) -> Expressions:
         sink=None if sink is None else sink.root,
         scalars=tuple((name, _kind(value)) for name, value in sorted(spec.scalars.items()) if name in used),
         tensors=tuple(
-            CapturedTensor(name, _element(name, element_type(value)), len(value.shape))
+            CapturedTensor(name, element_of(name, element_type(value)), len(value.shape))
             for name, value in sorted(spec.tensors.items())
             if name in used
         ),
@@ -123,20 +140,25 @@ def _is_band(spec: AttentionSpec) -> bool:
 
 def _tables(rule: TileRule) -> tuple[Table, ...]:
     """The tables that answer what the rule asks of whole tiles."""
-    from flashgen.expr import Range, postorder
+    from flashgen.expr import Range, Search, postorder
 
     roots = (rule.may, rule.full, rule.key_begin, rule.key_end, rule.query_begin, rule.query_end)
-    ranges = [node for node in postorder(*roots) if isinstance(node, Range) and node.whole]
+    asked = postorder(*roots)
+    ranges = [node for node in asked if isinstance(node, Range) and node.whole]
+    searched = {(node.tensor.name, node.axis) for node in asked if isinstance(node, Search)}
     axes: dict[tuple[str, str], set[int]] = {}
     for node in ranges:
         axes.setdefault((node.tensor.name, node.whole), set()).add(_varying_axis(node))
-    sides: dict[tuple[str, int], str] = {}
+    sides = dict.fromkeys(searched, "")
     for (tensor, side), found in sorted(axes.items()):
         # Indexed with q in two places, a tensor is asked for by looking at its elements.
         if len(found) == 1:
             place = (tensor, found.pop())
             sides[place] = sides.get(place, "") + side
-    return tuple(Table(tensor, axis, "".join(sorted(s))) for (tensor, axis), s in sorted(sides.items()))
+    return tuple(
+        Table(tensor, axis, "".join(sorted(found)), (tensor, axis) in searched)
+        for (tensor, axis), found in sorted(sides.items())
+    )
 
 
 def _varying_axis(node: Range) -> int:
@@ -184,7 +206,8 @@ def _kind(value: int | float) -> str:
     return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
 
 
-def _element(name: str, dtype: str) -> str:
+def element_of(name: str, dtype: str) -> str:
+    """The C++ type of a captured tensor's elements."""
     if dtype not in ELEMENTS:
         raise PlanError(f"the captured tensor {name} has elements of type {dtype}; use one of {', '.join(ELEMENTS)}")
     return ELEMENTS[dtype]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
+from flashgen.plan.ahead import loads_ahead
+from flashgen.plan.expressions import element_of
 from flashgen.plan.model import Box, Constant, KernelPlan, SmemMap
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
 from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
+
+if TYPE_CHECKING:
+    from flashgen.expr import Load
 
 ROWS = 64
 WARPGROUP = 128
@@ -40,8 +46,9 @@ class _Row:
     #: Whether exponentials have registers of their own, so that the scores can be used again.
     keeps_scores: bool
     #: Tiles of keys where the score reads an element for every pair, whose addresses and values take registers: of
-    #: masks that are bands, and of others.
+    #: masks that are bands, and of others; and where all such elements are fetched before the products.
     tile_kv_reading: tuple[int, int]
+    tile_kv_ahead: tuple[int, int]
     reason: str
     registers: tuple[int, int] | None = None
 
@@ -63,16 +70,27 @@ _TABLE = {
         True,
         False,
         (64, 48),
+        (64, 48),
         "three warpgroups, as exponentials and not products set the pace at this width",
     ),
-    (96, 96): _Row(2, 128, 2, 2, True, True, (80, 80), "rows of 96 columns take the room of 128"),
+    (96, 96): _Row(2, 128, 2, 2, True, True, (80, 80), (112, 112), "rows of 96 columns take the room of 128"),
     (128, 128): _Row(
-        2, 128, 2, 2, True, True, (80, 80), "the widest tile of keys that leaves room for two tiles of Q and one of O"
+        2,
+        128,
+        2,
+        2,
+        True,
+        True,
+        (80, 80),
+        (112, 80),
+        "the widest tile of keys that leaves room for two tiles of Q and one of O",
     ),
-    (192, 128): _Row(2, 112, 2, 1, True, False, (80, 80), "the widest tile of keys that leaves room for O"),
-    (192, 192): _Row(2, 112, 2, 1, False, False, (64, 48), "the widest tile of keys; O leaves from registers"),
+    (192, 128): _Row(2, 112, 2, 1, True, False, (80, 80), (80, 80), "the widest tile of keys that leaves room for O"),
+    (192, 192): _Row(
+        2, 112, 2, 1, False, False, (64, 48), (64, 48), "the widest tile of keys; O leaves from registers"
+    ),
     (256, 256): _Row(
-        2, 64, 2, 1, False, False, (48, 48), "two tiles of keys and values under way; O leaves from registers"
+        2, 64, 2, 1, False, False, (48, 48), (48, 48), "two tiles of keys and values under way; O leaves from registers"
     ),
 }
 
@@ -191,6 +209,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("skips", row.tile_q > row.tile_kv),
                 ("inspector", _looks(spec)),
                 ("listed", _is_listed(spec)),
+                ("spans", _is_listed(spec)),
             )
             if on
         ),
@@ -237,20 +256,31 @@ def _row(spec: AttentionSpec) -> _Row:
         row = replace(row, tile_kv=112)
     if row.keeps_scores and spec.score is not None and spec.score.traced.tensors:
         row = replace(row, tile_kv=112)
-    if _reads_pairs(spec):
-        row = replace(row, tile_kv=row.tile_kv_reading[_is_listed(spec)])
+    if loads := _pair_loads(spec):
+        tiles = row.tile_kv_ahead if _all_ahead(spec, loads) else row.tile_kv_reading
+        row = replace(row, tile_kv=tiles[_is_listed(spec)])
     return row
 
 
-def _reads_pairs(spec: AttentionSpec) -> bool:
-    """Whether the score reads, of some captured tensor, what depends on both the query and the key."""
+def _pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
+    """What the score reads of captured tensors that depends on both the query and the key."""
     if spec.score is None or not spec.score.traced.tensors:
-        return False
+        return ()
     from flashgen.expr import Load, postorder
     from flashgen.plan.over import over_of
 
-    loads = [node for node in postorder(spec.score.traced.root) if isinstance(node, Load)]
-    return any(over_of(load.indices) in ("diagonals", "pairs") for load in loads)
+    loads = (node for node in postorder(spec.score.traced.root) if isinstance(node, Load))
+    return tuple(load for load in loads if over_of(load.indices) in ("diagonals", "pairs"))
+
+
+def _all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether all of these loads come before the products."""
+    from flashgen.expr import element_type
+
+    assert spec.score is not None, "only a score loads"
+    tensors = spec.score.traced.tensors
+    elements = {name: element_of(name, element_type(value)) for name, value in tensors.items()}
+    return set(loads) <= set(loads_ahead(spec.score.traced.root, elements))
 
 
 def _chosen(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> _Row:

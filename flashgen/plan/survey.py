@@ -7,9 +7,10 @@ from dataclasses import replace
 from flashgen.plan.expressions import Expressions, with_captures
 from flashgen.plan.model import Constant, KernelPlan, ParamTable, SmemMap
 from flashgen.plan.naming import kernel_name
+from flashgen.plan.smem import SmemLayout
 
-_BLOCKS = 64
-_WARPS = 8
+_BLOCKS = 32
+_WARPS = 16
 #: No tile is narrower, and a wider entry would blur the edges of tiles.
 _WIDEST = 64
 
@@ -24,6 +25,7 @@ def with_tables(kernels: tuple[KernelPlan, ...], expressions: Expressions) -> Ex
 def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
     """The survey for the kernels that evaluate these expressions; it reads no queries, keys or values."""
     needed = {table.tensor for table in expressions.tables}
+    is_searched = any(table.is_searched for table in expressions.tables)
     own = replace(
         expressions,
         mask=None,
@@ -47,7 +49,7 @@ def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
             Constant("warps", _WARPS),
         ),
         params=with_captures(ParamTable(()), own, writes_tables=True),
-        smem=SmemMap(),
+        smem=SmemLayout().then("scratch", 8 * _WARPS, "two numbers for each warp").map() if is_searched else SmemMap(),
         fixed_blocks=_BLOCKS,
         is_persistent=False,
         boxes=(),

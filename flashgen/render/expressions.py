@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen.plan.expressions import CapturedTensor, captured
+from flashgen.plan.expressions import CapturedTensor, Expressions, Table, captured
 from flashgen.plan.model import KernelPlan
 
 if TYPE_CHECKING:
-    from flashgen.expr import Node
+    from flashgen.expr import Load, Node, Split, TileRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,35 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
+class Fact:
+    """What one side of a pair, or of a rectangle, brings to what is asked of both."""
+
+    name: str
+    type: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """An element of a captured tensor that is fetched before the score of its pair is computed."""
+
+    name: str
+    tensor: CapturedTensor
+    #: The load in full, and the indices before the last one.
+    load: str
+    row: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """How a kernel calls a table of extremes, and its C++ type."""
+
+    table: Table
+    tensor: CapturedTensor
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """What templates print of a plan's expressions."""
 
@@ -29,27 +58,47 @@ class Code:
     score_text: str
     sink_text: str
     tensors: tuple[CapturedTensor, ...]
+    surveys: tuple[Survey, ...]
     #: Whether a tile between the first and the last may hold no allowed pair.
     has_holes: bool
+    #: Whether so little is asked of every pair that code for each of them may stand by itself.
+    is_light: bool
     bodies: Mapping[str, Body]
+    #: Elements of captured tensors that the score of a pair may be given.
+    ahead: tuple[Ahead, ...]
+    #: By side: a query, a key, the queries and the keys of a rectangle.
+    facts: Mapping[str, tuple[Fact, ...]]
 
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
-    from flashgen.expr import text
+    from flashgen.expr import Scalar, text
+    from flashgen.expr.cuda import C_TYPES
+    from flashgen.expr.visit import substitute
 
     e = plan.expressions
     assert e is not None, "the template asks only where the plan has expressions"
     names = names_of(plan)
     bodies: dict[str, Body] = {}
+    facts: dict[str, tuple[Fact, ...]] = {}
+    is_light = True
     if e.mask is not None and e.rule is not None:
-        bodies["allows"] = body_of({"allowed": e.mask}, names)
-        bodies["may"] = body_of({"may": e.rule.may}, names)
-        bodies["full"] = body_of({"full": e.rule.full}, names)
-        bodies["keys"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
-        bodies["queries"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
+        pairs, tiles = _pairs(e.mask), _tiles(e.rule)
+        is_light = pairs.is_light
+        for sides, places in ((pairs, _OF_PAIR), (tiles, _OF_TILE)):
+            for side, found in sides.facts.items():
+                bodies[side] = body_of(found, names)
+                facts[side] = tuple(Fact(n, C_TYPES[found[n].type], x) for n, x in bodies[side].results.items())
+            for name, root in sides.roots.items():
+                bodies[name] = body_of({name: root}, names | places)
+        bodies["whole_may"] = body_of({"may": e.rule.may}, names)
+        bodies["whole_full"] = body_of({"full": e.rule.full}, names)
+        bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
+        bodies["query_tiles"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
+    ahead = _ahead(e.loads_ahead(), plan, names) if "ahead" in plan.switches else {}
     if e.score is not None and e.slope is not None:
-        bodies["score"] = body_of({"value": e.score}, names)
+        given: dict[Node, Node] = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
+        bodies["score"] = body_of({"value": substitute(e.score, given)}, names)
         bodies["score_and_slope"] = body_of({"value": e.score, "slope": e.slope}, names)
     if e.sink is not None:
         bodies["sink"] = body_of({"value": e.sink}, names)
@@ -58,9 +107,53 @@ def expression_code(plan: KernelPlan) -> Code:
         score_text="" if e.score is None else text(e.score),
         sink_text="" if e.sink is None else text(e.sink),
         tensors=e.tensors,
+        surveys=tuple(_survey(table, e) for table in e.tables),
         has_holes=e.rule is not None and not e.rule.hull_exact,
+        is_light=is_light,
         bodies=bodies,
+        ahead=tuple(ahead.values()),
+        facts=facts,
     )
+
+
+def _survey(table: Table, e: Expressions) -> Survey:
+    tensor = next(t for t in e.tensors if t.name == table.tensor)
+    return Survey(table, tensor, f"Survey<{tensor.element}, {tensor.rank}, {table.axis}, {e.stretch}>")
+
+
+def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) -> dict[Load, Ahead]:
+    """What is fetched ahead, by load."""
+    assert plan.expressions is not None, "what loads has expressions"
+    tensors = {tensor.name: tensor for tensor in plan.expressions.tensors}
+    found: dict[Load, Ahead] = {}
+    for load in loads:
+        name = load.tensor.name
+        number = sum(other.tensor is tensors[name] for other in found.values())
+        row = body_of({f"{axis:02}": index for axis, index in enumerate(load.indices[:-1])}, names)
+        whole = body_of({"value": load}, names)
+        found[load] = Ahead(f"{name}{number + 1 if number else ''}", tensors[name], whole.results["value"], row)
+    return found
+
+
+#: How kernels spell the bounds of what they ask about.
+_OF_PAIR = {"q": "query.q", "k": "key.k"}
+_OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi": "keys.hi"}
+
+
+def _pairs(mask: Node) -> Split:
+    """The mask of a pair, and what its query and its key bring to it."""
+    from flashgen.expr import Index, split
+    from flashgen.expr.sides import with_keys_apart
+
+    return split({"allows": with_keys_apart(mask)}, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
+
+
+def _tiles(rule: TileRule) -> Split:
+    """The same of a rectangle's queries and keys."""
+    from flashgen.expr import TileVar, split
+
+    sides = {"queries": [TileVar("q_lo"), TileVar("q_hi")], "keys": [TileVar("k_lo"), TileVar("k_hi")]}
+    return split({"may": rule.may, "full": rule.full}, sides, ("lo", "hi", "whole", "lane"))
 
 
 def names_of(plan: KernelPlan) -> dict[str, str]:
@@ -73,12 +166,10 @@ def names_of(plan: KernelPlan) -> dict[str, str]:
         name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
     }
     for table in e.tables:
-        tensor = next(t for t in e.tensors if t.name == table.tensor)
-        kind = f"Surveyed<{tensor.element}, {tensor.rank}, {table.axis}, {e.stretch}>"
-        for side in table.sides:
-            surveyed = f"{kind}{{captured::{tensor.name}(p), p.{table.parameter}, {side}_lo, {side}_hi}}"
-            names[f"min {tensor.name} {side}"] = f"{surveyed}.smallest"
-            names[f"max {tensor.name} {side}"] = f"{surveyed}.largest"
+        survey = f"surveyed::{table.name}(p)"
+        names |= {f"range {table.tensor} {side}": f"{survey}.between" for side in table.sides}
+        if table.is_searched:
+            names |= {f"{kind} {table.tensor} {table.axis}": f"{survey}.{kind}" for kind in ("first", "last")}
     return names | {t.name: f"captured::{t.name}(p)" for t in e.tensors}
 
 

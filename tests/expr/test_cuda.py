@@ -10,13 +10,13 @@ import pytest
 from flashgen.compile import nvrtc, options_for
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
 from flashgen.expr.build import binary, unary
-from flashgen.expr.cuda import CudaText, print_cuda, range_name
+from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
 from flashgen.expr.derivative import captured_gradients
 from flashgen.expr.nodes import Binary, Index, Load, Node, Scalar, Select, Tensor, Unary
 from flashgen.expr.numpy import evaluate_all
 from flashgen.expr.parse import parse
 from flashgen.expr.text import text
-from flashgen.expr.tile_nodes import Range, TileVar, Wide
+from flashgen.expr.tile_nodes import Range, Search, TileVar, Wide
 from flashgen.expr.tiles import tile_rule
 from flashgen.expr.visit import postorder
 from flashgen.render.amalgamate import amalgamate
@@ -337,11 +337,17 @@ def test_shared_parts_become_statements_in_order(captured: dict[str, Any]) -> No
 def test_a_table_answers_ranges_over_whole_tiles(captured: dict[str, Any]) -> None:
     b, bounds = Index("b"), (TileVar("q_lo"), TileVar("q_hi"))
     node = Range("min", captured["ids"], (b, bounds[0]), (b, bounds[1]), "q")
-    assert range_name(node) == "min ids q"
+    assert range_name(node) == "range ids q"
     assert print_cuda({"x": node}).expressions["x"] == "smallest_in(ids, {b, q_lo}, {b, q_hi})"
-    assert (
-        print_cuda({"x": node}, {"min ids q": "tile_minimum", "b": "batch"}).expressions["x"] == "tile_minimum(batch)"
-    )
+    found = print_cuda({"x": node}, {"range ids q": "tile_extremes", "b": "batch"})
+    assert found.expressions["x"] == "tile_extremes(q_lo, q_hi, batch).smallest()"
+
+
+def test_a_table_answers_searches(captured: dict[str, Any]) -> None:
+    node = Search("last", captured["ids"], 1, (Index("b"),), captured["w"])
+    assert search_name(node) == "last ids 1"
+    assert print_cuda({"x": node}).expressions["x"] == "last_at_most<1>(ids, w, b)"
+    assert print_cuda({"x": node}, {"last ids 1": "table.last"}).expressions["x"] == "table.last(w, b)"
 
 
 def test_wide_sums_are_clamped(captured: dict[str, Any]) -> None:

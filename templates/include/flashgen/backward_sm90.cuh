@@ -232,25 +232,47 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
   }
 }
 
-// The same for any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code
-// would stand there otherwise.
+// The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
+// 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
+// loop: so much code would stand there otherwise.
 template <i32 count, bool queries_end, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
-  const i32 q = first_q + thread.column(), key = first_key + thread.row();
+  constexpr i32 at_once = kWarpSize / 2;
+  const i32 key = first_key + thread.row();
+  const typename Mask::Key keys[2] = {mask.key_at(key), mask.key_at(key + 8)};
+  const bool exists[2] = {key < mask.len_kv, key + 8 < mask.len_kv};
 #pragma unroll
-  for (i32 first = 0; first < count; first += 32) {
-    u32 allowed = 0;
-#pragma unroll 1
-    for (i32 i = 0; i < 32; i += 4) {
+  for (i32 first = 0; first < count; first += at_once) {
+    const i32 q = first_q + 2 * first;
+    const typename Mask::Query own = mask.query_at(q + thread.lane);
+    // Calls `use(h, is_allowed)` for both rows of column `i` of the lane's.
+    const auto ask = [&](i32 i, const auto& use) {
+      const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+      const typename Mask::Query of_column = own.of_lane(column, q + column);
+      const bool is_query = of_column.q < mask.len_q;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (mask.allows(q + 2 * (first + i) + e % 2, key + 8 * (e / 2))) allowed |= 1u << (i + e);
+      for (i32 h = 0; h < 2; ++h) use(h, is_query & exists[h] & mask.allows(of_column, keys[h]));
+    };
+    if constexpr (Mask::is_light) {
+#pragma unroll
+      for (i32 i = 0; i < at_once / 2; ++i) {
+        ask(i, [&](i32 h, bool is_allowed) {
+          if (!is_allowed) forbid(first + 4 * (i / 2) + 2 * h + i % 2);
+        });
       }
-    }
+    } else {
+      u32 allowed = 0;
+#pragma unroll 1
+      for (i32 i = 0; i < at_once / 2; ++i) {
+        ask(i, [&](i32 h, bool is_allowed) {
+          if (is_allowed) allowed |= 1u << (2 * i + h);
+        });
+      }
 #pragma unroll
-    for (i32 i = 0; i < 32; ++i) {
-      if ((allowed >> i & 1u) == 0) forbid(first + i);
+      for (i32 i = 0; i < at_once; ++i) {
+        if ((allowed >> i & 1u) == 0) forbid(first + 4 * (i / 4) + 2 * (i % 2) + i / 2 % 2);
+      }
     }
   }
 }

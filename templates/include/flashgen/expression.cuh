@@ -52,6 +52,10 @@ FLASHGEN_DEVICE i32 clamped(i64 x) {
   return x < kSmallestInt ? kSmallestInt : x > kLargestInt ? kLargestInt : static_cast<i32>(x);
 }
 
+FLASHGEN_DEVICE bool shuffle(bool value, i32 source_lane) {
+  return shuffle(static_cast<i32>(value), source_lane) != 0;
+}
+
 template <class T>
 FLASHGEN_DEVICE T select(bool condition, T then, T other) {
   return condition ? then : other;
@@ -133,6 +137,17 @@ FLASHGEN_DEVICE float element_value(bfloat16_t x) { return to_float(x); }
 FLASHGEN_DEVICE float element_value(float x) { return x; }
 FLASHGEN_DEVICE float element_value(double x) { return static_cast<float>(x); }
 
+// Where a row along the last dimension begins.
+template <class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE const T* row_of(const Captured<T, rank>& tensor, Indices... indices) {
+  static_assert(sizeof...(Indices) + 1 == rank,
+                "a row of a captured tensor takes one index per other dimension");
+  i64 offset = 0;
+  i32 axis = 0;
+  ((offset += tensor.offset(axis++, indices)), ...);
+  return tensor.pointer + offset;
+}
+
 template <class T, i32 rank, class... Indices>
 FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   static_assert(sizeof...(Indices) == rank, "a captured tensor takes one index per dimension");
@@ -171,44 +186,125 @@ FLASHGEN_DEVICE i32 largest_in(const Captured<T, rank>& tensor, const i32 (&low)
   return extreme_in<true, 0>(tensor, 0, low, high);
 }
 
-// The extremes of a tensor along one dimension between two indices, both included, from a table that a survey
-// has made: two numbers for each `stretch` of elements. A stretch that is partly inside counts as a whole.
+// The index along a dimension of the first element that is not less than a value, the dimension's size if
+// there is none; and of the last one that is not more, or -1. By looking at one after another.
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE Captured<T, 1> along(const Captured<T, rank>& tensor, Indices... others) {
+  static_assert(sizeof...(Indices) + 1 == rank,
+                "what lies along a dimension takes an index for each other one");
+  i64 offset = 0;
+  i32 dimension = 0;
+  ((dimension += dimension == axis, offset += tensor.offset(dimension++, others)), ...);
+  return {tensor.pointer + offset, {tensor.strides[axis]}, {tensor.sizes[axis]}};
+}
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE i32 first_at_least(const Captured<T, rank>& tensor, i32 value, Indices... others) {
+  const Captured<T, 1> elements = along<axis>(tensor, others...);
+  i32 i = 0;
+  while (i < elements.sizes[0] && load(elements, i) < value) ++i;
+  return i;
+}
+template <i32 axis, class T, i32 rank, class... Indices>
+FLASHGEN_DEVICE i32 last_at_most(const Captured<T, rank>& tensor, i32 value, Indices... others) {
+  const Captured<T, 1> elements = along<axis>(tensor, others...);
+  i32 i = elements.sizes[0] - 1;
+  while (i >= 0 && load(elements, i) > value) --i;
+  return i;
+}
+
+// The extremes of the stretches of a row from `begin` to before `end`.
+struct Extremes {
+  const i32* entries;
+  i32 begin, end;
+
+  FLASHGEN_DEVICE i32 smallest() const {
+    i32 found = kLargestInt;
+#pragma unroll 1
+    for (i32 i = begin; i < end; ++i) found = smaller(found, entries[2 * i]);
+    return found;
+  }
+  FLASHGEN_DEVICE i32 largest() const {
+    i32 found = kSmallestInt;
+#pragma unroll 1
+    for (i32 i = begin; i < end; ++i) found = larger(found, entries[2 * i + 1]);
+    return found;
+  }
+};
+
+// Rows of up to so many stretches are not searched: walks look at all of their tiles in less time.
+constexpr i32 kFewStretches = 512;
+
+// What a survey has found out about a tensor along one dimension, for each `stretch` of elements of each row:
+// the smallest and the largest of them; and behind those of all rows, if it is searched, the largest so far,
+// and the smallest from there on, which never decrease from stretch to stretch.
 template <class T, i32 rank, i32 axis, i32 stretch>
-struct Surveyed {
+struct Survey {
   Captured<T, rank> tensor;
   const i32* table;
-  i32 low, high;
 
-  template <class... Indices>
-  FLASHGEN_DEVICE i32 smallest(Indices... others) const {
-    return extreme<false>(others...);
+  FLASHGEN_DEVICE i32 stretches() const { return ceil_div(tensor.sizes[axis], stretch); }
+  FLASHGEN_DEVICE i64 rows() const {
+    i64 count = 1;
+#pragma unroll
+    for (i32 i = 0; i < rank; ++i) count *= i == axis ? 1 : tensor.sizes[i];
+    return count;
   }
+  // The entries of one row, at the indices of the other dimensions.
   template <class... Indices>
-  FLASHGEN_DEVICE i32 largest(Indices... others) const {
-    return extreme<true>(others...);
+  FLASHGEN_DEVICE const i32* entries(Indices... others) const {
+    static_assert(sizeof...(Indices) + 1 == rank,
+                  "a surveyed tensor takes one index for each other dimension");
+    i64 row = 0;
+    i32 dimension = 0;
+    ((row = within(dimension, row, others)), ...);
+    return table + 2 * row * stretches();
+  }
+
+  // Between two indices, both included. A stretch that is partly inside counts as a whole.
+  template <class... Indices>
+  FLASHGEN_DEVICE Extremes between(i32 low, i32 high, Indices... others) const {
+    const i32 last = tensor.sizes[axis] - 1;
+    const i32 begin = larger(0, smaller(low, last)) / stretch, end = larger(0, smaller(high, last)) / stretch;
+    return {entries(others...), begin, low <= high ? end + 1 : begin};
+  }
+  // As first_at_least, but where the stretch begins that the element is in, or before that, ...
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 first(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return 0;
+    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32 found = bisect([&](i32 i) { return entry[2 * i] >= value; });
+    return smaller(found * stretch, tensor.sizes[axis]);
+  }
+  // ... and as last_at_most, but where it ends, or behind that.
+  template <class... Indices>
+  FLASHGEN_DEVICE i32 last(i32 value, Indices... others) const {
+    if (stretches() <= kFewStretches) return tensor.sizes[axis] - 1;
+    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32 found = bisect([&](i32 i) { return entry[2 * i + 1] > value; });
+    return smaller(found * stretch, tensor.sizes[axis]) - 1;
   }
 
  private:
-  template <bool largest, class... Indices>
-  FLASHGEN_DEVICE i32 extreme(Indices... others) const {
-    static_assert(sizeof...(Indices) + 1 == rank,
-                  "a surveyed tensor takes one index for each other dimension");
-    const i32 last = tensor.sizes[axis] - 1, stretches = last / stretch + 1;
-    i64 row = 0;
-    i32 dimension = 0;
-    ((row = along(dimension, row, others)), ...);
-    i32 found = largest ? kSmallestInt : kLargestInt;
-    const i32 end = larger(0, smaller(high, last)) / stretch;
-    for (i32 i = larger(0, smaller(low, last)) / stretch; i <= end && low <= high; ++i) {
-      const i32 entry = table[2 * (row * stretches + i) + (largest ? 1 : 0)];
-      found = largest ? larger(found, entry) : smaller(found, entry);
-    }
-    return found;
-  }
-  FLASHGEN_DEVICE i64 along(i32& dimension, i64 row, i32 index) const {
+  FLASHGEN_DEVICE i64 within(i32& dimension, i64 row, i32 index) const {
     if (dimension == axis) ++dimension;
     const i32 size = tensor.sizes[dimension++];
     return row * size + larger(0, smaller(index, size - 1));
+  }
+  // The first stretch for which `reached(i)`, which holds for all that follow; as many as there are if for
+  // none.
+  template <class Reached>
+  FLASHGEN_DEVICE i32 bisect(const Reached& reached) const {
+    i32 begin = 0, end = stretches();
+#pragma unroll 1
+    while (begin < end) {
+      const i32 middle = (begin + end) / 2;
+      if (reached(middle)) {
+        end = middle;
+      } else {
+        begin = middle + 1;
+      }
+    }
+    return begin;
   }
 };
 

@@ -49,12 +49,30 @@ struct ForwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
+// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
+// every pair is allowed; none is.
+struct TileFacts {
+  u32 full;
+  u32 empty;
+
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
+    full |= static_cast<u32>(is_full) << part;
+    empty |= static_cast<u32>(is_empty) << part;
+  }
+  FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
+    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
+    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+  }
+};
+
 // A tile of keys as the producer tells of it, where the mask is more than a band.
 struct alignas(16) ListedKeys {
   i32 tile;
   // The last one of its tile of queries, or none.
   i32 last_tile;
-  // Bit i, for consumer i and after these for the whole tile of queries: every pair is allowed; none is.
+  // See TileFacts.
   u32 full;
   u32 empty;
 };
@@ -65,7 +83,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See ListedKeys.
+  // See TileFacts.
   u32 full;
   u32 empty;
 

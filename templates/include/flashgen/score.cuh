@@ -27,6 +27,22 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
   }
 }
 
+// The same where a lane's pairs come with what they read of captured tensors.
+template <class Score, class Pairs, i32 column_blocks>
+FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
+                                   const Pairs& pairs, float scale, i32 first_q, i32 first_key,
+                                   Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+#pragma unroll
+  for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      float& s = products[0][n][e];
+      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
+    }
+  }
+}
+
 // Turns products into probabilities P = exp(score - L), and dP into dS = P * (dP - D) * slope, the gradient
 // of the scaled logits. L and D are those of the warp's rows.
 template <class Score, i32 row_blocks, i32 column_blocks>

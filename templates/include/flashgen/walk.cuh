@@ -13,8 +13,8 @@
 namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once: all of them call, and get the
-// same.
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -27,6 +27,8 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
   // Goes on to the next tile; returns how many tiles were left out before it.
   template <class Visited>
@@ -36,7 +38,8 @@ struct Walk {
       while (others == 0 && group + kWarpSize < end) {
         group += kWarpSize;
         const i32 candidate = group + thread.lane;
-        others = warp_ballot(candidate < end && visited(candidate));
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
       }
       tile = others != 0 ? group + lowest_bit(others) : end;
       others &= others - 1;
