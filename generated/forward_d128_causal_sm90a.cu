@@ -3211,10 +3211,10 @@ struct Follower {
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-    Step step = {shared.tiles[tile_at.slot()], 0, 0};
-#line 131
+#line 130
     reach = shared.reach(tile_at, consumer);
-#line 133
+#line 132
+    Step step = {shared.tiles[tile_at.slot()], 0, 0};
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
 #line 138
@@ -3256,17 +3256,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Tells everyone which tile is next, and starts on its queries.
   const auto announce = [&](i32 number) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 20
-    const Reach reach = reach_of(p, rows, thread.lane % kConfig.consumers);
-#line 22
-    if (elected) shared.tile_ring.wait_empty(tile_at);
-#line 24
-    warp_sync();
-    if (thread.lane < kConfig.consumers) shared.reach(tile_at, thread.lane) = reach;
-    warp_sync();
-#line 28
     if (elected) {
+      shared.tile_ring.wait_empty(tile_at);
       shared.tiles[tile_at.slot()] = rows;
+#line 23
+#pragma unroll 1
+      for (i32 i = 0; i < kConfig.consumers; ++i) shared.reach(tile_at, i) = reach_of(p, rows, i);
+#line 26
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3287,11 +3283,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 71
+#line 67
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 77
+#line 73
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3309,24 +3305,24 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 120
+#line 116
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
-#line 125
+#line 121
       // The first values are those that need to be looked through: they come with their keys.
       if (tile + 1 == keys.end) load_values(tile);
       if (tile + 2 < keys.end) load_values(tile + 1);
-#line 131
+#line 127
       if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 137
+#line 133
     if (keys.size() > 1) load_values(keys.begin);
-#line 142
+#line 138
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }

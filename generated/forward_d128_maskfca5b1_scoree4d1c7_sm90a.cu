@@ -3740,8 +3740,8 @@ struct Follower {
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
+#line 132
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
-#line 133
     shared.tile_ring.release(tile_at, thread);
     tile_at.advance();
 #line 136
@@ -3790,11 +3790,10 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Tells everyone which tile is next, and starts on its queries.
   const auto announce = [&](i32 number) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 22
-    if (elected) shared.tile_ring.wait_empty(tile_at);
-#line 28
     if (elected) {
+      shared.tile_ring.wait_empty(tile_at);
       shared.tiles[tile_at.slot()] = rows;
+#line 26
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3815,7 +3814,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 51
+#line 47
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
     // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
@@ -3835,13 +3834,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       return found;
     };
-#line 71
+#line 67
     const auto load_keys = [&](i32 tile, ListedKeys keys) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 75
+#line 71
         shared.listed[k_at.slot()] = keys;
-#line 77
+#line 73
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3859,7 +3858,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 95
+#line 91
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
     TileFacts looked_at = {};
@@ -3886,7 +3885,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       tile = following;
     }
     load_values(before);
-#line 142
+#line 138
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }

@@ -74,31 +74,24 @@ def test_a_mask_is_obeyed(name: str, deterministic: bool, judge: Any) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_ids_of_long_sequences_may_come_in_any_order(head_dim: int) -> None:
-    """Such rows are searched: a document gets what it gets alone, and moved about, what it got in its place."""
+def test_ids_of_long_sequences_may_come_in_any_order(head_dim: int, judge: Any) -> None:
+    """Such rows are searched: wherever its tokens lie, a document gets what attention to itself alone gives."""
     length = 40_000
+    torch.manual_seed(head_dim)
     ids = torch.arange(length, device="cuda") ** 2 // 10**8 - 7
-    spec = fg.AttentionSpec(head_dim, dtype="bf16", mask=fg.document(ids.to(torch.int32)[None]))
-    kernel, alone = fg.build(spec), fg.build(fg.AttentionSpec(head_dim, dtype="bf16"))
-    q, k, v, do = (torch.randn(1, length, 1, head_dim, device="cuda").bfloat16() for _ in range(4))
-
-    def run(order: Any) -> list[Any]:
-        x = [y[:, order].contiguous() for y in (q, k, v, do)]
+    alone = fg.AttentionSpec(head_dim, dtype="bf16")
+    kernel = fg.build(fg.AttentionSpec(head_dim, dtype="bf16", mask=fg.document(ids.to(torch.int32)[None])))
+    tensors = [torch.randn(1, length, 1, head_dim, device="cuda").bfloat16() for _ in range(4)]
+    for order in (torch.arange(length, device="cuda"), torch.randperm(length, device="cuda")):
+        q, k, v, do = (x[:, order].contiguous() for x in tensors)
         captured = {"ids": ids[order].to(torch.int32)[None]}
-        o, lse = kernel(*x[:3], captured=captured)
-        return [o, *kernel.backward(x[3], *x[:3], o, lse, captured=captured)]
-
-    close = {"rtol": 2e-2, "atol": 5e-4}
-    found = run(torch.arange(length, device="cuda"))
-    for number in (int(ids[0]), int(ids[-1]), 0):
-        part = [x[:, ids == number].contiguous() for x in (q, k, v, do)]
-        o, lse = alone(*part[:3])
-        expected = [o, *alone.backward(part[3], *part[:3], o, lse)]
-        for result, reference in zip(found, expected, strict=True):
-            torch.testing.assert_close(result[:, ids == number], reference, **close)
-    order = torch.randperm(length, device="cuda")
-    for moved, result in zip(run(order), found, strict=True):
-        torch.testing.assert_close(moved, result[:, order], **close)
+        out, lse = kernel(q, k, v, captured=captured)
+        gradients = kernel.backward(do, q, k, v, out, lse, captured=captured)
+        # The last one and two others; the first is too long for the oracle.
+        for number in (int(ids[-1]), 0, 3):
+            mine = ids[order] == number
+            results = (out[:, mine], lse[:, :, mine], *(x[:, mine] for x in gradients))
+            judge(alone, *(x[:, mine] for x in (q, k, v, do)), None, results)
 
 
 @pytest.mark.parametrize("name", SCORES)

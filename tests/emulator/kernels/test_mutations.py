@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 from flashgen.errors import EmulationError
-from flashgen.expr import log
+from flashgen.expr import log, where
 from flashgen.plan.model import Role
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
 from flashgen.verify.packed import Packing
@@ -87,6 +87,14 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
         (400, 400),
+        {"arch": "sm_90a"},
+    ),
+    # Logits grow from tile to tile, in the rows of every fourth warp.
+    "Hopper, growing": (
+        AttentionSpec(
+            64, direction="forward", score=Score.of(lambda s, b, h, q, k: where(q % 64 < 16, s - k * 0.5, s))
+        ),
+        (300, 400),
         {"arch": "sm_90a"},
     ),
     # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.
