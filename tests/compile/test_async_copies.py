@@ -24,13 +24,15 @@ ARGUMENTS = {
     "u32": "p.word",
     "u16": "static_cast<u16>(p.word)",
     "i32": "static_cast<i32>(p.word)",
+    "bool": "p.word != 0",
 }
 #: The barrier's number and its threads should be known to the compiler.
-NAMED = {"named_barrier_sync": "3, 64", "named_barrier_arrive": "5, 96"}
+NAMED = {"named_barrier_sync": "3, 64", "named_barrier_arrive": "5, 96", "named_barrier_any": "4, 64, p.word != 0"}
 #: A part of the instruction that each function stands for.
 INSTRUCTIONS = {
     "named_barrier_sync": "bar.sync",
     "named_barrier_arrive": "bar.arrive",
+    "named_barrier_any": "barrier.cta.red.or.pred.aligned",
     "mbarrier_init": "mbarrier.init.",
     "mbarrier_invalidate": "mbarrier.inval.",
     "mbarrier_arrive": "mbarrier.arrive.shared::cta.b64",

@@ -79,5 +79,6 @@ def test_every_array_of_a_call_is_guarded(monkeypatch: pytest.MonkeyPatch, kerne
     results(kernel, x, x, x, x)
     inputs = {"q": False, "k": False, "v": False}
     assert seen[0] == {**inputs, "o": True, "lse": True}
-    written = dict.fromkeys(("dq", "dk", "dv", "dsum", "dq_accum", "row_stats", "head_counts", "turns"), True)
+    # Workspaces of Hopper's kernels are empty here, and not made.
+    written = dict.fromkeys(("dq", "dk", "dv", "dsum", "dq_accum"), True)
     assert seen[1] == {**inputs, "do": False, "out": False, "lse": False, **written}
