@@ -3256,13 +3256,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Tells everyone which tile is next, and starts on its queries.
   const auto announce = [&](i32 number) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-    if (elected) {
+#line 20
+    // A lane for each consumer's reach. Each arrives by itself, so none can be a round late.
+    if (thread.lane < kConfig.consumers) {
       shared.tile_ring.wait_empty(tile_at);
-      shared.tiles[tile_at.slot()] = rows;
-#line 23
-#pragma unroll 1
-      for (i32 i = 0; i < kConfig.consumers; ++i) shared.reach(tile_at, i) = reach_of(p, rows, i);
-#line 26
+      shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane);
+      if (elected) shared.tiles[tile_at.slot()] = rows;
+#line 30
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3283,11 +3283,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 67
+#line 71
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 73
+#line 77
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3305,24 +3305,24 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 116
+#line 120
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
-#line 121
+#line 125
       // The first values are those that need to be looked through: they come with their keys.
       if (tile + 1 == keys.end) load_values(tile);
       if (tile + 2 < keys.end) load_values(tile + 1);
-#line 127
+#line 131
       if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 133
+#line 137
     if (keys.size() > 1) load_values(keys.begin);
-#line 138
+#line 142
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }
@@ -3609,7 +3609,7 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.q_ring.init(1, consumer_warps);
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
-    shared.tile_ring.init(1, consumer_warps + inspectors);
+    shared.tile_ring.init(kConfig.consumers, consumer_warps + inspectors);
 #line 191
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);

@@ -3790,10 +3790,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Tells everyone which tile is next, and starts on its queries.
   const auto announce = [&](i32 number) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
+#line 26
     if (elected) {
       shared.tile_ring.wait_empty(tile_at);
       shared.tiles[tile_at.slot()] = rows;
-#line 26
+#line 30
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3814,7 +3815,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 47
+#line 51
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
     // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
@@ -3834,13 +3835,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       return found;
     };
-#line 67
+#line 71
     const auto load_keys = [&](i32 tile, ListedKeys keys) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 71
+#line 75
         shared.listed[k_at.slot()] = keys;
-#line 73
+#line 77
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3858,7 +3859,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 91
+#line 95
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
     TileFacts looked_at = {};
@@ -3885,7 +3886,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       tile = following;
     }
     load_values(before);
-#line 138
+#line 142
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }

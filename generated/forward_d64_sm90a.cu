@@ -3214,10 +3214,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Tells everyone which tile is next, and starts on its queries.
   const auto announce = [&](i32 number) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
+#line 26
     if (elected) {
       shared.tile_ring.wait_empty(tile_at);
       shared.tiles[tile_at.slot()] = rows;
-#line 26
+#line 30
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3238,11 +3239,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 67
+#line 71
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 73
+#line 77
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3260,22 +3261,22 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 116
+#line 120
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slot is still to be brought.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
-#line 125
+#line 129
       if (tile + 1 < keys.end) load_values(tile + 1);
-#line 127
+#line 131
       if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 135
+#line 139
     load_values(keys.begin);
-#line 138
+#line 142
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }
