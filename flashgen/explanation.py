@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,8 @@ class Explanation:
     #: The same of the backward kernels; empty where there are none.
     backward_algorithm: str
     backward_why_not_fa3: str | None
+    #: Those of them that multiply: how their work is cut, what that takes of a block, and why it is cut so.
+    backward_kernels: tuple[KernelPlan, ...]
     width: int = field(default=80, repr=False)
 
     @property
@@ -112,12 +115,17 @@ class Explanation:
         counts = ("tiles", "empty", "partial", "full", "flops", "dense_flops", "closed")
         texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end")
         kernels = ("algorithm", "why_not_fa3", "backward_algorithm", "backward_why_not_fa3")
-        return {name: getattr(self, name) for name in (*sizes, *counts, *texts, *kernels)}
+        from flashgen.plan.choices import choice_plain
+
+        plain = {name: getattr(self, name) for name in (*sizes, *counts, *texts, *kernels)}
+        return plain | {"backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels]}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        from flashgen.plan.choices import choice_lines
+
         yield _labelled("mask", self.mask)
         if self.score:
             yield _labelled("score", self.score)
@@ -143,6 +151,8 @@ class Explanation:
             yield _labelled("", f"backward: {self.backward_algorithm}")
         if self.backward_why_not_fa3 is not None:
             yield _labelled("", f"not FlashAttention-3: {self.backward_why_not_fa3}")
+        for kernel in self.backward_kernels:
+            yield from _wrapped(kernel.role, choice_lines(kernel), self.width)
         if self.tiles:
             yield ""
             yield from _map(self)
@@ -168,7 +178,8 @@ def explain(
     ``arch`` and ``schedule``. ``captured`` gives tensors by name in place of those that the mask was made with.
     """
     kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
-    main = _main(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
+    backward = _backward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else ()
+    main = backward[0] if backward else None
     if not isinstance(spec, AttentionSpec):
         spec = AttentionSpec(64, mask=Mask.of(spec))
     tile_q, tile_kv = _tile(kernel or _forward(spec, schedule, arch)) if tile is None else tile
@@ -212,6 +223,7 @@ def explain(
         why_not_fa3=why_not_fa3(kernel) if kernel else None,
         backward_algorithm=main.algorithm if main else "",
         backward_why_not_fa3=why_not_fa3(main) if main else None,
+        backward_kernels=backward,
         width=width,
     )
 
@@ -259,15 +271,18 @@ def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -
     return plan(replace(spec, direction="forward"), schedule, arch).kernel("forward")
 
 
-def _main(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> KernelPlan | None:
-    """The backward kernel of keys that would be built; None where the spec has none, or none can be planned."""
+def _backward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> tuple[KernelPlan, ...]:
+    """The backward kernels with products that would be built, that of keys first; none where none can be planned."""
     from flashgen.errors import PlanError
     from flashgen.plan import plan
 
+    if not spec.needs_backward:
+        return ()
     try:
-        return plan(spec, schedule, arch).kernel("main") if spec.needs_backward else None
+        kernels = plan(spec, schedule, arch).kernels
     except PlanError:
-        return None
+        return ()
+    return tuple(kernel for kernel in kernels if kernel.pass_ == "backward" and kernel.role in ("main", "query"))
 
 
 def _tile(kernel: KernelPlan) -> tuple[int, int]:
@@ -336,6 +351,13 @@ def _ruler(characters: int, keys: int) -> str:
 
 def _labelled(label: str, text: str) -> str:
     return f"{label:<{_LABEL}}{text}"
+
+
+def _wrapped(label: str, texts: Iterable[str], width: int) -> Iterator[str]:
+    for text in texts:
+        for line in textwrap.wrap(text, width - _LABEL, subsequent_indent="  ") or [""]:
+            yield _labelled(label, line)
+            label = ""
 
 
 def _percent(part: int, whole: int) -> str:

@@ -12,6 +12,7 @@ import flashgen as fg
 from flashgen.explanation import EMPTY, FULL, PARTIAL
 from flashgen.oracle import Rules
 from flashgen.plan import plan
+from flashgen.plan.choices import choice_lines
 from flashgen.plan.model import Problem
 from flashgen.spec.declared import Declared
 
@@ -105,6 +106,10 @@ def test_it_is_drawn() -> None:
         "found   by these bounds alone\n"
         "kernel  FlashAttention-2\n"
         "        backward: FlashAttention-2\n"
+        "main    64 keys of a block: tile_q 128, tile_kv 64, stages 1, warps 4\n"
+        "        shared memory: 82944 of 166912 bytes: k 8192, v 8192, q 16384, do 16384,\n"
+        "          p 16384, ds 16384, lse 512, dsum 512\n"
+        "        because: 64 x 32 scores per warp; two blocks share a multiprocessor\n"
         "\n"
         "queries down, keys across; . skipped  + partial  # full\n"
         "        0\n"
@@ -163,6 +168,23 @@ def test_so_is_that_of_the_backward_pass(fields: dict[str, Any], arch: str, algo
         assert reason in found.as_dict()["backward_why_not_fa3"]
         after = f"\n        backward: {algorithm}\n        not FlashAttention-3: {found.backward_why_not_fa3}\n"
         assert after in str(found)
+
+
+@pytest.mark.parametrize(
+    ("dim", "roles"), [(64, ["main"]), (128, ["main"]), (192, ["main", "query"]), (256, ["main", "query"])]
+)
+def test_what_the_backward_kernels_take_of_a_block_is_told_of_narrow_and_of_wide_heads(
+    dim: int, roles: list[str]
+) -> None:
+    found = fg.explain(fg.AttentionSpec(dim, mask=fg.causal()), 256, arch="sm_90a", width=100)
+    assert [kernel["role"] for kernel in found.as_dict()["backward_kernels"]] == roles
+    text = str(found)
+    assert max(map(len, text.splitlines())) <= 100
+    for kernel in plan(found.spec, None, "sm_90a").kernels:
+        if kernel.role in roles:
+            told = text[text.index(f"\n{kernel.role:<8}") :]
+            words = " ".join(told.split())
+            assert all(line in words for line in choice_lines(kernel))
 
 
 def test_a_schedule_that_is_asked_for_is_explained() -> None:

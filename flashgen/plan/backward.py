@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from flashgen.arch import Arch
 from flashgen.plan import params
+from flashgen.plan.backward_frame import BackwardFrame
 from flashgen.plan.backward_rows import main_rows, query_rows
 from flashgen.plan.forward import WARP, copies_asynchronously, padded
 from flashgen.plan.limits import Tiling, choose, smem_fault, stages_fault
-from flashgen.plan.model import Constant, KernelPlan, ParamTable, Role, SmemMap
-from flashgen.plan.naming import kernel_name
+from flashgen.plan.model import Constant, KernelPlan, SmemMap
 from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 
-_ALGORITHM = "FlashAttention-2"
 #: Registers a thread may spend on the accumulators that are alive together.
 _MAX_ACCUMULATORS = 208
 
@@ -32,12 +31,12 @@ def plan_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_by
         lambda t: _main_smem(spec, t).bytes,
     )
     shares = Shares.of(spec, tiling)
-    common = _Common(spec, arch, access_bytes, schedule if schedule != Schedule() else None)
-    kernels = [common.prepare(tiling, shares), common.main(tiling, shares)]
+    made = _Kernels.of(spec, schedule, arch, access_bytes)
+    kernels = [made.prepare(tiling), made.main(tiling, shares)]
     if spec.deterministic:
         kernels.append(plan_query(spec, schedule, arch, access_bytes))
     else:
-        kernels.append(common.finish(tiling, shares))
+        kernels.append(made.finish(tiling, shares))
     return tuple(kernels)
 
 
@@ -62,8 +61,7 @@ def plan_query(
         lambda t: _query_fault(spec, arch, t, lines),
         lambda t: _query_smem(spec, t, lines).bytes,
     )
-    common = _Common(spec, arch, access_bytes, schedule if schedule != Schedule() else None)
-    return common.query(tiling, lines)
+    return _Kernels.of(spec, schedule, arch, access_bytes).query(tiling, lines)
 
 
 def workspace_tiles(prepare: KernelPlan) -> dict[str, int]:
@@ -117,18 +115,26 @@ def _best_share(rows: int, columns: int, warps: int) -> int:
     return min(options, key=cost, default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Common:
-    spec: AttentionSpec
-    arch: Arch
-    access_bytes: int
-    schedule: Schedule | None
+class _Kernels(BackwardFrame):
+    """The kernels of a pass."""
 
-    def prepare(self, tiling: Tiling, shares: Shares) -> KernelPlan:
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> _Kernels:
+        """Those of a spec."""
+        return cls(spec, arch, schedule if schedule != Schedule() else None, "FlashAttention-2", access_bytes)
+
+    @property
+    def _masked(self) -> frozenset[str]:
+        return frozenset() if self.spec.mask.is_full else frozenset({"masked"})
+
+    def prepare(self, tiling: Tiling) -> KernelPlan:
         """D = rowsum(dO * O), and a cleared workspace."""
         workspace = 0 if self.spec.deterministic else tiling.tile_q * padded(self.spec.head_dim)
-        return self._kernel(
+        return self.kernel(
             "prepare",
+            "backward_prepare.cu.j2",
             threads=256,
             config_type="PrepareConfig",
             config=(
@@ -138,9 +144,8 @@ class _Common:
                 Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
             ),
             params=params.PREPARE_DETERMINISTIC if self.spec.deterministic else params.PREPARE,
-            smem=SmemMap(),
             tile=tiling.tile_q,
-            switches=frozenset() if self.spec.deterministic else frozenset({"workspace"}),
+            switches=self._masked | (set() if self.spec.deterministic else {"workspace"}),
         )
 
     def main(self, tiling: Tiling, shares: Shares) -> KernelPlan:
@@ -148,24 +153,26 @@ class _Common:
         switches = {"ring"} if tiling.stages > 1 else set()
         if not self.spec.deterministic:
             switches.add("workspace")
-        return self._kernel(
+        return self.kernel(
             "main",
+            "backward_main.cu.j2",
             threads=tiling.warps * WARP,
             config_type="BackwardConfig",
             config=self._config(tiling, shares),
             params=params.MAIN_DETERMINISTIC if self.spec.deterministic else params.MAIN,
             smem=_main_smem(self.spec, tiling),
             tile=tiling.tile_kv,
-            over_kv=True,
+            over="kv",
             reasons=(tiling.reason,) if tiling.reason else (),
-            switches=frozenset(switches),
+            switches=self._masked | switches,
         )
 
     def query(self, tiling: Tiling, lines: bool) -> KernelPlan:
         """dQ by itself, one block per tile of queries."""
         shares = Shares(tiling.warps, 1, 1, tiling.warps)
-        return self._kernel(
+        return self.kernel(
             "query",
+            "backward_query.cu.j2",
             threads=tiling.warps * WARP,
             config_type="BackwardConfig",
             config=self._config(tiling, shares),
@@ -173,19 +180,22 @@ class _Common:
             smem=_query_smem(self.spec, tiling, lines),
             tile=tiling.tile_q,
             reasons=(tiling.reason,) if tiling.reason else (),
+            switches=self._masked,
         )
 
     def finish(self, tiling: Tiling, shares: Shares) -> KernelPlan:
         """dQ from the workspace to its dtype."""
         size = tiling.tile_q * padded(self.spec.head_dim) * self.spec.element.bytes
-        return self._kernel(
+        return self.kernel(
             "finish",
+            "backward_finish.cu.j2",
             threads=tiling.warps * WARP,
             config_type="BackwardConfig",
             config=self._config(tiling, shares),
             params=params.FINISH,
             smem=SmemLayout().then("q", size, "dQ_i").map(),
             tile=tiling.tile_q,
+            switches=self._masked,
         )
 
     def _config(self, tiling: Tiling, shares: Shares) -> tuple[Constant, ...]:
@@ -207,42 +217,6 @@ class _Common:
             Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
             Constant("async_copy", copies_asynchronously(arch, self.access_bytes)),
             Constant("turing", not arch.has_cp_async, "half-depth tensor-core steps"),
-        )
-
-    def _kernel(
-        self,
-        role: Role,
-        *,
-        threads: int,
-        config_type: str,
-        config: tuple[Constant, ...],
-        params: ParamTable,
-        smem: SmemMap,
-        tile: int,
-        over_kv: bool = False,
-        reasons: tuple[str, ...] = (),
-        switches: frozenset[str] = frozenset(),
-    ) -> KernelPlan:
-        return KernelPlan(
-            name=kernel_name(self.spec, role, self.arch),
-            pass_="backward",
-            role=role,
-            algorithm=_ALGORITHM,
-            template=f"backward_{role}.cu.j2",
-            spec=self.spec,
-            arch=self.arch,
-            threads=threads,
-            config_type=config_type,
-            config=config,
-            params=params,
-            smem=smem,
-            grid_tile=tile,
-            grid_over="kv" if over_kv else "q",
-            grid_heads="kv" if over_kv else "q",
-            access_bytes=self.access_bytes,
-            reasons=reasons,
-            schedule=self.schedule,
-            switches=switches if self.spec.mask.is_full else switches | {"masked"},
         )
 
 

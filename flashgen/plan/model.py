@@ -11,6 +11,7 @@ from flashgen.arch import Arch
 from flashgen.spec import AttentionSpec, Schedule
 
 if TYPE_CHECKING:
+    from flashgen.plan.budget import Choice
     from flashgen.plan.captured import CapturedWork
     from flashgen.plan.expressions import Expressions
     from flashgen.plan.sum_ring import SumRing
@@ -89,6 +90,11 @@ class SmemMap:
     def bytes(self) -> int:
         """Dynamic shared memory to ask for at launch."""
         return max((r.offset + r.bytes for r in self.regions), default=0)
+
+    @property
+    def sizes(self) -> str:
+        """For people: each region and its bytes, but for small ones."""
+        return ", ".join(f"{region.name} {region.bytes}" for region in self.regions if region.bytes > 256)
 
     def __getitem__(self, name: str) -> SmemRegion:
         for region in self.regions:
@@ -180,6 +186,8 @@ class KernelPlan:
     divides_by_scale: bool = False
     #: Why the schedule is what it is, one sentence each.
     reasons: tuple[str, ...] = ()
+    #: What its tiles were chosen by, where they were weighed against others.
+    choice: Choice | None = None
     #: The schedule that was asked for, as far as one was.
     schedule: Schedule | None = None
     #: Named switches that templates may test.

@@ -10,18 +10,15 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from itertools import product
 
 import pytest
 
-from flashgen.cache import default_cache
-from flashgen.compile import Binary, compile_source, disassemble
 from flashgen.plan import plan
 from flashgen.plan.backward_sm90 import NARROW_DIMS
 from flashgen.plan.model import KernelPlan
-from flashgen.render import render
-from tests.compile.test_forward_sm90 import CASES, Build, each, operation
+from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, products
+from tests.compile.test_forward_sm90 import CASES, Build, each
 
 SPECS = {
     **CASES,
@@ -51,52 +48,25 @@ def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
     return plan(spec, None, "sm_90a").kernel("main")
 
 
-@cache
-def compiled(dims: tuple[int, int], name: str, dtype: str) -> Binary:
-    return default_cache().get_or_compile(render(main(dims, name, dtype)), compile_source)[0]
-
-
-@cache
-def machine_code(dims: tuple[int, int], name: str, dtype: str) -> list[str]:
-    """One instruction a line, without predicates."""
-    text = disassemble(compiled(dims, name, dtype).image)
-    if text is None:
-        pytest.skip("no disassembler reads this cubin")
-    found: list[str] = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)
-    assert len(found) > 500
-    return [operation(line) for line in found]
-
-
-def is_product(line: str, operand: str = "") -> bool:
-    """Whether it is one whose left operand is of that kind: ``gdesc``, in shared memory, or ``R``, in registers."""
-    return re.search(rf"HGMMA\S* R\d+, {operand}", line) is not None
-
-
-def products(lines: list[str]) -> tuple[int, int]:
-    """Where the first and the last one stand: the loop over queries lies between them."""
-    found = [i for i, line in enumerate(lines) if is_product(line)]
-    return found[0], found[-1]
-
-
 @each(BUILT)
 def test_products_wait_for_each_other_nowhere(dims: tuple[int, int], name: str, dtype: str) -> None:
     # What the assembler says of most waits of its own is an error; there is none at all.
-    found = compiled(dims, name, dtype)
+    found = compiled(main(dims, name, dtype))
     assert not re.findall(r"C75\d\d", found.log)
     assert found.resources.static_smem_bytes == 0
 
 
 @each([build for build in BUILT if build[:2] not in PRODUCER_SPILLS and build not in LOOP_SPILLS])
 def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
-    found = compiled(dims, name, dtype).resources
+    found = compiled(main(dims, name, dtype)).resources
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 
 
 @each(BUILT)
 def test_nothing_of_the_loop_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype: str) -> None:
-    lines = machine_code(dims, name, dtype)
+    lines = machine_code(main(dims, name, dtype))
     first, last = products(lines)
-    found = [line for line in lines[first:last] if re.match(r"(LDL|STL)\b", line)]
+    found = has_own_memory(lines[first:last])
     assert len(found) <= LOOP_SPILLS.get((dims, name, dtype), 0)
 
 
@@ -105,7 +75,7 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     kernel = main(dims, name, dtype)
     queries, keys = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
     pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
-    found = Counter(match.groups() for line in machine_code(dims, name, dtype) if (match := pattern.search(line)))
+    found = Counter(match.groups() for line in machine_code(kernel) if (match := pattern.search(line)))
     wanted: Counter[tuple[str, str]] = Counter()
     # Scores of a step with dQ before them and of one without; dP of a step.
     wanted[str(queries), "gdesc"] += (2 * dims[0] + dims[1]) // 16
@@ -115,7 +85,7 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     wanted[str(dims[1]), "R"] += queries // 16
     wanted[str(dims[0]), "R"] += queries // 16
     assert found == wanted
-    assert sum(is_product(line) for line in machine_code(dims, name, dtype)) == sum(found.values())
+    assert sum(is_product(line) for line in machine_code(kernel)) == sum(found.values())
 
 
 @each(BUILT)
@@ -123,7 +93,7 @@ def test_exponentials_run_while_dp_and_dv_are_multiplied(dims: tuple[int, int], 
     """Half of dP is issued, then exponentials and what is made of them in turns; then dP is waited for, and not dV."""
     kernel = main(dims, name, dtype)
     queries, keys = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
-    lines = machine_code(dims, name, dtype)
+    lines = machine_code(kernel)
     first, last = products(lines)
     of_shared = [i for i in range(first, last) if is_product(lines[i], "gdesc")]
     # dQ, the scores of a step with it and of one without, and then dP.
@@ -155,4 +125,4 @@ def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
 @pytest.mark.skipif(BUILT is SAMPLE, reason="these are not compiled")
 def test_no_spec_is_excused_that_has_no_need_of_it() -> None:
     excused = [(*spec, "bf16") for spec in PRODUCER_SPILLS] + list(LOOP_SPILLS)
-    assert all(compiled(*build).resources.spill_bytes for build in excused)
+    assert all(compiled(main(*build)).resources.spill_bytes for build in excused)

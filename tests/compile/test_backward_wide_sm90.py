@@ -10,19 +10,15 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from itertools import product
 
 import pytest
 
-from flashgen.cache import default_cache
-from flashgen.compile import Binary, compile_source, disassemble
 from flashgen.plan import plan
-from flashgen.plan.backward_wide_sm90 import WIDE_DIMS
+from flashgen.plan.backward_sm90 import WIDE_DIMS
 from flashgen.plan.model import KernelPlan
-from flashgen.render import render
-from tests.compile.test_backward_sm90 import is_product, products
-from tests.compile.test_forward_sm90 import CASES, operation
+from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, products
+from tests.compile.test_forward_sm90 import CASES
 
 #: head_dim and head_dim_v, spec, dtype, role.
 Build = tuple[tuple[int, int], str, str, str]
@@ -50,36 +46,22 @@ def kernel_of(build: Build) -> KernelPlan:
     return plan(spec, None, "sm_90a").kernel(role)
 
 
-@cache
-def compiled(build: Build) -> Binary:
-    return default_cache().get_or_compile(render(kernel_of(build)), compile_source)[0]
-
-
-@cache
-def machine_code(build: Build) -> list[str]:
-    """One instruction a line, without predicates."""
-    text = disassemble(compiled(build).image)
-    if text is None:
-        pytest.skip("no disassembler reads this cubin")
-    return [operation(line) for line in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)]
-
-
 @each
 def test_products_wait_for_each_other_nowhere(build: Build) -> None:
-    assert not re.findall(r"C75\d\d", compiled(build).log)
+    assert not re.findall(r"C75\d\d", compiled(kernel_of(build)).log)
 
 
 @each
 def test_nothing_spills(build: Build) -> None:
-    found = compiled(build).resources
+    found = compiled(kernel_of(build)).resources
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 
 
 @each
 def test_nothing_of_the_loop_has_memory_of_its_own(build: Build) -> None:
-    lines = machine_code(build)
+    lines = machine_code(kernel_of(build))
     first, last = products(lines)
-    assert not [line for line in lines[first:last] if re.match(r"(LDL|STL)\b", line)]
+    assert not has_own_memory(lines[first:last])
 
 
 @each
@@ -87,7 +69,7 @@ def test_there_are_as_many_products_as_the_plan_says(build: Build) -> None:
     (dim, dim_v), role, kernel = build[0], build[3], kernel_of(build)
     queries, keys = int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
     pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
-    found = Counter(match.groups() for line in machine_code(build) if (match := pattern.search(line)))
+    found = Counter(match.groups() for line in machine_code(kernel_of(build)) if (match := pattern.search(line)))
     wanted: Counter[tuple[str, str]] = Counter()
     # S and dP of the first step, and of the next one; the sums of a step, and of the last one.
     wanted[str(queries if role == "main" else keys), "gdesc"] += 2 * (dim + dim_v) // 16
@@ -97,14 +79,14 @@ def test_there_are_as_many_products_as_the_plan_says(build: Build) -> None:
     else:
         wanted[str(dim), "R"] += 2 * keys // 16
     assert found == wanted
-    assert sum(is_product(line) for line in machine_code(build)) == sum(found.values())
+    assert sum(is_product(line) for line in machine_code(kernel_of(build))) == sum(found.values())
 
 
 @every([build for build in BUILT if build[3] == "query"])
 def test_exponentials_run_while_something_is_multiplied(build: Build) -> None:
     """Where dQ is made, dP is issued in front of them and waited for behind them; where dK and dV are, they run while
     the other consumer's products do."""
-    lines = machine_code(build)
+    lines = machine_code(kernel_of(build))
     first, last = products(lines)
     exponentials = [i for i in range(first, last) if lines[i].startswith("MUFU.EX2")]
     waits = [i for i in range(first, last) if lines[i].startswith("WARPGROUP.DEPBAR")]

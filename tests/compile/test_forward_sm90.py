@@ -10,19 +10,16 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from itertools import product, takewhile
 
 import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.cache import default_cache
-from flashgen.compile import Binary, compile_source, disassemble
 from flashgen.plan import plan
 from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.plan.model import KernelPlan
-from flashgen.render import render
+from tests.compile.machine_code import compiled, has_own_memory, machine_code
 
 Build = tuple[tuple[int, int], str, str]
 CASES = {
@@ -59,36 +56,16 @@ def forward(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
     return plan(spec, None, "sm_90a").kernel("forward")
 
 
-@cache
-def compiled(dims: tuple[int, int], name: str, dtype: str) -> Binary:
-    return default_cache().get_or_compile(render(forward(dims, name, dtype)), compile_source)[0]
-
-
-@cache
-def machine_code(dims: tuple[int, int], name: str, dtype: str) -> list[str]:
-    """One instruction a line, predicates included."""
-    text = disassemble(compiled(dims, name, dtype).image)
-    if text is None:
-        pytest.skip("no disassembler reads this cubin")
-    found: list[str] = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)
-    assert len(found) > 500
-    return found
-
-
-def operation(instruction: str) -> str:
-    return re.sub(r"^@!?U?P\w+\s+", "", instruction)
-
-
 @each(BUILT)
 def test_nothing_spills_and_products_do_not_wait_for_each_other(dims: tuple[int, int], name: str, dtype: str) -> None:
     # What the assembler says of products that wait for each other is an error, so that there is a binary at all.
-    found = compiled(dims, name, dtype).resources
+    found = compiled(forward(dims, name, dtype)).resources
     assert (found.spill_bytes, found.stack_bytes, found.static_smem_bytes) == (0, 0, 0)
 
 
 @each(BUILT)
 def test_no_thread_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype: str) -> None:
-    assert not [line for line in machine_code(dims, name, dtype) if re.match(r"(LDL|STL)\b", operation(line))]
+    assert not has_own_memory(machine_code(forward(dims, name, dtype)))
 
 
 @each(BUILT)
@@ -98,20 +75,20 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     # Where exponentials have registers of their own, steps alternate between two sets of them.
     copies = 2 if "keeps_scores" in kernel.switches else 1
     pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
-    found = Counter(match.groups() for line in machine_code(dims, name, dtype) if (match := pattern.search(line)))
+    found = Counter(match.groups() for line in machine_code(kernel) if (match := pattern.search(line)))
     assert found == {
         # The first scores of a stream, and those of each copy of a step.
         (str(keys), "gdesc"): (1 + copies) * dims[0] // 16,
         # A step's output, with the next scores or alone.
         (str(dims[1]), "R"): 2 * copies * keys // 16,
     }
-    assert sum("HGMMA" in line for line in machine_code(dims, name, dtype)) == sum(found.values())
+    assert sum("HGMMA" in line for line in machine_code(kernel)) == sum(found.values())
 
 
 @each([build for build in BUILT if "keeps_scores" in forward(*build).switches])
 def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    lines = machine_code(dims, name, dtype)
+    lines = machine_code(kernel)
     waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR" in line]
     scores_came = [i for i in waits if lines[i].endswith("0x1")]
     # A step of either set of registers waits for its scores alone, and then for the output.

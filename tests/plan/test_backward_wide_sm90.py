@@ -11,7 +11,7 @@ import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.launch.call import tile_counts
 from flashgen.plan import plan, workspaces
-from flashgen.plan.backward_wide_sm90 import WIDE_DIMS
+from flashgen.plan.backward_sm90 import WIDE_DIMS
 from flashgen.plan.forward_sm90 import registers_at_launch
 from flashgen.plan.model import KernelPlan, Problem
 from flashgen.render.summary import header

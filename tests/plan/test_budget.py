@@ -1,0 +1,114 @@
+"""Choosing tiles by what a block has: the first way that there is room for, and what was passed over says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import flashgen as fg
+from flashgen.arch import get_arch
+from flashgen.errors import PlanError
+from flashgen.plan import plan
+from flashgen.plan.backward_sm90 import HEAD_DIMS, NARROW_DIMS, WIDE_DIMS
+from flashgen.plan.backward_tiles_sm90 import keys_kernel, one_kernel, query_kernel
+from flashgen.plan.budget import Budget, Choice, Tiles, chosen, first_that_fits
+from flashgen.plan.choices import choice_lines, choice_plain
+from flashgen.plan.smem import SmemLayout
+from tests.plan.test_backward_sm90 import MASKS
+
+ARCH = get_arch("sm_90a")
+WAYS = [Tiles(rows, "keys", (("K", slots),), (40, 232), "why") for rows in (256, 128, 64) for slots in (3, 2)]
+
+
+def weigh(tiles: Tiles) -> Budget:
+    """A register for each row, and a KiB of shared memory for each row of each slot."""
+    smem = SmemLayout().then("k", 1024 * tiles.rows * tiles.count("K")).map()
+    return Budget((("rows", tiles.rows),), smem)
+
+
+def found(**limits: int) -> Choice | tuple[str, ...]:
+    return first_that_fits(WAYS, weigh, replace(ARCH, **limits), "operands")
+
+
+def test_the_first_way_that_fits_is_chosen_and_each_fault_of_those_before_is_named_once() -> None:
+    choice = found(max_smem_per_block=256 * 1024)
+    assert isinstance(choice, Choice)
+    assert (choice.tiles.rows, choice.tiles.count("K")) == (128, 2)
+    assert choice.passed_over == (
+        "256 keys a step: 256 registers, and there are 232",
+        "128 keys a step, 3 of K: 393216 bytes of shared memory",
+    )
+    assert chosen(choice, "main") is choice
+
+
+def test_where_nothing_fits_an_error_names_every_fault() -> None:
+    faults = found(max_smem_per_block=1024)
+    assert isinstance(faults, tuple)
+    assert len(faults) == 5
+    with pytest.raises(
+        PlanError, match=r"The main kernel cannot be planned: not 256 keys .* 64 keys a step, 2 of K: 1310"
+    ):
+        chosen(faults, "main")
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_registers_decide_whether_one_kernel_makes_all_gradients(dims: tuple[int, int]) -> None:
+    spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1])
+    choice = one_kernel(spec, ARCH)
+    assert isinstance(choice, Choice) == (dims in NARROW_DIMS) == (dims not in WIDE_DIMS)
+    if isinstance(choice, tuple):
+        assert all("registers" in fault for fault in choice)
+        wide = keys_kernel(spec, ARCH)
+        assert isinstance(wide, Choice)
+        assert wide.passed_over[: len(choice)] == tuple(f"dQ in the same kernel, {fault}" for fault in choice)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_the_plan_is_what_was_chosen(dims: tuple[int, int], mask: str) -> None:
+    spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], mask=MASKS[mask])
+    made = plan(spec, None, ARCH)
+    wanted = {"main": one_kernel} if dims in NARROW_DIMS else {"main": keys_kernel, "query": query_kernel}
+    for role, choose in wanted.items():
+        kernel, choice = made.kernel(role), choose(spec, ARCH)
+        assert kernel.choice == choice
+        assert isinstance(choice, Choice)
+        registers = kernel.constant("producer_registers"), kernel.constant("consumer_registers")
+        assert registers == choice.tiles.registers
+        assert choice.budget.all_registers <= registers[1]
+        assert kernel.smem == choice.budget.smem
+        assert kernel.constant("tile_kv" if role == "query" else "tile_q") == choice.tiles.rows
+        counts = {"Q": "q_slots", "dO": "do_slots", "K": "k_slots", "V": "v_slots", "P": "p_slots"}
+        counts |= {"sums of dQ": "sum_slots", "them rounded": "rounded_slots", "dS": "ds_slots"}
+        assert all(kernel.constant(counts[name]) == count for name, count in choice.tiles.slots)
+
+
+def test_a_choice_says_where_operands_lie_what_they_take_and_what_was_passed_over() -> None:
+    kernel = plan(fg.AttentionSpec(128), None, ARCH).kernel("main")
+    text = "\n".join(choice_lines(kernel))
+    for words in (
+        "128 keys of a block, 64 queries a step, 3 of Q, 2 of dO",
+        "P and dS are left operands of dV and dK where they are, in registers",
+        "registers: 224 of 232: dK 64, dV 64, S 32, dP 32, P rounded 16, addresses 16",
+        f"shared memory: {kernel.smem.bytes} of {ARCH.max_smem_per_block} bytes: k 32768, v 32768, q 49152, ",
+        f"because: {kernel.reasons[0]}",
+        "not 128 queries a step: 304 registers, and there are 240",
+        "3 of sums of dQ, 2 of them rounded: 233888 bytes of shared memory",
+    ):
+        assert words in text
+    plain = choice_plain(kernel)
+    assert plain["registers"]["dK"] == 64
+    assert plain["max_registers"] == 232
+    assert plain["smem"]["q"] == plain["slots"]["Q"] * plain["tile_q"] * 256
+    assert len(plain["passed_over"]) == 4
+
+
+def test_kernels_for_all_gpus_say_their_sizes_and_why() -> None:
+    kernel = plan(fg.AttentionSpec(64), None, "sm_80").kernel("main")
+    assert choice_lines(kernel) == (
+        "64 keys of a block: tile_q 128, tile_kv 64, stages 1, warps 4",
+        f"shared memory: {kernel.smem.bytes} of 166912 bytes: {kernel.smem.sizes}",
+        f"because: {kernel.reasons[0]}",
+    )
+    assert "slots" not in choice_plain(kernel)
