@@ -1420,10 +1420,11 @@ struct QueryWalk {
   }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    if (member >= 0) go_on(thread, mask_of);
-    while (tiles.over() && ++member < members) {
+    // The question to the mask stands here once: it is long.
+    while (true) {
+      if (member >= 0) go_on(thread, mask_of);
+      if (!tiles.over() || ++member >= members) return;
       tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
-      go_on(thread, mask_of);
     }
   }
 
@@ -3373,8 +3374,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
+#line 145
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
+#line 148
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3383,7 +3386,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 152
+#line 157
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3427,7 +3430,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 44
+#line 45
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
@@ -3438,7 +3441,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 57
+#line 58
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -3449,12 +3452,12 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 69
+#line 70
   while (true) {
     // Even the first tile is drawn: so only blocks that run have tiles that others wait for. Consumers are steps
     // behind, so that nobody waits for a draw.
     const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
-#line 77
+#line 111
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
@@ -3479,7 +3482,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       has_keys = true;
     }
   }
-#line 105
+#line 140
   if (elected) leave_counters(p);
 }
 
@@ -3731,7 +3734,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       }
 #line 186 "kernels/backward_main_sm90/consumer.j2"
       while (goes_on) {
-#line 2 "kernels/backward_main_sm90/step.j2"
+#line 3 "kernels/backward_main_sm90/step.j2"
         shared.q_ring.wait_full(q_at);
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
@@ -3758,37 +3761,39 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           spread_columns(dp, shared.dsum(at), here);
           wgmma_pin(dp);
           issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
-#line 29
+#line 30
           if (number == kNone && !is_bad) say_added();
-#line 31
+#line 32
           if (number_out != kNone) add_to_sum(number_out);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 40
+#line 41
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 48
+#line 49
           AllowedPairs<kConfig.tile_q / 2> allowed;
           if (strip_is_cut) {
             const Mask mask = mask_of(p, keys, step.member);
+#line 58
             allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
-#line 53
+#line 61
             allowed.forbid(scores, -kInfinity);
           }
-#line 66
+#line 78
           // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 70
+#line 82
             for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
+#line 86
             round_chunk<element_t>(probabilities, scores, chunk);
             if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-#line 74
+#line 89
             issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
           }
 
@@ -3963,17 +3968,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 174 "kernels/backward_main_sm90.cu.j2"
+#line 179 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 179
+#line 184
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 184
+#line 189
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -3981,14 +3986,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 195
+#line 200
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 202
+#line 207
     fence_mbarrier_init();
   }
   block_sync();
@@ -3998,11 +4003,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 214
+#line 219
     if (thread.warp == 1) report(p, base, thread);
     if (thread.warp == 2) collect(p, base, thread);
     if (thread.warp == 3) finish(p, base, thread);
-#line 218
+#line 223
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

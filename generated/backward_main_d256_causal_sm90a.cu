@@ -1413,10 +1413,11 @@ struct QueryWalk {
   }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    if (member >= 0) go_on(thread, mask_of);
-    while (tiles.over() && ++member < members) {
+    // The question to the mask stands here once: it is long.
+    while (true) {
+      if (member >= 0) go_on(thread, mask_of);
+      if (!tiles.over() || ++member >= members) return;
       tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
-      go_on(thread, mask_of);
     }
   }
 
@@ -3408,7 +3409,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 44
+#line 45
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
@@ -3419,7 +3420,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 57
+#line 58
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -3430,10 +3431,10 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 74
+#line 75
   i32 number = block_idx_x();
   while (true) {
-#line 77
+#line 111
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
@@ -3457,11 +3458,11 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
-#line 101
+#line 136
     // Consumers are steps behind, so that nobody waits for the draw.
     number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
-#line 105
+#line 140
   if (elected) leave_counters(p);
 }
 

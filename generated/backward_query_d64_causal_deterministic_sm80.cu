@@ -1401,10 +1401,11 @@ struct QueryWalk {
   }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    if (member >= 0) go_on(thread, mask_of);
-    while (tiles.over() && ++member < members) {
+    // The question to the mask stands here once: it is long.
+    while (true) {
+      if (member >= 0) go_on(thread, mask_of);
+      if (!tiles.over() || ++member >= members) return;
       tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
-      go_on(thread, mask_of);
     }
   }
 

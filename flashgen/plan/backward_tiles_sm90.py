@@ -27,8 +27,8 @@ _TILE_SLOTS = 2
 DQ_BYTES = STORED_ROWS * PANEL * 4
 #: Floats of a line of the workspace; it comes and goes two lines at a time.
 SUM_LINE = 256
-#: Registers per thread of producers and consumers: 40 do, where consumers can do with 232.
-_SPLITS = ((40, 232), (24, 240))
+#: Registers per thread of producers and consumers.
+_SPLITS = ((56, 224), (40, 232), (24, 240))
 _ONE_KERNEL = (
     "S and dP are transposed, so that P and dS are left operands of dV and dK where they are, in registers; "
     "dS goes to shared memory besides, for dQ"
@@ -62,9 +62,15 @@ def _faults(found: Choice | tuple[str, ...]) -> tuple[str, ...]:
     return found.passed_over if isinstance(found, Choice) else found
 
 
-def _split(held: Held) -> tuple[int, int]:
-    """The registers of both sides: as many for producers as consumers can do without."""
-    return next((split for split in _SPLITS if registers_of(held) <= split[1]), _SPLITS[-1])
+def _split(held: Held, wanted: int = 40) -> tuple[int, int]:
+    """The registers of both sides: for producers as many as are wanted there, if consumers can do without."""
+    splits = (split for split in _SPLITS if split[0] <= wanted and registers_of(held) <= split[1])
+    return next(splits, _SPLITS[-1])
+
+
+def _is_listed(spec: AttentionSpec) -> bool:
+    """Whether the mask leaves holes, so that producers look for tiles, and so do those who add in order."""
+    return not spec.mask.is_band
 
 
 def _row_bytes(spec: AttentionSpec) -> tuple[int, int]:
@@ -77,13 +83,14 @@ def _row_bytes(spec: AttentionSpec) -> tuple[int, int]:
 # ---- one kernel that keeps dK and dV of its keys and adds to a sum of dQ
 
 
-def _one_kernel_held(spec: AttentionSpec, tile_q: int) -> Held:
+def _one_kernel_held(spec: AttentionSpec, tile_q: int, sparing: bool) -> Held:
     return (
         ("dK", spec.head_dim // 2),
         ("dV", spec.head_dim_v // 2),
         ("S", tile_q // 2),
         ("dP", tile_q // 2),
-        ("P rounded", tile_q // 4),
+        # Of sparing ones three parts of four: two are multiplied when the third is rounded.
+        ("P rounded", tile_q // 4 * 3 // 4 if sparing else tile_q // 4),
         ("addresses", 16),
     )
 
@@ -95,11 +102,15 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
         (128, (2,), "the longest tile of queries whose scores and gradients find registers"),
         (64, (3, 2), "dK and dV take half of the registers, which leaves them for 64 queries"),
     ):
-        split = _split(_one_kernel_held(spec, tile_q))
+        # With a mask that leaves holes few registers are too few for producers; a score has all of P rounded at once.
+        has_score = spec.score is not None and spec.score.changes_logits
+        sparing = tile_q == 128 and _is_listed(spec) and not has_score
+        wanted = 56 if _is_listed(spec) and spec.deterministic else 40
+        split = _split(_one_kernel_held(spec, tile_q, sparing), wanted)
         for q in q_slots:
             for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
                 slots = (("Q", q), ("dO", 2), ("dS", DS_SLOTS), ("sums of dQ", sums), ("them rounded", rounded))
-                yield Tiles(tile_q, "queries", slots, split, reason)
+                yield Tiles(tile_q, "queries", slots, split, reason, sparing)
 
 
 def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
@@ -144,7 +155,7 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("found_bad", 16 * CONSUMERS, "whether keys of each warp have bad values")
         if not sums:
             layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
-    return Budget(_one_kernel_held(spec, tile_q), layout.map())
+    return Budget(_one_kernel_held(spec, tile_q, tiles.sparing), layout.map())
 
 
 # ---- two kernels for wide heads: dK and dV

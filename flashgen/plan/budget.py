@@ -23,6 +23,8 @@ class Tiles:
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int]
     reason: str
+    #: Whether fewer products are under way at once, as their operands take registers.
+    sparing: bool = False
 
     @property
     def step(self) -> str:

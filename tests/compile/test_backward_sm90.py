@@ -32,15 +32,12 @@ BUILDS: list[Build] = [
 SAMPLE: list[Build] = [
     ((128, 128), "causal", "bf16"),
     ((64, 64), "full", "fp16"),
-    ((96, 96), "documents", "bf16"),
+    ((64, 64), "documents", "bf16"),
     ((128, 128), "causal, ordered", "bf16"),
 ]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
-#: Where a mask leaves holes, those who look for them have too few registers.
-PRODUCER_SPILLS = {((64, 64), name) for name in ("documents", "documents, ordered", "bias, documents")}
-PRODUCER_SPILLS |= {(dims, "documents, ordered") for dims in ((96, 96), (128, 128))}
-#: How many instructions of the loop are about registers that have left for local memory.
-LOOP_SPILLS = {((64, 64), "documents", "bf16"): 3, ((64, 64), "documents, ordered", "bf16"): 6}
+#: Where a mask leaves holes, those who look for them have too few registers, for so many bytes.
+PRODUCER_SPILLS = {((64, 64), "bias, documents"): 200, ((64, 64), "documents, ordered"): 28}
 
 
 def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
@@ -56,7 +53,7 @@ def test_products_wait_for_each_other_nowhere(dims: tuple[int, int], name: str, 
     assert found.resources.static_smem_bytes == 0
 
 
-@each([build for build in BUILT if build[:2] not in PRODUCER_SPILLS and build not in LOOP_SPILLS])
+@each([build for build in BUILT if build[:2] not in PRODUCER_SPILLS])
 def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
     found = compiled(main(dims, name, dtype)).resources
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
@@ -66,8 +63,7 @@ def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
 def test_nothing_of_the_loop_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype: str) -> None:
     lines = machine_code(main(dims, name, dtype))
     first, last = products(lines)
-    found = has_own_memory(lines[first:last])
-    assert len(found) <= LOOP_SPILLS.get((dims, name, dtype), 0)
+    assert not has_own_memory(lines[first:last])
 
 
 @each(BUILT)
@@ -108,21 +104,23 @@ def test_exponentials_run_while_dp_and_dv_are_multiplied(dims: tuple[int, int], 
     if "scales" in kernel.switches:
         assert exponentials[0] < dp[-1]
         assert sum(i > dv[0] for i in exponentials) >= queries // 16
-    # Nobody waits for all products meanwhile, and dP is waited for while dV is on its way, 32 queries a group.
+    # Nobody waits for all products meanwhile, and dP is waited for while dV is on its way, 32 queries a group, or as
+    # much of it as registers allow.
+    under_way = (1 if "ordered" in kernel.switches else 2) if "sparing" in kernel.switches else queries // 32
     waits = [i for i in range(dp[0], last) if lines[i].startswith("WARPGROUP.DEPBAR")]
     assert [lines[i] for i in waits if i < dv[-1] and lines[i].endswith("0x0")] == []
-    assert lines[next(i for i in waits if i > dv[-1])].endswith(f"{queries // 32:#x}")
+    assert lines[next(i for i in waits if i > dv[-1])].endswith(f"{under_way:#x}")
 
 
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == set(NARROW_DIMS)
     switches = frozenset().union(*(main(*build).switches for build in BUILDS))
-    assert switches >= {"masked", "listed", "scales", "score", "ordered"}
+    assert switches >= {"masked", "listed", "scales", "score", "ordered", "sparing"}
     assert not all("scales" in main(*build).switches for build in BUILDS)
     assert set(SAMPLE) <= set(BUILDS)
 
 
 @pytest.mark.skipif(BUILT is SAMPLE, reason="these are not compiled")
 def test_no_spec_is_excused_that_has_no_need_of_it() -> None:
-    excused = [(*spec, "bf16") for spec in PRODUCER_SPILLS] + list(LOOP_SPILLS)
-    assert all(compiled(main(*build)).resources.spill_bytes for build in excused)
+    for spec, most in PRODUCER_SPILLS.items():
+        assert 0 < compiled(main(*spec, "bf16")).resources.spill_bytes <= most

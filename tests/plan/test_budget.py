@@ -14,6 +14,7 @@ from flashgen.plan.backward_sm90 import HEAD_DIMS, NARROW_DIMS, WIDE_DIMS
 from flashgen.plan.backward_tiles_sm90 import keys_kernel, one_kernel, query_kernel
 from flashgen.plan.budget import Budget, Choice, Tiles, chosen, first_that_fits
 from flashgen.plan.choices import choice_lines, choice_plain
+from flashgen.plan.model import KernelPlan
 from flashgen.plan.smem import SmemLayout
 from tests.plan.test_backward_sm90 import MASKS
 
@@ -112,3 +113,23 @@ def test_kernels_for_all_gpus_say_their_sizes_and_why() -> None:
         f"because: {kernel.reasons[0]}",
     )
     assert "slots" not in choice_plain(kernel)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_where_producers_look_for_tiles_they_have_registers_for_it_and_fewer_products_are_under_way(
+    deterministic: bool,
+) -> None:
+    def main(dim: int, mask: str, **fields: object) -> KernelPlan:
+        spec = fg.AttentionSpec(dim, mask=MASKS[mask], deterministic=deterministic, **fields)  # type: ignore[arg-type]
+        return plan(spec, None, ARCH).kernel("main")
+
+    for dim in (64, 96, 128):
+        assert main(dim, "causal").constant("producer_registers") == (24 if dim == 64 else 40)
+        wanted = 56 if deterministic and dim > 64 else 40
+        assert main(dim, "documents").constant("producer_registers") == wanted
+        assert ("sparing" in main(dim, "documents").switches) == (dim == 64)
+        assert "sparing" not in main(dim, "causal").switches
+    # All of P is rounded at once there.
+    scored = main(64, "documents", score=fg.softcap(30.0))
+    assert "sparing" not in scored.switches
+    assert scored.constant("producer_registers") == 24

@@ -35,11 +35,11 @@ struct DescendingQueryWalk {
   }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    if (member >= 0) go_on(thread, mask_of);
-    while (tiles.over() && ++member < members) {
+    while (true) {
+      if (member >= 0) go_on(thread, mask_of);
+      if (!tiles.over() || ++member >= members) return;
       const Range range = mask_of(member).query_tiles(k_begin, k_end, tile_q);
       tiles = Walk<Mask::has_holes>(Range{1 - range.end, 1 - range.begin});
-      go_on(thread, mask_of);
     }
   }
 
