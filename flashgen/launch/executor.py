@@ -40,7 +40,7 @@ class Executor:
         self._append = Appender(spec, target, lambda device, stream: variants.kernels(variants.default, device, stream))
         takes_tensors = self._captures is not None and len(self._captures.names) > 0
         #: Whether calls bring nothing but q, k and v, as most do.
-        self._is_plain = not takes_tensors and not self._side.places
+        self._is_plain = not takes_tensors and not self._side.takes_arrays
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -81,18 +81,7 @@ class Executor:
         if call is None:
             call = self._preparer.call(Request("forward", framework, arrays, scale, stream, side))
             _remember(self._forward_calls, key, call)
-        device, steps, _, layouts, order = call
-        handle = framework.stream(device, stream)
-        made, added = framework.allocate(q, layouts, handle)
-        if steps:
-            addresses = (*pointers, *added)
-            if order is not None:
-                addresses = order((*addresses, 0))
-            buffers: Any = ()
-            if target.on_host:
-                request = Request("forward", framework, arrays, scale, stream, side)
-                buffers = self._preparer.buffers(request, call, added)
-            target.launch(steps, device, handle, addresses, buffers, numbers)
+        made = call.run(target, framework, q, pointers, stream, numbers)
         return made[0], made[1]
 
     def backward(
@@ -133,15 +122,7 @@ class Executor:
         if call is None:
             call = self._preparer.call(request)
             _remember(self._backward_calls, key, call)
-        device, steps, _, layouts, order = call
-        handle = framework.stream(device, stream)
-        made, added = framework.allocate(q, layouts, handle)
-        if steps:
-            addresses = (*pointers, *added)
-            if order is not None:
-                addresses = order((*addresses, 0))
-            buffers = self._preparer.buffers(request, call, added) if target.on_host else ()
-            target.launch(steps, device, handle, addresses, buffers, numbers)
+        made = call.run(target, framework, q, pointers, stream, numbers)
         gradients = tuple(made[:BACKWARD_RESULTS])
         if not captured_gradients:
             return gradients
