@@ -10,7 +10,8 @@ from flashgen.compat.arguments import cap_of, chunk_of, limits_of
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
 from flashgen.torch.forms import Form
-from flashgen.torch.kvcache import attend_to_cache
+from flashgen.torch.kvcache import Asked, attend_to_cache
+from flashgen.torch.replay import RESULTS, again
 
 
 def flash_attn_with_kvcache(
@@ -42,6 +43,14 @@ def flash_attn_with_kvcache(
     ``(positions, rotary_dim / 2)`` k and q are turned by their positions; all queries by that of the first where
     neither ``causal`` nor a window is asked for. There are no gradients.
     """
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes
+    rules = "kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, num_splits, return_softmax_lse
+    found = again(given, rules)
+    if found is not None:
+        return (found[0], found[1]) if return_softmax_lse else found[0]
     return with_kvcache(
         q,
         k_cache,
@@ -49,13 +58,14 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size),
-        cache=cache_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, num_splits),
+        cache=cache_of(q, *places, num_splits),
         scale=softmax_scale,
         causal=causal,
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         return_lse=return_softmax_lse,
+        asked=(given, rules),
     )
 
 
@@ -75,6 +85,7 @@ def with_kvcache(
     alibi_slopes: Any = None,
     attention_chunk: int = 0,
     return_lse: bool,
+    asked: Asked | None = None,
 ) -> Any:
     """What both generations' functions do."""
     of_queries = 4 if cache.cu_seqlens_q is None else 3
@@ -96,7 +107,8 @@ def with_kvcache(
         slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, cache)
         form = Form(left, right, chunk_of(attention_chunk), None, (), cap_of(softcap), slopes)
         tensors = () if alibi_slopes is None else (alibi_slopes,)
-    out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, k=k, v=v, rotary=rotary, scale=scale)
+    given, wanted = {"k": k, "v": v, "rotary": rotary, "scale": scale}, RESULTS if return_lse else RESULTS[:1]
+    out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, **given, asked=asked, wanted=wanted)
     return (out, lse) if return_lse else out
 
 
@@ -117,10 +129,7 @@ def cache_of(
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
 ) -> KVCache:
-    """Where the keys of each sequence lie; one length for all may be a number."""
-    if isinstance(cache_seqlens, int):
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    """Where the keys of each sequence lie."""
     longest = 0 if cu_seqlens_q is None else max_seqlen_q or max(q.shape[0], 1)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     return KVCache(*places, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest)

@@ -11,6 +11,7 @@ from flashgen.launch.array import ArrayInfo, Framework, canonical
 from flashgen.launch.cache_arrays import GivenArrays
 from flashgen.launch.call import Call, Output, make_call, make_steps, stretch_of
 from flashgen.launch.frameworks import common_framework, framework_of
+from flashgen.launch.joined import Found, run
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.plan.model import Problem, Role
 from flashgen.spec import AttentionSpec, KVCache, Rotary
@@ -38,6 +39,13 @@ class Appender:
         self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None, stream: Any
     ) -> Any:
         """The queries, turned where there is a ``rotary``."""
+        made = run(self.find(k, v, new_k, new_v, cache, q, rotary, stream), new_k, stream)
+        return made[0] if made else q
+
+    def find(
+        self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None, stream: Any
+    ) -> Found:
+        """The call of these arguments, prepared if there was none like it before."""
         self._target.check()
         names, places = self._places.of(cache)
         if cache.seqlens is None:
@@ -60,8 +68,7 @@ class Appender:
             if len(self._calls) >= _CALLS_KEPT:
                 self._calls.clear()
             call = self._calls[key] = self._prepare(framework, names, arrays, rotary, stream)
-        made = call.run(self._target, framework, new_k, pointers, stream)
-        return made[0] if made else q
+        return self._target, call, framework, arrays, pointers, ()
 
     def _infos(self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict[str, ArrayInfo]:
         """The arrays by parameter."""

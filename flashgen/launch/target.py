@@ -50,6 +50,10 @@ class Step(NamedTuple):
     #: Handle, grid, block and shared memory, as the driver's launch takes them.
     arguments: tuple[Any, ...]
 
+    def moved(self, order: Sequence[int]) -> Step:
+        """The same in a call that hands the i-th of its addresses over as number ``order[i]``."""
+        return self._replace(places=tuple((at, i if i < 0 else order[i]) for at, i in self.places))
+
 
 class Target(Protocol):
     """A place that loads kernels and launches them."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import flashgen as fg
+from flashgen.launch.call import Call
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -58,14 +59,14 @@ def model(request: pytest.FixtureRequest, device: str) -> Any:
 
 def both(model: Any, call: Any) -> tuple[Any, Any]:
     """What the call gives by flashgen, and by eager attention; and that kernels ran."""
-    kernel_call, calls = fg.Kernel.__call__, []
+    run, calls = Call.run, []
 
-    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+    def counted(self: Any, *arguments: Any) -> Any:
         calls.append(self)
-        return kernel_call(self, *arguments, **options)
+        return run(self, *arguments)
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fg.Kernel, "__call__", counted)
+        patch.setattr(Call, "run", counted)
         model.set_attn_implementation("eager")
         expected = call()
         assert not calls
