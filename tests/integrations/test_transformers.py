@@ -11,7 +11,9 @@ import flashgen as fg
 from flashgen.launch.call import Call
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed (pip install '.[transformers]')"
+)
 pytestmark = pytest.mark.torch
 
 fgen = pytest.importorskip("flashgen.integrations.transformers")
