@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import torch
@@ -43,8 +44,8 @@ def flash_attn_with_kvcache(
     ``(positions, rotary_dim / 2)`` k and q are turned by their positions; all queries by that of the first where
     neither ``causal`` nor a window is asked for. There are no gradients.
     """
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = lengths_of(cache_seqlens, q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes
     rules = "kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, num_splits, return_softmax_lse
@@ -88,9 +89,13 @@ def with_kvcache(
     asked: Asked | None = None,
 ) -> Any:
     """What both generations' functions do."""
-    of_queries = 4 if cache.cu_seqlens_q is None else 3
-    if q.dim() != of_queries or k_cache.dim() != 4 or v_cache.dim() != 4 or k is not None or v is not None:
-        _check_ranks(of_queries, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    _check_tensors({"q": q, "k_cache": k_cache, "v_cache": v_cache})
+    of_call = {"k": k, "v": v, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
+    of_call |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad, "block_table": cache.block_table}
+    if rotary is not None:
+        of_call |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_seqlens": rotary.positions}
+    _check_tensors({name: x for name, x in of_call.items() if x is not None})
+    _check_ranks(4 if cache.cu_seqlens_q is None else 3, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     if (k is None) != (v is None):
         raise ArgumentError("k and v go together: pass both, or neither")
     if k is None and rotary is not None:
@@ -110,6 +115,24 @@ def with_kvcache(
     given, wanted = {"k": k, "v": v, "rotary": rotary, "scale": scale}, RESULTS if return_lse else RESULTS[:1]
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, **given, asked=asked, wanted=wanted)
     return (out, lse) if return_lse else out
+
+
+def lengths_of(number: Any, q: Any, starts: Any = None) -> Any:
+    """How many keys each sequence has, where that is one number for all."""
+    try:
+        number = index(number)
+    except TypeError:
+        raise ArgumentError(
+            f"cache_seqlens={number!r} says not how many keys there are; pass an int, or an int32 tensor beside q"
+        ) from None
+    batch = q.shape[0] if starts is None else starts.shape[0] - 1
+    return torch.full((batch,), number, dtype=torch.int32, device=q.device)
+
+
+def _check_tensors(given: dict[str, Any]) -> None:
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
 
 
 def _check_ranks(of_queries: int, **tensors: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashgen.compat.kvcache import cache_of, rotary_of, with_kvcache
+from flashgen.compat.kvcache import cache_of, lengths_of, rotary_of, with_kvcache
 from flashgen.errors import ArgumentError
 from flashgen.torch.replay import again
 
@@ -54,9 +54,8 @@ def flash_attn_with_kvcache(
     here.
     """
     _refuse(qv, q_descale, k_descale, v_descale, cu_seqlens_k_new)
-    if isinstance(cache_seqlens, int):
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = lengths_of(cache_seqlens, q, cu_seqlens_q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, page_table
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q
     masking = causal, window_size, attention_chunk, softcap

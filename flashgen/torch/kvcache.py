@@ -24,6 +24,8 @@ from flashgen.torch.ops import library
 from flashgen.torch.programs import Program, check_tensors, program_named
 from flashgen.torch.replay import RESULTS, remember
 
+#: Where captured tensors are among the arguments of ``cache_forward``.
+_CAPTURED = 3
 #: The arguments of a function: those that may be tensors, and all others.
 Asked = tuple[tuple[Any, ...], tuple[Any, ...]]
 _PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
@@ -242,11 +244,29 @@ torch.library.register_fake("flashgen::cache_append", _append_shapes, lib=librar
 torch.library.register_fake("flashgen::cache_forward", _forward_shapes, lib=library)
 
 
-def _no_gradient(*_: Any) -> Any:
+library.define("cache_gradient(Tensor do, Tensor q) -> Tensor")
+
+
+def _no_gradient(do: Any, q: Any) -> Any:
     raise ArgumentError("attention to a cache has no gradients; train with flashgen.attention or flash_attn_func")
 
 
-torch.library.register_autograd("flashgen::cache_forward", _no_gradient, lib=library)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _differentiate(ctx: Any, do: Any, _: Any) -> Any:
+    # An operator, since a compiler asks what gradients would be as soon as there might be any; and one that takes
+    # what only a backward pass has, or it would be part of the forward pass.
+    (q,) = ctx.saved_tensors
+    dq = torch.ops.flashgen.cache_gradient(do, q)
+    captured = [None] * len(ctx.needs_input_grad[_CAPTURED]) if ctx.needs_input_grad[_CAPTURED] else []
+    return dq, None, None, captured, *(None for _ in ctx.needs_input_grad[_CAPTURED + 1 :])
+
+
+library.impl("cache_gradient", _no_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake("flashgen::cache_gradient", lambda do, q: torch.empty_like(q), lib=library)
+torch.library.register_autograd("flashgen::cache_forward", _differentiate, setup_context=_keep, lib=library)
 
 
 @register_flop_formula(torch.ops.flashgen.cache_forward)

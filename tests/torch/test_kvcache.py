@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashgen as fg
@@ -80,7 +81,7 @@ def test_new_keys_are_turned_put_into_the_cache_and_attended_to(
 def test_one_length_may_be_a_number_and_no_length_is_all_there_is_room_for(emulated: Any, reference: Any) -> None:
     at = Caches()
     nothing = at.k[:, :0]
-    for given, lengths in ((7, [7, 7]), (None, [40, 40])):
+    for given, lengths in ((7, [7, 7]), (np.int64(8), [8, 8]), (None, [40, 40])):
         exact, _ = at.expected(nothing, reference, at.q, lengths=lengths)
         out = fa2(at.q, at.k_cache, at.v_cache, cache_seqlens=given, **at.places)
         assert torch.allclose(out.double(), exact, atol=5e-3)
@@ -108,8 +109,13 @@ def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> 
     [
         (fa2, {"v": None}, "k and v go together"),
         (fa2, {"cache_seqlens": None}, "cache_seqlens=None"),
-        (fa2, {"k": None, "v": None, "rotary_cos": 1, "rotary_sin": 1}, "pass k and v too"),
+        (fa2, {"k": None, "v": None, "rotary_cos": torch.ones(1), "rotary_sin": torch.ones(1)}, "pass k and v too"),
         (fa2, {"rotary_cos": 1}, "rotary_cos and rotary_sin go together"),
+        (fa2, {"rotary_cos": 1, "rotary_sin": 1}, "rotary_cos is a int; pass a torch.Tensor"),
+        (fa2, {"cache_seqlens": [10, 25]}, r"cache_seqlens=\[10, 25\] says not how many keys there are"),
+        (fa2, {"cache_batch_idx": [1, 0]}, "cache_batch_idx is a list; pass a torch.Tensor"),
+        (fa2, {"k_cache": [1]}, "k_cache is a list; pass a torch.Tensor"),
+        (fa2, {"softcap": None}, "softcap=None is not a limit for logits"),
         (fa2, {"softcap": -1.0}, "softcap=-1.0"),
         (fa2, {"alibi_slopes": torch.ones(3)}, r"alibi_slopes has shape \(3,\)"),
         (fa2, {"num_splits": 1000}, "num_splits=1000 is out of range"),
@@ -122,7 +128,8 @@ def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> 
 )
 def test_what_does_not_go_together_is_refused_by_name(emulated: Any, function: Any, options: Any, words: str) -> None:
     at = Caches()
-    given = {"k": at.k, "v": at.v, "cache_seqlens": at.seqlens, **options}
+    caches = {"k_cache": at.k_cache, "v_cache": at.v_cache}
+    given = {**caches, "k": at.k, "v": at.v, "cache_seqlens": at.seqlens, **options}
     with pytest.raises(fg.ArgumentError, match=words):
-        function(at.q, at.k_cache, at.v_cache, **given)
+        function(at.q, **given)
     assert emulated == []

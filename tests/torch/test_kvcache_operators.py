@@ -37,6 +37,25 @@ def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
     torch.library.opcheck(ops.cache_append.default, (*appending, None, None, at.cos, at.sin))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_function_of_parameters_runs_and_its_gradients_are_refused(emulated: Any, compiled: bool) -> None:
+    """A model that decodes may have been left to record gradients."""
+    at = Caches()
+    weight = torch.ones(16).half().requires_grad_()
+
+    def step(k_cache: Any, v_cache: Any) -> Any:
+        return fa2(at.q * weight, k_cache, v_cache, at.k, at.v, cache_seqlens=at.seqlens, causal=True, **at.places)
+
+    call = torch.compile(step, fullgraph=True, backend="aot_eager") if compiled else step
+    out = call(at.k_cache, at.v_cache)
+    other = Caches()
+    with torch.no_grad():
+        assert torch.equal(out, step(other.k_cache, other.v_cache))
+    assert torch.equal(at.k_cache, other.k_cache)
+    with pytest.raises(fg.ArgumentError, match="has no gradients"):
+        out.sum().backward()
+
+
 def test_a_dispatch_mode_sees_operators_that_do_the_same(emulated: Any) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
