@@ -120,7 +120,8 @@ def with_kvcache(
 def lengths_of(number: Any, q: Any, starts: Any = None) -> Any:
     """How many keys each sequence has, where that is one number for all."""
     try:
-        number = index(number)
+        # A compiler leaves a number of Python's open, and takes others for constants.
+        number = number if isinstance(number, int) else index(number)
     except TypeError:
         raise ArgumentError(
             f"cache_seqlens={number!r} says not how many keys there are; pass an int, or an int32 tensor beside q"

@@ -56,6 +56,19 @@ def test_a_function_of_parameters_runs_and_its_gradients_are_refused(emulated: A
         out.sum().backward()
 
 
+def test_a_length_is_left_open_by_a_compiler(emulated: Any) -> None:
+    at = Caches()
+
+    def step(length: int) -> Any:
+        return fa2(at.q, at.k_cache, at.v_cache, cache_seqlens=length, causal=True, **at.places)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled(5)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for length in (6, 7):
+            assert torch.equal(compiled(length), step(length))
+
+
 def test_a_dispatch_mode_sees_operators_that_do_the_same(emulated: Any) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
