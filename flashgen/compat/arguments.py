@@ -50,7 +50,7 @@ def sequences_of(
     seqused_k: Any = None,
 ) -> Sequences:
     """Sequences that lie behind one another."""
-    max_seqlen_q, max_seqlen_k = _whole(max_seqlen_q), _whole(max_seqlen_k)
+    max_seqlen_q, max_seqlen_k = whole(max_seqlen_q), whole(max_seqlen_k)
     if torch.compiler.is_compiling():
         # The compiler may know no number yet, but this of it.
         for longest in (max_seqlen_q, max_seqlen_k):
@@ -61,7 +61,7 @@ def sequences_of(
     return sequences
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """A whole number of another library as Python's; what is none is for others to refuse."""
     try:
         return value if isinstance(value, int) else index(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashgen.compat.arguments import cap_of, chunk_of, limits_of
+from flashgen.compat.arguments import cap_of, chunk_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
 from flashgen.torch.forms import Form
@@ -136,6 +136,43 @@ def _check_tensors(given: dict[str, Any]) -> None:
             raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
 
 
+def attend_to_pages(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    block_table: Any,
+    scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Any,
+) -> tuple[Any, Any]:
+    """``(out, lse)`` of packed queries that attend to keys in pages, of which each sequence has its own number."""
+    _check_tensors({"cu_seqlens_k": cu_seqlens_k})
+    seqlens = cu_seqlens_k.diff()
+    given = q, k, v, seqlens, block_table, cu_seqlens_q, alibi_slopes
+    rules = "pages", max_seqlen_q, scale, causal, window_size, softcap
+    found = again(given, rules)
+    if found is not None:
+        return found[0], found[1]
+    result: tuple[Any, Any] = with_kvcache(
+        *(q, k, v, None, None),
+        rotary=None,
+        cache=cache_of(q, seqlens, None, None, block_table, 0, cu_seqlens_q, max_seqlen_q),
+        scale=scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=True,
+        asked=(given, rules),
+    )
+    return result
+
+
 def _check_ranks(of_queries: int, **tensors: Any) -> None:
     for name, x in tensors.items():
         rank = of_queries if name == "q" else 4
@@ -154,7 +191,7 @@ def cache_of(
     max_seqlen_q: int | None = None,
 ) -> KVCache:
     """Where the keys of each sequence lie."""
-    longest = 0 if cu_seqlens_q is None else max_seqlen_q or max(q.shape[0], 1)
+    longest = 0 if cu_seqlens_q is None else whole(max_seqlen_q) or max(q.shape[0], 1)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     return KVCache(*places, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashgen as fg
@@ -80,5 +81,11 @@ def test_the_varlen_function_finds_keys_in_pages(emulated: Any) -> None:
         return_attn_probs=True,
         **options,
     )
+    again = fg.flash_attn_varlen_func(
+        *(at.q.flatten(0, 1), at.k_cache, at.v_cache, *starts, np.int64(3), 25), block_table=at.table, **options
+    )
+    assert torch.equal(again, out)
+    with pytest.raises(fg.ArgumentError, match=r"cu_seqlens_k is a list; pass a torch\.Tensor"):
+        fg.flash_attn_varlen_func(at.q[0], at.k_cache, at.v_cache, starts[0], [0, 3], 3, 3, block_table=at.table)
     assert torch.allclose(out.float(), expected.flatten(0, 1).float(), atol=2e-3)
     assert torch.allclose(lse, torch.cat([*expected_lse], -1), atol=1e-4)
