@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from flashgen.launch.array import Framework
-from flashgen.launch.call import Call, Output, make_call
+from flashgen.launch.call import FORWARD_RESULTS, Call, Output, make_call
 from flashgen.launch.target import Buffer, Step, Target
 
 #: A call and what to run it on: arrays, their addresses, and numbers. (A named one takes longer to make.)
@@ -33,7 +33,10 @@ def joined(parts: Sequence[Part], wanted: Collection[str]) -> Call:
 
     Its results are the ``wanted`` outputs, in the order in which they are made; all others are workspaces.
     """
-    (target, first, framework, _, _, _), _ = parts[0]
+    (target, first, framework, given, _, _), _ = parts[0]
+    alone = len(parts) == 1 and len(given) == len({id(x) for x in given})
+    if alone and {output.name for output in first.outputs[:FORWARD_RESULTS]} == set(wanted):
+        return first
     arrays, made, outputs = taken(parts), _made(parts), [output for found, _ in parts for output in found[1].outputs]
     results = [output for output in outputs if output.name in wanted]
     workspaces = [output for output in outputs if output.name not in wanted]

@@ -25,8 +25,8 @@ RESULTS = ("o", "lse")
 _is_compiling = torch.compiler.is_compiling
 #: None in a torch that has it no more.
 _Guards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
-#: How many combinations of options are remembered, and how many calls with the same options.
-_OPTIONS_KEPT, _CALLS_KEPT = 1024, 16
+#: How many combinations of options and shapes are remembered, and how many calls with the same ones.
+_KEYS_KEPT, _CALLS_KEPT = 1024, 16
 #: The bits of an address that calls go by.
 _LOW_BITS = MAX_ACCESS_BYTES - 1
 
@@ -96,18 +96,22 @@ def remember(
         reduce(or_, [x.data_ptr() for x in arrays]) & _LOW_BITS,
         *(target, framework, joined(parts, wanted)),
     )
-    if len(_replays) >= _OPTIONS_KEPT:
+    if len(_replays) >= _KEYS_KEPT:
         _replays.clear()
     _to_front(key, replay, known)
 
 
 def _key(given: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
-    """Equal for calls that differ at most in what tensors they have; True and 1 are not the same."""
-    return options, tuple(map(type, options)), tuple(map(type, given))
+    """Equal for calls that differ at most in what tensors they have; True and 1 are not the same.
+
+    Of these the shapes of two, so that there are few calls with one key.
+    """
+    shapes = getattr(given[0], "shape", None), getattr(given[1], "shape", None)
+    return options, shapes, tuple(map(type, options)), tuple(map(type, given))
 
 
 def _known(key: Any) -> tuple[_Replay, ...] | None:
-    """The calls with a key; None where an option is no constant, such as a list."""
+    """The calls with a key; None where something in it is no constant, such as a list."""
     try:
         return _replays.get(key, ())
     except TypeError:

@@ -73,6 +73,18 @@ def test_workspaces_do_not_overlap(parts: Any) -> None:
     assert at <= workspace.info.pointer + 4 * workspace.info.shape[0]
 
 
+def test_one_call_is_as_it_was_but_for_results_that_nobody_wants(parts: Any) -> None:
+    b, parts = parts
+    _, (found, _) = parts
+    assert joined(parts[1:], ("o", "lse")) is found[1]
+    call, arrays = joined(parts[1:], ("o",)), taken(parts[1:])
+    b.driver.launches.clear()
+    out, workspace = call.run(b.executor.target, found[2], arrays[0], [x.pointer for x in arrays], None)
+    *_, combine = b.driver.launches
+    assert combine.values["o"] == out.info.pointer
+    assert combine.values["lse"] == workspace.info.pointer
+
+
 def test_what_a_call_made_before_is_not_taken(parts: Any) -> None:
     _, parts = parts
     (append, turned), (forward, _) = parts
