@@ -74,7 +74,10 @@ class Call(NamedTuple):
                 base = added.pop()
                 added += [base + offset for offset in offsets]
             addresses = (*pointers, *added)
-            target.launch(steps, device, handle, addresses, _buffers(stretches, addresses), numbers)
+            buffers: Sequence[Buffer] = ()
+            if stretches:
+                buffers = [x.at(address) for x, address in zip(stretches, addresses, strict=True)]
+            target.launch(steps, device, handle, addresses, buffers, numbers)
         return made
 
 
@@ -107,11 +110,6 @@ def _places_of(workspaces: Iterable[Output]) -> list[int]:
         end = places[-1] + math.prod(output.shape) * RESULTS[output.dtype].bytes
         places.append((end // _APART + 2) * _APART)
     return places
-
-
-def _buffers(stretches: Sequence[Buffer], addresses: Sequence[int]) -> Sequence[Buffer]:
-    """What the emulator may let the kernels touch."""
-    return [stretch.at(address) for stretch, address in zip(stretches, addresses, strict=True)] if stretches else ()
 
 
 def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Ready]:

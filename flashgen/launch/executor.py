@@ -12,7 +12,7 @@ from flashgen.launch.call import BACKWARD_RESULTS, Call
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import framework_of
 from flashgen.launch.gradients import Gradients
-from flashgen.launch.joined import Found, run
+from flashgen.launch.joined import Found
 from flashgen.launch.preparer import Preparer, Request, Workspaces
 from flashgen.launch.side import NOTHING, SideArguments, check_on_host
 from flashgen.launch.target import Target
@@ -59,7 +59,9 @@ class Executor:
         cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
-        made = run(self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache), q, stream)
+        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache)
+        target, call, framework, _, pointers, numbers = found
+        made = call.run(target, framework, q, pointers, stream, numbers)
         return made[0], made[1]
 
     def find_forward(
