@@ -69,8 +69,16 @@ def whole(value: Any) -> Any:
         return value
 
 
+def check_tensors(**given: Any) -> None:
+    """ArgumentError for what is none of torch's."""
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
+
+
 def unpack(name: str, packed: Any, count: int, rows: str = "batch, length") -> Any:
     """The tensors in one ``(*rows, count, heads, head_dim)``."""
+    check_tensors(**{name: packed})
     if packed.dim() != rows.count(",") + 4 or packed.shape[-3] != count:
         raise ArgumentError(f"{name} has shape {tuple(packed.shape)}; it must be ({rows}, {count}, heads, head_dim)")
     # unbind, not indexing: its gradient is one stack instead of padded sums.
@@ -111,6 +119,7 @@ def chunk_of(attention_chunk: int) -> int | None:
 
 
 def _slopes(slopes: Any, q: Any, sequences: Sequences | None) -> tuple[Any, int]:
+    check_tensors(q=q, alibi_slopes=slopes)
     batch = q.shape[0] if sequences is None else sequences.cu_seqlens_q.shape[0] - 1
     heads = q.shape[-2]
     shape = tuple(slopes.shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashgen.compat.arguments import cap_of, chunk_of, limits_of, whole
+from flashgen.compat.arguments import cap_of, check_tensors, chunk_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
 from flashgen.torch.forms import Form
@@ -89,12 +89,12 @@ def with_kvcache(
     asked: Asked | None = None,
 ) -> Any:
     """What both generations' functions do."""
-    _check_tensors({"q": q, "k_cache": k_cache, "v_cache": v_cache})
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     of_call = {"k": k, "v": v, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
     of_call |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad, "block_table": cache.block_table}
     if rotary is not None:
         of_call |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_seqlens": rotary.positions}
-    _check_tensors({name: x for name, x in of_call.items() if x is not None})
+    check_tensors(**{name: x for name, x in of_call.items() if x is not None})
     _check_ranks(4 if cache.cu_seqlens_q is None else 3, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     if (k is None) != (v is None):
         raise ArgumentError("k and v go together: pass both, or neither")
@@ -126,14 +126,9 @@ def lengths_of(number: Any, q: Any, starts: Any = None) -> Any:
         raise ArgumentError(
             f"cache_seqlens={number!r} says not how many keys there are; pass an int, or an int32 tensor beside q"
         ) from None
+    check_tensors(q=q)
     batch = q.shape[0] if starts is None else starts.shape[0] - 1
     return torch.full((batch,), number, dtype=torch.int32, device=q.device)
-
-
-def _check_tensors(given: dict[str, Any]) -> None:
-    for name, x in given.items():
-        if not isinstance(x, torch.Tensor):
-            raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
 
 
 def attend_to_pages(
@@ -151,7 +146,7 @@ def attend_to_pages(
     alibi_slopes: Any,
 ) -> tuple[Any, Any]:
     """``(out, lse)`` of packed queries that attend to keys in pages, of which each sequence has its own number."""
-    _check_tensors({"cu_seqlens_k": cu_seqlens_k})
+    check_tensors(cu_seqlens_k=cu_seqlens_k)
     seqlens = cu_seqlens_k.diff()
     given = q, k, v, seqlens, block_table, cu_seqlens_q, alibi_slopes
     rules = "pages", max_seqlen_q, scale, causal, window_size, softcap

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from flashgen.compat.arguments import check_tensors
 from flashgen.errors import ArgumentError
 
 
@@ -16,15 +17,13 @@ def flash_attn_combine(out_partial: Any, lse_partial: Any, out: Any = None, out_
     lse without the parts too. Where lse_partial is minus infinity there were no keys, whatever out_partial says. out
     has ``out_dtype``, or that of out_partial. Both results have gradients.
     """
-    for name, x in (("out_partial", out_partial), ("lse_partial", lse_partial)):
-        if not isinstance(x, torch.Tensor):
-            raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
+    check_tensors(out_partial=out_partial, lse_partial=lse_partial)
     shape = tuple(out_partial.shape[:-1])
     if out_partial.dim() not in (4, 5) or lse_partial.shape != shape:
         raise ArgumentError(
             f"out_partial has shape {tuple(out_partial.shape)} and lse_partial {tuple(lse_partial.shape)}; they must "
-            "be (parts, batch, length, heads, head_dim) or (parts, total length, heads, head_dim), and the same without "
-            "head_dim"
+            "be (parts, batch, length, heads, head_dim) or (parts, total length, heads, head_dim), and the same "
+            "without head_dim"
         )
     lse = lse_partial.float().logsumexp(0)
     # Rows without any key: minus infinity less itself.
