@@ -272,6 +272,22 @@ def test_a_model_compiles_in_one_graph(model: Any, device: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["gpt-oss"], indirect=True)
+def test_steps_with_a_cache_of_fixed_size_are_one_graph(model: Any, device: str) -> None:
+    """Windows, sinks, and a cache of which the positions beyond the last token are not there yet."""
+    ids = tokens(device)
+    compiled, logits = torch.compile(model, fullgraph=True, backend="aot_eager"), []
+    for implementation, step in (("eager", model), ("fgen", compiled)):
+        model.set_attn_implementation(implementation)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 3)
+        with torch.no_grad():
+            model(ids[:, :-3], past_key_values=cache, cache_position=torch.arange(LENGTH - 3, device=device))
+            for i in range(LENGTH - 3, LENGTH):
+                place = torch.tensor([i], device=device)
+                logits.append(step(ids[:, i : i + 1], past_key_values=cache, cache_position=place).logits)
+    assert close(torch.cat(logits[3:]), torch.cat(logits[:3]))
+
+
+@pytest.mark.parametrize("model", ["gpt-oss"], indirect=True)
 def test_a_layer_with_window_and_sinks_compiles_in_one_graph(model: Any, device: str) -> None:
     model.set_attn_implementation("fgen")
     layer, hidden = model.model.layers[0].self_attn, torch.randn(2, LENGTH, 32, device=device)
