@@ -3368,11 +3368,18 @@ struct ScoreAndSlope {
   float slope;
 };
 
+// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
+//
+//     Score::First                       a pair, with all that takes long to find out
+//     first_at(q, k)                     it
+//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
+//     value_and_slope(s, first, row, column)
+
 // Turns products Q K^T into scores; the warp's block begins at (first_q, first_key).
 template <class Score, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
                                    float scale, i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -3380,7 +3387,7 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         float& s = products[m][n][e];
-        s = score.value(s * scale, q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2);
+        s = score.value(s * scale, first, 16 * m + 8 * (e / 2), 8 * n + e % 2);
       }
     }
   }
@@ -3391,13 +3398,13 @@ template <class Score, class Pairs, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
                                    const Pairs& pairs, float scale, i32 first_q, i32 first_key,
                                    Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
     for (i32 e = 0; e < 4; ++e) {
       float& s = products[0][n][e];
-      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
+      s = score.value(s * scale, first, 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }
@@ -3409,7 +3416,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
                                    Accumulator<row_blocks, column_blocks>& dp, const Score& score,
                                    float scale, const float* lse, const float* dsum, i32 first_q,
                                    i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -3421,7 +3428,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
         for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
           const ScoreAndSlope score_of =
-              score.value_and_slope(products[m][n][e] * scale, q + row, key + 8 * n + e % 2);
+              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
           const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
           products[m][n][e] = p;
           dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
@@ -3654,13 +3661,22 @@ struct Score {
   const Params& p;
   i32 b, h;
 
-  FLASHGEN_DEVICE float value(float s, i32 q, i32 k) const {
+  // The first of some pairs.
+  struct First {
+    i32 q, k;
+  };
+  FLASHGEN_DEVICE First first_at(i32 q, i32 k) const {
+
+    return {q, k};
+  }
+
+  FLASHGEN_DEVICE float value(float s, const First& first, i32 row, i32 column) const {
 
     return hyperbolic_tangent(s * reciprocal(p.captured_limit)) * p.captured_limit;
   }
 
   // The score and its derivative with respect to s.
-  FLASHGEN_DEVICE ScoreAndSlope value_and_slope(float s, i32 q, i32 k) const {
+  FLASHGEN_DEVICE ScoreAndSlope value_and_slope(float s, const First& first, i32 row, i32 column) const {
     const float t1 = hyperbolic_tangent(s * reciprocal(p.captured_limit));
 
     return { t1 * p.captured_limit, 0x1p+0f * reciprocal(p.captured_limit) * (0x1p+0f - t1 * t1) * p.captured_limit };
@@ -3993,25 +4009,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 105
+#line 106
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 109
+#line 110
     change_scores(blocks_of(scores), Score{p, step.rows.sequence, step.rows.head}, p.scale, row, key, thread);
-#line 111
+#line 112
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 117
+#line 118
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 121
+#line 122
     release_keys(step);
-#line 123
+#line 124
     apply_spec(step);
     const float scale_log2 = kLog2E;
-#line 126
+#line 127
     bool rescales;
 #pragma unroll 1
     for (;;) {
@@ -4020,7 +4036,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown())) break;
       softmax.watch();
     }
-#line 148
+#line 149
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4042,7 +4058,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 170
+#line 171
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4054,26 +4070,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 185
+#line 186
     if (has_bad_values) {
-#line 187
+#line 188
       if (thread.lane == 0) bulk_wait<0>();
-#line 189
+#line 190
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 195
+#line 196
         const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
         return !mask.is_full(tile.first_q, end_q(p, tile), key, key_end);
       };
-#line 201
+#line 202
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
-#line 206
+#line 207
     clear(out);
   };
 
@@ -4096,7 +4112,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists();
     if (goes_on) {
-#line 231
+#line 232
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -4139,11 +4155,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 277
+#line 278
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 295
+#line 296
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -4152,18 +4168,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 306
+#line 307
     Shape::Softmax::round(even, scores);
-#line 308
+#line 309
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 317
+#line 318
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 320
+#line 321
   if (thread.lane == 0) bulk_wait<0>();
 }
 

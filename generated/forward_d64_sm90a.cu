@@ -3350,27 +3350,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 105
+#line 106
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 111
+#line 112
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 114
+#line 115
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 117
+#line 118
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 123
+#line 124
     apply_spec(step);
     const float scale_log2 = p.scale_log2;
-#line 135
+#line 136
     const bool rescales = softmax.anchor(scores, scale_log2);
     softmax.exponentiate(scores, probabilities, scale_log2);
-#line 139
+#line 140
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3379,7 +3379,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 148
+#line 149
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3401,7 +3401,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 170
+#line 171
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3413,7 +3413,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 206
+#line 207
     clear(out);
   };
 
@@ -3436,7 +3436,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next);
     if (goes_on) {
-#line 231
+#line 232
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3479,10 +3479,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 278
+#line 279
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 281
+#line 282
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3493,7 +3493,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       release_values();
       step = at.after(step, p, shared, thread);
     }
-#line 295
+#line 296
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3502,18 +3502,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 304
+#line 305
     if (begins_again) continue;
-#line 306
+#line 307
     Shape::Softmax::round(even, scores);
-#line 313
+#line 314
     while (overlap(even, even)) {
     }
   }
-#line 317
+#line 318
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 320
+#line 321
   if (thread.lane == 0) bulk_wait<0>();
 }
 

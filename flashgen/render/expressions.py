@@ -98,8 +98,13 @@ def expression_code(plan: KernelPlan) -> Code:
     ahead = _ahead(e.loads_ahead(), plan, names) if "ahead" in plan.switches else {}
     if e.score is not None and e.slope is not None:
         given: dict[Node, Node] = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
-        bodies["score"] = body_of({"value": substitute(e.score, given)}, names)
-        bodies["score_and_slope"] = body_of({"value": e.score, "slope": e.slope}, names)
+        roots, starts = _from_first_pair(e.score, e.slope, plan)
+        near = names | _NEAR_FIRST
+        bodies["first"] = body_of(starts, names)
+        facts["first"] = tuple(Fact(name, "float", x) for name, x in bodies["first"].results.items())
+        bodies["score"] = body_of({"value": substitute(roots["value"], given)}, near)
+        if "slope" in roots:
+            bodies["score_and_slope"] = body_of({name: roots[name] for name in ("value", "slope")}, near)
     if e.sink is not None:
         bodies["sink"] = body_of({"value": e.sink}, names)
     return Code(
@@ -135,6 +140,23 @@ def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) 
     return found
 
 
+#: How scores spell a pair that is some rows and columns from the first one.
+_NEAR_FIRST = {"q": "(first.q + row)", "k": "(first.k + column)", "step.q": "row", "step.k": "column"}
+
+
+def _from_first_pair(score: Node, slope: Node, plan: KernelPlan) -> tuple[Mapping[str, Node], dict[str, Node]]:
+    """The score of a pair, and its slope if needed, in terms of the first pair; and what is found out at that one."""
+    from flashgen.expr import in_products, with_starts
+
+    roots = {"value": score, "slope": slope}
+    if "in_products" in plan.switches:
+        value = in_products(score)
+        assert value is not None, "the plan has found that out"
+        roots = {"value": value}
+    started = with_starts(roots)
+    return started.roots, {name.removeprefix("first."): start for name, start in started.starts.items()}
+
+
 #: How kernels spell the bounds of what they ask about.
 _OF_PAIR = {"q": "query.q", "k": "key.k"}
 _OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi": "keys.hi"}
@@ -161,7 +183,7 @@ def names_of(plan: KernelPlan) -> dict[str, str]:
     e = plan.expressions
     assert e is not None
     of_call = "" if plan.spec.has_own_lengths else "p."
-    names = {"q_len": f"{of_call}len_q", "k_len": f"{of_call}len_kv"}
+    names = {"q_len": f"{of_call}len_q", "k_len": f"{of_call}len_kv", "products.of_logit": "reciprocal_approx(p.scale)"}
     names |= {
         name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
     }

@@ -18,6 +18,7 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
+from flashgen.plan import plan
 from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Inputs, Mode, expect, run_case
@@ -277,6 +278,35 @@ def test_scores_may_be_hostile(name: str, way: str) -> None:
         spec = forward_spec(dim, dtype=dtype, **HOSTILE_SCORES[name])
         values = hostile("4 times", dim, np.random.default_rng(7))
         check(spec, expected_of(spec, *values), schedule=schedule)
+
+
+SLOPES = np.array([0.25, -3.0], np.float32)
+#: What goes with q and k is added to products where nothing else is done to them, else to what a score makes of logits.
+SLANTED: dict[str, dict[str, Any]] = {
+    "products": {"mask": fg.causal(), "score": Score.of(lambda s, b, h, q, k: s + SLOPES[h] * (k - q))},
+    "logits": {
+        "mask": fg.Mask.of(lambda b, h, q, k: (q % 3 != 1) & (k >= q)),
+        "score": fg.softcap(3.0) >> Score.of(lambda s, b, h, q, k: s - SLOPES[h] * (k - q)),
+    },
+    "distances": {"mask": fg.window(300, 40), "score": fg.alibi(np.abs(SLOPES))},
+    "squares": {"score": Score.of(lambda s, b, h, q, k: s - 0.01 * (k - 2 * q) * (k - 2 * q) + 0.5 * k)},
+}
+
+
+@pytest.mark.parametrize(("way", "name"), list(zip(WAYS, SLANTED, strict=True)))
+def test_scores_may_go_with_the_position(name: str, way: str) -> None:
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, dtype="fp16", **SLANTED[name])
+    assert ("in_products" in plan(spec, schedule, "sm_90a").kernel("forward").switches) == (name != "logits")
+    values = hostile("4 times", dim, np.random.default_rng(11))
+    check(spec, expected_of(spec, *values), schedule=schedule)
+
+
+def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
+    spec = forward_spec(64, **SLANTED["products"])
+    values = hostile("4 times", 64, np.random.default_rng(12))
+    for scale, by in ((1e-29, NAME), (1e-31, OTHER)):
+        check(spec, expected_of(spec, *values, scale=scale), by=by)
 
 
 @pytest.mark.parametrize("way", WAYS)
