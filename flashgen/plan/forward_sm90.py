@@ -257,7 +257,7 @@ def _row(spec: AttentionSpec) -> _Row:
         row = replace(row, registers=registers, tile_kv=96 if narrow else row.tile_kv)
     elif narrow and (spec.mask.has_lower or spec.score is not None):
         row = replace(row, tile_kv=112)
-    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not _is_in_products(spec):
+    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors:
         row = replace(row, tile_kv=112)
     if loads := _pair_loads(spec):
         tiles = row.tile_kv_ahead if _all_ahead(spec, loads) else row.tile_kv_reading
