@@ -189,6 +189,11 @@ class Kernel:
         return save(self.plan, kernels, Path(directory))
 
     @property
+    def executor(self) -> Executor:
+        """What finds and runs the calls."""
+        return self._executor_made or self._executor()
+
+    @property
     def target(self) -> Target:
         """Where calls run."""
         return self._executor().target

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.plan.cache import APPENDED, PACKED_QUERIES, cache_arrays
+from flashgen.plan.cache import PACKED_QUERIES, cache_arrays
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
@@ -50,11 +50,6 @@ class GivenArrays:
         if len(names) < 2:
             return names, lambda given: tuple(getattr(given, fields[name]) for name in names)
         return names, attrgetter(*(fields[name] for name in names))
-
-
-def append_order(spec: AttentionSpec) -> tuple[str, ...]:
-    """The order in which a call of the append kernel hands over addresses; q, k and v come after them."""
-    return (*cache_arrays(spec), *APPENDED)
 
 
 def capacity(arrays: Sequence[ArrayInfo], k: ArrayInfo) -> int:

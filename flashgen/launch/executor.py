@@ -12,12 +12,13 @@ from flashgen.launch.call import BACKWARD_RESULTS, Call
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import framework_of
 from flashgen.launch.gradients import Gradients
+from flashgen.launch.joined import Found
 from flashgen.launch.preparer import Preparer, Request, Workspaces
 from flashgen.launch.side import NOTHING, SideArguments, check_on_host
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
 from flashgen.launch.variants import MakeVariant, Variants
-from flashgen.spec import Dropout, KVCache, Rotary, Sequences
+from flashgen.spec import Dropout, KVCache, Sequences
 
 #: How many combinations of shapes and strides are remembered per kernel and pass.
 _CALLS_KEPT = 1024
@@ -37,10 +38,11 @@ class Executor:
         self._gradients = Gradients(expressions)
         self._side = SideArguments(spec)
         self._preparer = Preparer(spec, variants, target, workspaces, self._captures, self._gradients)
-        self._append = Appender(spec, target, lambda device, stream: variants.kernels(variants.default, device, stream))
+        #: Calls of the append kernel.
+        self.append = Appender(spec, target, lambda device, stream: variants.kernels(variants.default, device, stream))
         takes_tensors = self._captures is not None and len(self._captures.names) > 0
         #: Whether calls bring nothing but q, k and v, as most do.
-        self._is_plain = not takes_tensors and not self._side.places
+        self._is_plain = not takes_tensors and not self._side.takes_arrays
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -57,6 +59,24 @@ class Executor:
         cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
+        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache)
+        target, call, framework, _, pointers, numbers = found
+        made = call.run(target, framework, q, pointers, stream, numbers)
+        return made[0], made[1]
+
+    def find_forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: Any = None,
+        stream: Any = None,
+        captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
+        cache: KVCache | None = None,
+    ) -> Found:
+        """The forward call of these arguments, prepared if there was none like it before."""
         target = self.target
         target.check()
         numbers: tuple[int, ...] = ()
@@ -81,19 +101,7 @@ class Executor:
         if call is None:
             call = self._preparer.call(Request("forward", framework, arrays, scale, stream, side))
             _remember(self._forward_calls, key, call)
-        device, steps, _, layouts, order = call
-        handle = framework.stream(device, stream)
-        made, added = framework.allocate(q, layouts, handle)
-        if steps:
-            addresses = (*pointers, *added)
-            if order is not None:
-                addresses = order((*addresses, 0))
-            buffers: Any = ()
-            if target.on_host:
-                request = Request("forward", framework, arrays, scale, stream, side)
-                buffers = self._preparer.buffers(request, call, added)
-            target.launch(steps, device, handle, addresses, buffers, numbers)
-        return made[0], made[1]
+        return target, call, framework, arrays, pointers, numbers
 
     def backward(
         self,
@@ -133,33 +141,11 @@ class Executor:
         if call is None:
             call = self._preparer.call(request)
             _remember(self._backward_calls, key, call)
-        device, steps, _, layouts, order = call
-        handle = framework.stream(device, stream)
-        made, added = framework.allocate(q, layouts, handle)
-        if steps:
-            addresses = (*pointers, *added)
-            if order is not None:
-                addresses = order((*addresses, 0))
-            buffers = self._preparer.buffers(request, call, added) if target.on_host else ()
-            target.launch(steps, device, handle, addresses, buffers, numbers)
+        made = call.run(target, framework, q, pointers, stream, numbers)
         gradients = tuple(made[:BACKWARD_RESULTS])
         if not captured_gradients:
             return gradients
         return *gradients, dict(zip(self._gradients.names, made[BACKWARD_RESULTS:], strict=False))
-
-    def append(
-        self,
-        k: Any,
-        v: Any,
-        new_k: Any,
-        new_v: Any,
-        cache: KVCache,
-        q: Any = None,
-        rotary: Rotary | None = None,
-        stream: Any = None,
-    ) -> Any:
-        """Puts new keys and values into the cache; the queries, turned where there is a ``rotary``."""
-        return self._append(k, v, new_k, new_v, cache, q, rotary, stream)
 
     def _captured(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """The captured tensors of a call, which come before its other arguments."""

@@ -11,7 +11,7 @@ from flashgen.launch.array import ArrayInfo, contiguous_strides, elements
 from flashgen.launch.device_array import DeviceArray
 from flashgen.launch.driver import current_device, get_driver
 
-_TYPESTR = {"f2": "fp16", "f4": "fp32"}
+_TYPESTR = {"f2": "fp16", "f4": "fp32", "i4": "int32", "i8": "int64", "u8": "uint64"}
 #: The legacy default stream by its explicit handle, which DLPack and the CUDA array interface use too.
 LEGACY_STREAM = 1
 
