@@ -991,44 +991,64 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
-// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
-// otherwise, and so much of it at once, that nothing else found room.
+// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
+// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
+// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
   const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                            mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+  const auto allowed_in_order = [&](i32 h) {
+    return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+  };
+  if constexpr (Mask::asks_besides && Mask::is_light) {
+    // Bit 2n + c for column 8n + c.
+    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
-    const typename Mask::Key own = mask.key_at(key + thread.lane);
-    // Calls `use(h, is_allowed)` for both rows of a column.
-    const auto ask = [&](i32 column, const auto& use) {
-      const typename Mask::Key of_column = own.of_lane(column, key + column);
-      const bool exists = of_column.k < mask.len_kv;
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
-    };
-    if constexpr (Mask::is_light) {
+      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
-          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
-        });
+        for (i32 h = 0; h < 2; ++h) {
+          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
+          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+            values[0][first + i / 2][2 * h + i % 2] = value;
+        }
       }
-    } else {
-      u32 allowed = 0;
+    }
+  } else {
+    // Of bits of what is forbidden, assemblers test seven at once.
+    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
+    if constexpr (Mask::asks_besides) {
 #pragma unroll 1
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
-          if (is_allowed) allowed |= 1u << (2 * i + h);
-        });
-      }
+      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+        const i32 key = first_key + 8 * first;
+        const typename Mask::Key own = mask.key_at(key + thread.lane);
+#pragma unroll 1
+        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 4 * blocks; ++i) {
-        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * column_blocks; ++i) {
+        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
       }
     }
   }
@@ -2385,11 +2405,18 @@ struct ScoreAndSlope {
   float slope;
 };
 
+// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
+//
+//     Score::First                       a pair, with all that takes long to find out
+//     first_at(q, k)                     it
+//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
+//     value_and_slope(s, first, row, column)
+
 // Turns products Q K^T into scores; the warp's block begins at (first_q, first_key).
 template <class Score, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
                                    float scale, i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -2397,7 +2424,7 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         float& s = products[m][n][e];
-        s = score.value(s * scale, q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2);
+        s = score.value(s * scale, first, 16 * m + 8 * (e / 2), 8 * n + e % 2);
       }
     }
   }
@@ -2408,13 +2435,13 @@ template <class Score, class Pairs, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
                                    const Pairs& pairs, float scale, i32 first_q, i32 first_key,
                                    Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
     for (i32 e = 0; e < 4; ++e) {
       float& s = products[0][n][e];
-      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
+      s = score.value(s * scale, first, 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }
@@ -2426,7 +2453,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
                                    Accumulator<row_blocks, column_blocks>& dp, const Score& score,
                                    float scale, const float* lse, const float* dsum, i32 first_q,
                                    i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -2438,7 +2465,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
         for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
           const ScoreAndSlope score_of =
-              score.value_and_slope(products[m][n][e] * scale, q + row, key + 8 * n + e % 2);
+              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
           const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
           products[m][n][e] = p;
           dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
@@ -2882,16 +2909,15 @@ template <class T, class Score, i32 count>
 FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
                                         const Score& score, float scale, const float* negated_lse_log2,
                                         i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = thread.column(), key = first_key + thread.row();
+  const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
   for (i32 i = 0; i < count; i += 2) {
     float p[2];
 #pragma unroll
     for (i32 c = 0; c < 2; ++c) {
-      const i32 column = q + 2 * (i - i % 4) + c;
-      const ScoreAndSlope of =
-          score.value_and_slope(products[i + c] * scale, first_q + column, key + 8 * (i % 4 / 2));
-      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[column]));
+      const i32 q = 2 * (i - i % 4) + c;
+      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2));
+      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
       products[i + c] = p[c] * of.slope;
     }
     probabilities[i / 8][i % 8 / 2] = pack(T{}, p[0], p[1]);
@@ -3193,11 +3219,11 @@ template <class Score, i32 count>
 FLASHGEN_DEVICE void score_slopes(float (&products)[count], const Score& score, float scale,
                                   const float (&negated_lse_log2)[2], i32 first_q, i32 first_key,
                                   Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 i = 0; i < count; ++i) {
     const i32 h = i / 2 % 2;
-    const ScoreAndSlope of = score.value_and_slope(products[i] * scale, q + 8 * h, key + 8 * (i / 4) + i % 2);
+    const ScoreAndSlope of = score.value_and_slope(products[i] * scale, first, 8 * h, 8 * (i / 4) + i % 2);
     products[i] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[h])) * of.slope;
   }
 }

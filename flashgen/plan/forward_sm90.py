@@ -156,6 +156,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     has_end = spec.mask.has_upper or not spec.mask.is_band
     running = schedule.softmax == "running-max"
     keeps = row.keeps_scores and not running
+    in_products = _is_in_products(spec)
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, *(["runningmax"] if running else [])),
         pass_="forward",
@@ -192,6 +193,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         grid_heads="q",
         access_bytes=16,
         is_persistent=True,
+        divides_by_scale=in_products,
         boxes=(
             Box("q", row.tile_q, PANEL),
             Box("k", row.tile_kv, PANEL),
@@ -210,6 +212,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("inspector", _looks(spec)),
                 ("listed", _is_listed(spec)),
                 ("spans", _is_listed(spec)),
+                ("in_products", in_products),
             )
             if on
         ),
@@ -260,6 +263,15 @@ def _row(spec: AttentionSpec) -> _Row:
         tiles = row.tile_kv_ahead if _all_ahead(spec, loads) else row.tile_kv_reading
         row = replace(row, tile_kv=tiles[_is_listed(spec)])
     return row
+
+
+def _is_in_products(spec: AttentionSpec) -> bool:
+    """Whether the score adds to products what it would to logits."""
+    if spec.score is None or not spec.score.changes_logits:
+        return False
+    from flashgen.expr import in_products
+
+    return in_products(spec.score.traced.root) is not None
 
 
 def _pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:

@@ -18,6 +18,7 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
+from flashgen.plan import plan
 from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Inputs, Mode, expect, run_case
@@ -34,6 +35,7 @@ LONGEST = 460
 DTYPES = ("bf16", "fp16")
 NAME, OTHER = "FlashAttention-3", "FlashAttention-2"
 IDS = np.sort(np.random.default_rng(0).integers(0, 4, (2, LONGEST))).astype(np.int32)
+FAR, EARLY = 2**31 - 1, 40
 LOGITS = np.array([0.5, -np.inf, 4.0, -2.0], np.float32)
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -186,6 +188,31 @@ def test_lengths_that_differ(name: str, len_q: int, len_kv: int) -> None:
     check(spec, expected, Mode("random", 3), by=by)
 
 
+MASKS: dict[str, Any] = {
+    "prefix": fg.prefix_lm(100),
+    "either order": fg.Mask.of(lambda b, h, q, k: ~((k > q + 20) & (k < 300)) & (h != 1) | (q - 150 >= k)),
+    "order and documents": fg.window(90, 30) & fg.document(IDS),
+    "far away": fg.Mask.of(lambda b, h, q, k: (k <= q * 0 + FAR) & (k > -FAR - 1) & (k >= EARLY - q)),
+    "much of every pair": fg.Mask.of(
+        lambda b, h, q, k: (
+            (k <= q + 40)
+            & ((q + k) % 3 != 1)
+            & ((q + 2 * k) % 5 != 2)
+            & ((q * k) % 7 != 3)
+            & ((q - k) % 11 != 4)
+            & ((q + 5 * k) % 13 != 6)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize(("dim", "name"), [(64, name) for name in MASKS] + [(128, "either order"), (192, "prefix")])
+def test_masks_are_obeyed_by_words_and_by_pairs(dim: int, name: str) -> None:
+    spec = forward_spec(dim, mask=MASKS[name])
+    case = Case("words", 203, 333, batch=2, heads=2, spoil="keys")
+    check(spec, expect(spec, case, any_values=True))
+
+
 @pytest.mark.parametrize("layout", ["heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"])
 @pytest.mark.parametrize(("dim", "name"), [(64, "causal"), (64, "documents"), (256, "documents")])
 def test_arrays_lie_as_they_please(dim: int, name: str, layout: Any) -> None:
@@ -277,6 +304,35 @@ def test_scores_may_be_hostile(name: str, way: str) -> None:
         spec = forward_spec(dim, dtype=dtype, **HOSTILE_SCORES[name])
         values = hostile("4 times", dim, np.random.default_rng(7))
         check(spec, expected_of(spec, *values), schedule=schedule)
+
+
+SLOPES = np.array([0.25, -3.0], np.float32)
+#: What goes with q and k is added to products where nothing else is done to them, else to what a score makes of logits.
+SLANTED: dict[str, dict[str, Any]] = {
+    "products": {"mask": fg.causal(), "score": Score.of(lambda s, b, h, q, k: s + SLOPES[h] * (k - q))},
+    "logits": {
+        "mask": fg.Mask.of(lambda b, h, q, k: (q % 3 != 1) & (k >= q)),
+        "score": fg.softcap(3.0) >> Score.of(lambda s, b, h, q, k: s - SLOPES[h] * (k - q)),
+    },
+    "distances": {"mask": fg.window(300, 40), "score": fg.alibi(np.abs(SLOPES))},
+    "squares": {"score": Score.of(lambda s, b, h, q, k: s - 0.01 * (k - 2 * q) * (k - 2 * q) + 0.5 * k)},
+}
+
+
+@pytest.mark.parametrize(("way", "name"), list(zip(WAYS, SLANTED, strict=True)))
+def test_scores_may_go_with_the_position(name: str, way: str) -> None:
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, dtype="fp16", **SLANTED[name])
+    assert ("in_products" in plan(spec, schedule, "sm_90a").kernel("forward").switches) == (name != "logits")
+    values = hostile("4 times", dim, np.random.default_rng(11))
+    check(spec, expected_of(spec, *values), schedule=schedule)
+
+
+def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
+    spec = forward_spec(64, **SLANTED["products"])
+    values = hostile("4 times", 64, np.random.default_rng(12))
+    for scale, by in ((1e-29, NAME), (1e-31, OTHER)):
+        check(spec, expected_of(spec, *values, scale=scale), by=by)
 
 
 @pytest.mark.parametrize("way", WAYS)

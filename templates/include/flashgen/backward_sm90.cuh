@@ -174,16 +174,15 @@ template <class T, class Score, i32 count>
 FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
                                         const Score& score, float scale, const float* negated_lse_log2,
                                         i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = thread.column(), key = first_key + thread.row();
+  const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
   for (i32 i = 0; i < count; i += 2) {
     float p[2];
 #pragma unroll
     for (i32 c = 0; c < 2; ++c) {
-      const i32 column = q + 2 * (i - i % 4) + c;
-      const ScoreAndSlope of =
-          score.value_and_slope(products[i + c] * scale, first_q + column, key + 8 * (i % 4 / 2));
-      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[column]));
+      const i32 q = 2 * (i - i % 4) + c;
+      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2));
+      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
       products[i + c] = p[c] * of.slope;
     }
     probabilities[i / 8][i % 8 / 2] = pack(T{}, p[0], p[1]);
