@@ -106,10 +106,10 @@ def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int]
 
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
-    lines = [operation(line) for line in machine_code(dims, name, dtype)]
+    kernel = forward(dims, name, dtype)
     # In the first scores of a stream, and in each copy of a step.
-    copies = 3 if "keeps_scores" in forward(dims, name, dtype).switches else 2
-    assert sum(line.startswith("I2FP") for line in lines) <= copies
+    copies = 3 if "keeps_scores" in kernel.switches else 2
+    assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= copies
 
 
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
