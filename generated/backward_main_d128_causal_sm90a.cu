@@ -3614,7 +3614,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 #line 18
   KRing::Where kv_at;
   QRing::Where q_at;
-  // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
+  // Of the slots of dO and dS, which go by together; dS is read two steps after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
 #line 24
