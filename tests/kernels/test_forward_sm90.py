@@ -19,7 +19,7 @@ import pytest
 import flashgen as fg
 from flashgen import oracle
 from flashgen.plan import plan
-from flashgen.plan.forward_sm90 import HEAD_DIMS
+from flashgen.plan.sm90 import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Inputs, Mode, expect, run_case
 from flashgen.verify.rounding import rounding_errors
