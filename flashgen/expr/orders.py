@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
-from flashgen.expr.build import as_node, binary
-from flashgen.expr.nodes import USES, Binary, Index, Node, Unary
-
-_ORDERS = ("<", "<=", ">", ">=")
+from flashgen.expr.bounds import every
+from flashgen.expr.nodes import ORDERS, USES, Binary, Index, Node, Unary
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +21,8 @@ class Orders:
 
 def orders(mask: Node) -> Orders:
     """A mask whose keys stand alone in comparisons, taken apart."""
-    terms = list(_terms(mask))
-    return Orders(
-        *(
-            reduce(
-                lambda a, b: binary("&", a, b), (term for term in terms if is_ordered(term) is wanted), as_node(True)
-            )
-            for wanted in (True, False)
-        )
-    )
+    terms = _terms(mask)
+    return Orders(*(every(term for term in terms if is_ordered(term) is wanted) for wanted in (True, False)))
 
 
 def is_ordered(condition: Node) -> bool:
@@ -47,7 +37,7 @@ def is_ordered(condition: Node) -> bool:
 
 def is_comparison_of_key(condition: Node) -> bool:
     """Whether the key is compared with what is the same for a row."""
-    if not isinstance(condition, Binary) or condition.op not in _ORDERS:
+    if not isinstance(condition, Binary) or condition.op not in ORDERS:
         return False
     return condition.left is Index("k") and not condition.right.uses & USES["k"]
 

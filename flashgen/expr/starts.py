@@ -44,7 +44,7 @@ def with_starts(roots: Mapping[str, Node]) -> Started:
     return Started({name: substitute(root, moved) for name, root in roots.items()}, names)
 
 
-def slope_of(number: Node) -> Linear | None:
+def _slope_of(number: Node) -> Linear | None:
     """A whole number as a multiple of q and k and something that is the same for all pairs, if it is that."""
     if number.type != "int" or not number.uses & VARYING:
         return None
@@ -52,10 +52,10 @@ def slope_of(number: Node) -> Linear | None:
     return None if found.varying or max(abs(found.q), abs(found.k)) > _MAX_FACTOR else found
 
 
-def step_of(found: Linear, *indices: str) -> Node:
-    """How much a sum changes from the first pair to this one, along some of the indices, as a float."""
-    factors = {"q": found.q, "k": found.k}
-    terms = sorted(((factors[i], Step(i)) for i in indices if factors[i]), key=lambda term: term[0] < 0)
+def _step_of(found: Linear) -> Node:
+    """How much a sum changes from the first pair to this one, as a float."""
+    factors = ((found.q, Step("q")), (found.k, Step("k")))
+    terms = sorted((term for term in factors if term[0]), key=lambda term: term[0] < 0)
     total: Node = Const(0)
     for factor, step in terms:
         total = binary("+" if factor > 0 else "-", total, binary("*", step, abs(factor)))
@@ -66,9 +66,9 @@ def _as_float(number: Node, starts: dict[Node, Start]) -> Node | None:
     """A float that is not made of whole numbers for every pair; None where that is not to be had."""
     if not number.uses & VARYING:
         return to_float(number)
-    if (found := slope_of(number)) is not None:
+    if (found := _slope_of(number)) is not None:
         start = starts.setdefault(to_float(number), Start(f"first.start{len(starts) + 1 if starts else ''}"))
-        return binary("+", start, step_of(found, "q", "k"))
+        return binary("+", start, _step_of(found))
     if isinstance(number, Unary) and number.op in ("abs", "-"):
         inner = _as_float(number.operand, starts)
         return None if inner is None else unary(number.op, inner)

@@ -11,6 +11,7 @@ from flashgen.plan.model import KernelPlan
 
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node, Split, TileRule
+    from flashgen.expr.orders import Orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,10 @@ class Code:
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
-    from flashgen.expr import Const, Scalar, text
+    from flashgen.expr import Const, Scalar, orders, text
     from flashgen.expr.cuda import C_TYPES
     from flashgen.expr.sides import is_light as is_light_tree
+    from flashgen.expr.sides import with_keys_apart
     from flashgen.expr.visit import substitute
 
     e = plan.expressions
@@ -87,14 +89,16 @@ def expression_code(plan: KernelPlan) -> Code:
     is_light = True
     asks_besides = False
     if e.mask is not None and e.rule is not None:
-        pairs, tiles = _pairs(e.mask), _tiles(e.rule)
+        mask = with_keys_apart(e.mask)
+        by_order = orders(mask)
+        pairs, tiles = _pairs(mask, by_order), _tiles(e.rule)
         for sides, places in ((pairs, _OF_PAIR), (tiles, _OF_TILE)):
             for side, found in sides.facts.items():
                 bodies[side] = body_of(found, names)
                 facts[side] = tuple(Fact(n, C_TYPES[found[n].type], x) for n, x in bodies[side].results.items())
             for name, root in sides.roots.items():
                 bodies[name] = body_of({name: root}, names | places)
-        bodies["ordered"] = _ordered_keys(e.mask, pairs, names | _OF_PAIR)
+        bodies["ordered"] = _ordered_keys(by_order.ordered, pairs, names | _OF_PAIR)
         besides = pairs.roots["besides"]
         asks_besides, is_light = besides is not Const(True), is_light_tree(besides)
         bodies["whole_may"] = body_of({"may": e.rule.may}, names)
@@ -169,26 +173,20 @@ _OF_PAIR = {"q": "query.q", "k": "key.k"}
 _OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi": "keys.hi"}
 
 
-def _pairs(mask: Node) -> Split:
+def _pairs(mask: Node, by_order: Orders) -> Split:
     """The mask of a pair, and what its query and its key bring to it."""
-    from flashgen.expr import Index, orders, split
+    from flashgen.expr import Index, split
     from flashgen.expr.orders import leaves
-    from flashgen.expr.sides import with_keys_apart
 
-    apart = with_keys_apart(mask)
-    found = orders(apart)
-    roots = {"allows": apart, "besides": found.besides}
-    roots |= {f"of_row{number}": leaf for number, leaf in enumerate(leaves(found.ordered).values())}
+    roots = {"allows": mask, "besides": by_order.besides}
+    roots |= {f"of_row{number}": leaf for number, leaf in enumerate(leaves(by_order.ordered).values())}
     return split(roots, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
 
 
-def _ordered_keys(mask: Node, pairs: Split, names: Mapping[str, str]) -> Body:
+def _ordered_keys(ordered: Node, pairs: Split, names: Mapping[str, str]) -> Body:
     """Which keys the mask allows as far as their order goes: a word, made of those of keys from some key on."""
-    from flashgen.expr import orders
     from flashgen.expr.orders import leaves
-    from flashgen.expr.sides import with_keys_apart
 
-    ordered = orders(with_keys_apart(mask)).ordered
     rows = body_of({name: root for name, root in pairs.roots.items() if name.startswith("of_row")}, names)
     values = dict(zip(leaves(ordered), rows.results.values(), strict=True))
     return Body(rows.statements, {"word": _word(ordered, values)})

@@ -17,8 +17,8 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan
-from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.plan.model import KernelPlan
+from flashgen.plan.sm90 import HEAD_DIMS
 from tests.compile.machine_code import compiled, has_own_memory, machine_code
 
 Build = tuple[tuple[int, int], str, str]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.plan.forward_sm90 import HEAD_DIMS
+from flashgen.plan.sm90 import HEAD_DIMS
 from flashgen.verify import Case, Expectation, Mode, expect, run_case
 from flashgen.verify.trial import ORDERS
 
