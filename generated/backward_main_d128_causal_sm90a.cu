@@ -2555,8 +2555,15 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
-  // chunks by bits of their number, so that the number may come in bit by bit.
+  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
+  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
+  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
+  // instructions, and a lane's number has none.
+  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+           ((lane / 16 ^ r % 8) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -2683,8 +2690,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
-  const u32 lane = static_cast<u32>(thread.lane);
-  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
@@ -2950,8 +2956,8 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, and if queries end for those beyond the last. The warp's rows begin at first_key.
-template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
+// not allow, and for those of queries beyond the last. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
   const i32 q = first_q + thread.column();
@@ -2959,15 +2965,14 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
   for (i32 h = 0; h < 2; ++h) {
     const i32 key = first_key + thread.row() + 8 * h;
     // Allowed are queries from q + first to q + last.
-    i32 first = key < mask.len_kv ? -1 : 2 * count, last = 2 * count;
+    i32 first = key < mask.len_kv ? -1 : 2 * count, last = mask.len_q - 1 - q;
     if constexpr (has_upper) first = larger(first, key - mask.upper - q);
-    if constexpr (has_lower) last = key - mask.lower - q;
-    if constexpr (queries_end) last = smaller(last, mask.len_q - 1 - q);
+    if constexpr (has_lower) last = smaller(last, key - mask.lower - q);
 #pragma unroll
     for (i32 n = 0; n < count / 4; ++n) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || ((has_lower || queries_end) && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
+        if (8 * n + c < first || 8 * n + c > last) forbid(4 * n + 2 * h + c);
       }
     }
   }
@@ -2976,7 +2981,7 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
 // The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
 // 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
 // loop: so much code would stand there otherwise.
-template <i32 count, bool queries_end, class Mask, class Forbid>
+template <i32 count, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
   constexpr i32 at_once = kWarpSize / 2;
@@ -3030,13 +3035,12 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
   }
 }
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
-// those that compute, so that each instruction counts: addresses are as in store_chunk().
+// those that compute, so that each instruction counts.
 template <i32 box, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
-  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
-  const u32 first = rows.address + r * kPanelBytes + ((lane / 16 ^ r % 8) * kChunkBytes);
-  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + lane;
+  const u32 first = rows.first_chunk(0, thread);
+  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
 #pragma unroll
   for (i32 n = 2 * box; n < 2 * box + 2; ++n) {
     u32 words[4];
@@ -3048,7 +3052,7 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
         words[2 * i + h] =
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
-    stmatrix_x4(first ^ static_cast<u32>(2 * n * kChunkBytes), words);
+    stmatrix_x4(Tile::chunk_after(first, n), words);
   }
 }
 
@@ -3211,17 +3215,10 @@ FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
 template <class DSTile>
 FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
                                  Thread thread) {
-  // Sixteen bytes c of row r lie at c ^ (r % 8). Of two neighbours one bit tells which is the lane's, and two
-  // more which two they are. Signs would cost instructions: a lane's number has none.
-  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
-  const u32 first = tile.address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
-                    ((lane / 16 ^ r % 8) * kChunkBytes);
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
-  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n) {
-    stmatrix_x4(
-        (first ^ static_cast<u32>(n % 4 * 2 * kChunkBytes)) + static_cast<u32>(n / 4 * DSTile::panel_stride),
-        ds[n]);
-  }
+  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n)
+    stmatrix_x4(DSTile::chunk_after(first, n), ds[n]);
 }
 
 }  // namespace flashgen

@@ -1696,8 +1696,15 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
-  // chunks by bits of their number, so that the number may come in bit by bit.
+  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
+  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
+  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
+  // instructions, and a lane's number has none.
+  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+           ((lane / 16 ^ r % 8) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -2870,8 +2877,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
-  const u32 lane = static_cast<u32>(thread.lane);
-  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
@@ -3332,6 +3338,15 @@ struct Extremes {
 // Rows of up to so many stretches are not searched: walks look at all of their tiles in less time.
 constexpr i32 kFewStretches = 512;
 
+// How many rows a tensor has along `axis`.
+template <i32 axis, class T, i32 rank>
+FLASHGEN_DEVICE i64 rows_along(const Captured<T, rank>& tensor) {
+  i64 rows = 1;
+#pragma unroll
+  for (i32 i = 0; i < rank; ++i) rows *= i == axis ? 1 : tensor.sizes[i];
+  return rows;
+}
+
 // What a survey has found out about a tensor along one dimension, for each `stretch` of elements of each row:
 // the smallest and the largest of them; and behind those of all rows, if it is searched, the largest so far,
 // and the smallest from there on, which never decrease from stretch to stretch.
@@ -3341,12 +3356,6 @@ struct Survey {
   const i32* table;
 
   FLASHGEN_DEVICE i32 stretches() const { return ceil_div(tensor.sizes[axis], stretch); }
-  FLASHGEN_DEVICE i64 rows() const {
-    i64 count = 1;
-#pragma unroll
-    for (i32 i = 0; i < rank; ++i) count *= i == axis ? 1 : tensor.sizes[i];
-    return count;
-  }
   // The entries of one row, at the indices of the other dimensions.
   template <class... Indices>
   FLASHGEN_DEVICE const i32* entries(Indices... others) const {
@@ -3369,7 +3378,7 @@ struct Survey {
   template <class... Indices>
   FLASHGEN_DEVICE i32 first(i32 value, Indices... others) const {
     if (stretches() <= kFewStretches) return 0;
-    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32* const entry = entries(others...) + 2 * rows_along<axis>(tensor) * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i] >= value; });
     return smaller(found * stretch, tensor.sizes[axis]);
   }
@@ -3377,7 +3386,7 @@ struct Survey {
   template <class... Indices>
   FLASHGEN_DEVICE i32 last(i32 value, Indices... others) const {
     if (stretches() <= kFewStretches) return tensor.sizes[axis] - 1;
-    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32* const entry = entries(others...) + 2 * rows_along<axis>(tensor) * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i + 1] > value; });
     return smaller(found * stretch, tensor.sizes[axis]) - 1;
   }
