@@ -56,14 +56,14 @@ def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> list[Any] | None:
     """
     if _is_compiling():
         return None
-    replays = _known(_key(given, options))
-    for replay in replays or ():
+    replays = _known(_key(given, options)) or ()
+    for replay in replays:
         matches, pick, same, low_bits, target, framework, call = replay
         tensors = pick(given)
         if matches(*tensors) and (not same or all([given[i] is given[j] for i, j in same])):  # noqa: C419 (quicker)
             pointers = [x.data_ptr() for x in tensors]
             if reduce(or_, pointers) & _LOW_BITS == low_bits:
-                if replays and replay is not replays[0]:
+                if replay is not replays[0]:
                     _to_front(_key(given, options), replay, replays)
                 target.check()
                 return call.run(target, framework, tensors[0], pointers, None)

@@ -11,6 +11,7 @@ import flashgen as fg
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 fa2 = pytest.importorskip("flashgen.compat.flash_attn").flash_attn_with_kvcache
+fa3 = pytest.importorskip("flashgen.compat.flash_attn_interface").flash_attn_with_kvcache
 
 from tests.torch.caches import Caches, ints  # noqa: E402
 
@@ -67,6 +68,20 @@ def test_a_length_is_left_open_by_a_compiler(emulated: Any) -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         for length in (6, 7):
             assert torch.equal(compiled(length), step(length))
+
+
+@pytest.mark.parametrize("limit", ["window_size", "attention_chunk"])
+def test_a_compiled_function_follows_its_limits(emulated: Any, limit: str) -> None:
+    """A kernel's limits are no sizes to leave open."""
+    at = Caches()
+
+    def step(limited: int) -> Any:
+        options = {limit: (limited, 0) if limit == "window_size" else limited}
+        return fa3(at.q, at.k_cache, at.v_cache, cache_seqlens=at.seqlens, **options, **at.places)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    for limited in (2, 4):
+        assert torch.equal(compiled(limited), step(limited))
 
 
 def test_a_dispatch_mode_sees_operators_that_do_the_same(emulated: Any) -> None:

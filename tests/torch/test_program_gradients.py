@@ -86,6 +86,3 @@ def test_the_operator_gives_the_same_gradients(emulated: Any, inputs: Any) -> No
     compiled = torch.compile(lambda q, k, v: fg.attention(q, k, v, score=score), fullgraph=True, backend="aot_eager")
     assert same(torch.autograd.grad(compiled(q, k, v).square().sum(), wanted), direct)
     torch.library.opcheck(torch.ops.flashgen.program_forward.default, (q, k, v, list(captured), program.text))
-
-
-# What torch's program transformations see.
