@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 pytest.importorskip("flashgen.torch")
 
-from tests.torch.programs import close, expected, same  # noqa: E402
+from tests.torch.programs import close, expected  # noqa: E402
+from tests.torch.results import same  # noqa: E402
 
 
 def float_program(q: Any, k: Any, v: Any, slopes: Any, table: Any, logits: Any) -> Any:

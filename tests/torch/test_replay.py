@@ -16,6 +16,8 @@ replay = pytest.importorskip("flashgen.torch.replay")
 kvcache = pytest.importorskip("flashgen.compat.flash_attn").flash_attn_with_kvcache
 varlen = pytest.importorskip("flashgen.compat.flash_attn").flash_attn_varlen_func
 
+from tests.torch.results import Recorder  # noqa: E402
+
 CAUSAL = (None, 0, None, None)
 
 
@@ -120,19 +122,11 @@ def test_a_call_that_has_one_tensor_twice_is_no_call_of_two(emulated: Any) -> No
 
 
 def test_what_looks_at_operators_sees_them(emulated: Any) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    seen: list[Any] = []
     q, k, v = qkv()
     plain = fg.flash_attn_func(q, k, v, causal=True)
-    with Recorder():
+    with Recorder() as recorder:
         fg.flash_attn_func(q, k, v, causal=True)
-    assert torch.ops.flashgen.forward.default in seen
+    assert torch.ops.flashgen.forward.default in recorder.seen
     with torch.autocast("cpu", torch.bfloat16):
         assert fg.flash_attn_func(q, k, v, causal=True).dtype is torch.bfloat16
     each = torch.vmap(lambda x: fg.flash_attn_func(x, k, v, causal=True))(torch.stack([q, q]))
