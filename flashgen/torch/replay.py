@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import reduce
+from numbers import Number
 from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
@@ -83,8 +84,7 @@ def remember(
     if _Guards is None or known is None or places.keys() != {id(x) for x in arrays}:
         # Something was copied or made for the call, as it has to be each time.
         return
-    if any(isinstance(x, torch.Tensor) for x in options):
-        # Numbers in it may change.
+    if not _is_constant(options):
         return
     same = tuple((places[id(x)], i) for i, x in enumerate(given) if x is not None and places[id(x)] != i)
     target, _, framework, *_ = parts[0][0]
@@ -108,6 +108,13 @@ def _key(given: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
     """
     shapes = getattr(given[0], "shape", None), getattr(given[1], "shape", None)
     return options, shapes, tuple(map(type, options)), tuple(map(type, given))
+
+
+def _is_constant(option: Any) -> bool:
+    """Whether an option stays what it is; a number in a tensor may change."""
+    if isinstance(option, tuple):
+        return all(map(_is_constant, option))
+    return option is None or isinstance(option, (str, Number))
 
 
 def _known(key: Any) -> tuple[_Replay, ...] | None:

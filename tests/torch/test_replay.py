@@ -153,6 +153,11 @@ def test_a_number_in_a_tensor_is_looked_at_anew(emulated: Any, reference: Any) -
         cap.fill_(number)
         found = step(q, caches, seqlens, softcap=cap)
         assert torch.equal(found, step(q, caches, seqlens, softcap=number))
+    left = torch.tensor(4)
+    for number in (4, 1):
+        left.fill_(number)
+        found = step(q, caches, seqlens, window_size=(left, 0))
+        assert torch.equal(found, step(q, caches, seqlens, window_size=(number, 0)))
 
 
 def test_without_the_emulator_calls_on_the_cpu_are_refused_again() -> None:
