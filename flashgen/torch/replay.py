@@ -9,14 +9,13 @@ element types, devices, shapes, strides, whether gradients are wanted, and what 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import reduce
 from numbers import Number
-from operator import itemgetter, or_
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.launch.array import MAX_ACCESS_BYTES, Framework
+from flashgen.launch.array import Framework, low_bits
 from flashgen.launch.call import Call
 from flashgen.launch.joined import Part, joined, taken
 from flashgen.launch.target import Target
@@ -28,8 +27,6 @@ _is_compiling = torch.compiler.is_compiling
 _Guards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 #: How many combinations of options and shapes are remembered, and how many calls with the same ones.
 _KEYS_KEPT, _CALLS_KEPT = 1024, 16
-#: The bits of an address that calls go by.
-_LOW_BITS = MAX_ACCESS_BYTES - 1
 
 
 class _Replay(NamedTuple):
@@ -41,7 +38,8 @@ class _Replay(NamedTuple):
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     #: Where arguments were the same tensor as others.
     same: tuple[tuple[int, int], ...]
-    low_bits: int
+    #: Of the address of each.
+    low_bits: tuple[int, ...]
     target: Target
     framework: Framework
     call: Call
@@ -59,11 +57,11 @@ def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> list[Any] | None:
         return None
     replays = _known(_key(given, options)) or ()
     for replay in replays:
-        matches, pick, same, low_bits, target, framework, call = replay
+        matches, pick, same, bits, target, framework, call = replay
         tensors = pick(given)
         if matches(*tensors) and (not same or all([given[i] is given[j] for i, j in same])):  # noqa: C419 (quicker)
             pointers = [x.data_ptr() for x in tensors]
-            if reduce(or_, pointers) & _LOW_BITS == low_bits:
+            if low_bits(pointers) == bits:
                 if replay is not replays[0]:
                     _to_front(_key(given, options), replay, replays)
                 target.check()
@@ -93,7 +91,7 @@ def remember(
         _Guards(*arrays, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check,
         itemgetter(*(places[id(x)] for x in arrays)),
         same,
-        reduce(or_, [x.data_ptr() for x in arrays]) & _LOW_BITS,
+        low_bits(x.data_ptr() for x in arrays),
         *(target, framework, joined(parts, wanted)),
     )
     if len(_replays) >= _KEYS_KEPT:

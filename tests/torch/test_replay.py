@@ -113,6 +113,16 @@ def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str) -> 
     assert replay.again(differing()[what], options) is None
 
 
+def test_whose_address_it_is_counts(emulated: Any) -> None:
+    """The alignment of slopes is of no account, and does not stand for that of queries."""
+    (q, k, v), slopes = qkv(), torch.zeros(5)
+    between = torch.zeros(q.numel() + 2).half()[2:].view(q.shape)
+    assert [x.data_ptr() % 16 for x in (q, slopes[1:], between, slopes[:4])] == [0, 4, 4, 0]
+    fg.attention(q, k, v, score=fg.alibi(slopes[1:]))
+    with pytest.raises(AssertionError, match="looked for again"), nothing_found_out():
+        fg.attention(between, k, v, score=fg.alibi(slopes[:4]))
+
+
 def test_a_call_that_has_one_tensor_twice_is_no_call_of_two(emulated: Any) -> None:
     q, k, v = qkv()
     fg.flash_attn_func(q, k, k, causal=True)
