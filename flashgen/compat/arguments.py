@@ -31,14 +31,28 @@ def attention(
     state: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
-    left, right = limits_of(causal, window_size)
+    limits = limits_of(causal, window_size)
     reproducible = True if deterministic else None
     if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p, sequences, state)
-    slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, sequences)
-    form = Form(left, right, chunk_of(attention_chunk), None, (), cap_of(softcap), slopes)
-    tensors = () if alibi_slopes is None else (alibi_slopes,)
+        return attend(q, k, v, (*limits, None, None), scale, reproducible, dropout_p, sequences, state)
+    starts = None if sequences is None else sequences.cu_seqlens_q
+    form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, starts)
     return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state)
+
+
+def form_of(
+    q: Any,
+    limits: tuple[int | None, int | None],
+    softcap: float,
+    alibi_slopes: Any,
+    attention_chunk: int,
+    starts: Any,
+) -> tuple[Form, tuple[Any, ...]]:
+    """The form of the mask and the score, and its tensors; ``starts`` says where packed queries begin."""
+    chunk, cap = chunk_of(attention_chunk), cap_of(softcap)
+    if alibi_slopes is None:
+        return Form(*limits, chunk, None, (), cap), ()
+    return Form(*limits, chunk, None, (), cap, _slopes(alibi_slopes, q, starts)), (alibi_slopes,)
 
 
 def sequences_of(
@@ -118,9 +132,9 @@ def chunk_of(attention_chunk: int) -> int | None:
     return attention_chunk
 
 
-def _slopes(slopes: Any, q: Any, sequences: Sequences | None) -> tuple[Any, int]:
+def _slopes(slopes: Any, q: Any, starts: Any) -> tuple[Any, int]:
     check_tensors(q=q, alibi_slopes=slopes)
-    batch = q.shape[0] if sequences is None else sequences.cu_seqlens_q.shape[0] - 1
+    batch = q.shape[0] if starts is None else starts.shape[0] - 1
     heads = q.shape[-2]
     shape = tuple(slopes.shape)
     if shape not in ((heads,), (batch, heads)):

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from flashgen.compat.arguments import cap_of, check_tensors, chunk_of, limits_of, whole
+from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
-from flashgen.torch.forms import Form
 from flashgen.torch.kvcache import Asked, attend_to_cache
 from flashgen.torch.replay import RESULTS, again
 
@@ -104,14 +103,8 @@ def with_kvcache(
         raise ArgumentError("rotary_cos and rotary_sin do not go with cu_seqlens_q; turn q and k before, or pad q")
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
-    left, right = limits_of(causal, window_size)
-    tensors: tuple[Any, ...]
-    if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        form, tensors = Form(left, right), ()
-    else:
-        slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, cache)
-        form = Form(left, right, chunk_of(attention_chunk), None, (), cap_of(softcap), slopes)
-        tensors = () if alibi_slopes is None else (alibi_slopes,)
+    limits = limits_of(causal, window_size)
+    form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, cache.cu_seqlens_q)
     given, wanted = {"k": k, "v": v, "rotary": rotary, "scale": scale}, RESULTS if return_lse else RESULTS[:1]
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, **given, asked=asked, wanted=wanted)
     return (out, lse) if return_lse else out
@@ -200,11 +193,3 @@ def rotary_of(
     if cos is None:
         return None
     return Rotary(cos, sin, interleaved, positions, one_position=not causal and tuple(window_size) == (-1, -1))
-
-
-def _slopes(slopes: Any, q: Any, cache: KVCache) -> tuple[Any, int]:
-    batch = q.shape[0] if cache.cu_seqlens_q is None else cache.cu_seqlens_q.shape[0] - 1
-    shape, allowed = tuple(slopes.shape), ((q.shape[-2],), (batch, q.shape[-2]))
-    if shape not in allowed:
-        raise ArgumentError(f"alibi_slopes has shape {shape}; it must be {allowed[0]} or {allowed[1]}")
-    return slopes.dtype, len(shape)

@@ -25,10 +25,14 @@ def flash_attn_combine(out_partial: Any, lse_partial: Any, out: Any = None, out_
             "be (parts, batch, length, heads, head_dim) or (parts, total length, heads, head_dim), and the same "
             "without head_dim"
         )
-    lse = lse_partial.float().logsumexp(0)
-    # Rows without any key: minus infinity less itself.
-    shares = torch.where(lse_partial == -torch.inf, 0.0, (lse_partial.float() - lse).exp())[..., None]
-    combined = torch.where(shares == 0.0, 0.0, shares * out_partial.float()).sum(0)
+    empty = lse_partial == -torch.inf
+    # Rows without any key: minus infinity less itself has no value, and no gradient either.
+    nowhere = empty.all(0)
+    parts = lse_partial.float().masked_fill(nowhere, 0.0)
+    lse = parts.logsumexp(0)
+    shares = (parts - lse).exp().masked_fill(empty, 0.0)[..., None]
+    combined = (shares * out_partial.float().masked_fill(shares == 0.0, 0.0)).sum(0)
+    lse = lse.masked_fill(nowhere, -torch.inf)
     combined = combined.to(out_partial.dtype if out_dtype is None else out_dtype)
     if out is None:
         return combined, lse

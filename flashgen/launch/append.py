@@ -9,15 +9,13 @@ from flashgen.errors import ArgumentError
 from flashgen.launch.append_arguments import DISPLAYED, append_values, check_append
 from flashgen.launch.array import ArrayInfo, Framework, canonical
 from flashgen.launch.cache_arrays import GivenArrays
-from flashgen.launch.call import Call, Output, make_call, make_steps, stretch_of
-from flashgen.launch.frameworks import common_framework, framework_of
+from flashgen.launch.call import Call, Output, make_call, make_steps, remember, stretch_of
+from flashgen.launch.frameworks import UNREADABLE, common_framework, framework_of, unreadable
 from flashgen.launch.joined import Found, run
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.plan.model import Problem, Role
 from flashgen.spec import AttentionSpec, KVCache, Rotary
 
-#: How many combinations of shapes and strides are remembered.
-_CALLS_KEPT = 1024
 #: Where queries go.
 _TURNED = "rotated_q"
 _WRITTEN = ("k", "v")
@@ -59,15 +57,13 @@ class Appender:
         framework = framework_of(k)
         try:
             signature, pointers = framework.signature(arrays, stream)
-        except (AttributeError, TypeError) as error:
-            common_framework(_displayed(names), arrays)
-            raise ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}") from error
+        except UNREADABLE as error:
+            raise unreadable(_displayed(names), arrays, framework, error) from error
         key = signature, names, how
         call = self._calls.get(key)
         if call is None:
-            if len(self._calls) >= _CALLS_KEPT:
-                self._calls.clear()
-            call = self._calls[key] = self._prepare(framework, names, arrays, rotary, stream)
+            call = self._prepare(framework, names, arrays, rotary, stream)
+            remember(self._calls, key, call)
         return self._target, call, framework, arrays, pointers, ()
 
     def _infos(self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict[str, ArrayInfo]:

@@ -25,7 +25,7 @@ class GivenArrays:
 
     def of(self, cache: KVCache | None) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         """The names and the arrays of a call."""
-        if type(cache) is not KVCache:
+        if not isinstance(cache, KVCache):
             raise ArgumentError(
                 f"cache={cache!r}: this kernel was built with cache={self._spec.cache!r}; pass "
                 "cache=flashgen.KVCache(seqlens)"

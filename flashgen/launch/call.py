@@ -22,6 +22,8 @@ FORWARD_RESULTS, BACKWARD_RESULTS = 2, 3
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
 PARAMETER_NAMES = {"do": "dout", "out": "o"}
+#: How many combinations of shapes and strides are remembered per kernel and pass.
+_CALLS_KEPT = 1024
 #: Workspaces that share an allocation begin at multiples of so many bytes, each with some to spare before the next.
 _APART = 256
 
@@ -79,6 +81,13 @@ class Call(NamedTuple):
                 buffers = [x.at(address) for x, address in zip(stretches, addresses, strict=True)]
             target.launch(steps, device, handle, addresses, buffers, numbers)
         return made
+
+
+def remember(calls: dict[Any, Call], key: Any, call: Call) -> None:
+    """Keeps a call for others like it."""
+    if len(calls) >= _CALLS_KEPT:
+        calls.clear()
+    calls[key] = call
 
 
 def make_call(

@@ -8,22 +8,17 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.launch.append import Appender
 from flashgen.launch.arguments import check_scale
-from flashgen.launch.call import BACKWARD_RESULTS, Call
+from flashgen.launch.call import BACKWARD_RESULTS, Call, remember
 from flashgen.launch.captures import Captures
-from flashgen.launch.frameworks import framework_of
+from flashgen.launch.frameworks import UNREADABLE, framework_of
 from flashgen.launch.gradients import Gradients
-from flashgen.launch.joined import Found
+from flashgen.launch.joined import Found, run
 from flashgen.launch.preparer import Preparer, Request, Workspaces
 from flashgen.launch.side import NOTHING, SideArguments, check_on_host
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
 from flashgen.launch.variants import MakeVariant, Variants
 from flashgen.spec import Dropout, KVCache, Sequences
-
-#: How many combinations of shapes and strides are remembered per kernel and pass.
-_CALLS_KEPT = 1024
-#: What reading something else than an array of the first one's library ends in.
-_UNREADABLE = (AttributeError, TypeError)
 
 
 class Executor:
@@ -59,9 +54,7 @@ class Executor:
         cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
-        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache)
-        target, call, framework, _, pointers, numbers = found
-        made = call.run(target, framework, q, pointers, stream, numbers)
+        made = run(self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache), q, stream)
         return made[0], made[1]
 
     def find_forward(
@@ -84,14 +77,13 @@ class Executor:
             side, arrays = NOTHING, (q, k, v)
         else:
             side, beside, numbers = self._side.of(dropout, sequences, cache)
-            extra = self._captured(captured) if captured or self._captures is not None else ()
-            arrays = (*beside, *extra, q, k, v)
+            arrays = (*beside, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         try:
             signature, pointers = framework.signature(arrays, stream)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             request = Request("forward", framework, arrays, scale, stream, side)
             raise self._preparer.unreadable(request, error) from error
         if target.on_host and self.spec.varlen:
@@ -100,7 +92,7 @@ class Executor:
         call = self._forward_calls.get(key)
         if call is None:
             call = self._preparer.call(Request("forward", framework, arrays, scale, stream, side))
-            _remember(self._forward_calls, key, call)
+            remember(self._forward_calls, key, call)
         return target, call, framework, arrays, pointers, numbers
 
     def backward(
@@ -134,13 +126,13 @@ class Executor:
         request = Request("backward", framework, arrays, scale, stream, side, captured_gradients)
         try:
             signature, pointers = framework.signature(arrays, stream)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise self._preparer.unreadable(request, error) from error
         key = signature, scale, side, captured_gradients
         call = self._backward_calls.get(key)
         if call is None:
             call = self._preparer.call(request)
-            _remember(self._backward_calls, key, call)
+            remember(self._backward_calls, key, call)
         made = call.run(target, framework, q, pointers, stream, numbers)
         gradients = tuple(made[:BACKWARD_RESULTS])
         if not captured_gradients:
@@ -154,9 +146,3 @@ class Executor:
         if given:
             raise ArgumentError(f"captured={list(given)} was given, but the spec's mask and score capture no tensors")
         return ()
-
-
-def _remember(calls: dict[Any, Call], key: Any, call: Call) -> None:
-    if len(calls) >= _CALLS_KEPT:
-        calls.clear()
-    calls[key] = call

@@ -26,7 +26,7 @@ from flashgen.launch.call import (
     stretch_of,
 )
 from flashgen.launch.captures import Captures
-from flashgen.launch.frameworks import common_framework
+from flashgen.launch.frameworks import common_framework, unreadable
 from flashgen.launch.gradients import Gradients
 from flashgen.launch.packed import as_batch, longest, packed_values, queries_as_batch, without_batch
 from flashgen.launch.packing import Value
@@ -120,9 +120,8 @@ class Preparer:
         ]
 
     def unreadable(self, request: Request, error: Exception) -> ArgumentError:
-        """Most likely a mixture of array libraries, or no array at all: says which."""
-        common_framework(self._names(request), request.arrays)
-        return ArgumentError(f"the arguments cannot be read as {request.framework.name} arrays: {error}")
+        """Says which of the arrays is none of its library."""
+        return unreadable(self._names(request), request.arrays, request.framework, error)
 
     def _names(self, request: Request) -> tuple[str, ...]:
         """What the arrays of a call are called; those that it lacks come last."""

@@ -17,7 +17,7 @@ from flashgen.kernel import Kernel
 from flashgen.launch.joined import Part, run
 from flashgen.spec import KVCache, Rotary
 from flashgen.torch.entry import is_watched
-from flashgen.torch.forms import Form, order_for, program_for, text_for
+from flashgen.torch.forms import Form, program_for, recorded
 from flashgen.torch.function import rows_contiguous, wants_gradients
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.ops import library
@@ -61,7 +61,7 @@ def attend_to_cache(
     What was done is remembered for calls that ask the same, of which the ``wanted`` results alone are asked for.
     """
     if torch.compiler.is_compiling():
-        text, captured = text_for(*form), [tensors[i] for i in order_for(*form)]
+        text, captured = recorded(form, tensors)
     else:
         program, order = program_for(form)
         text, captured = program.text, [tensors[i] for i in order]
@@ -99,16 +99,15 @@ def _attend(
 ) -> list[Part]:
     """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
     kernel, parts = _kernel(q, v_cache, program.text, cache.block_table), []
-    appended = 0
+    cache = _with_plain_arrays(cache, 0 if k is None else k.shape[1])
     if k is not None:
-        parts = [_put(kernel, k_cache, v_cache, k, v, q, _with_plain_arrays(cache), rotary)]
-        q, appended = _turned(parts[0], q), k.shape[1]
-    cache = _with_plain_arrays(cache, appended)
+        parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
+        q = _turned(parts[0], q)
     return [*parts, _read(kernel, q, k_cache, v_cache, program, captured, cache, scale)]
 
 
-def _with_plain_arrays(cache: KVCache, appended: int = 0) -> KVCache:
-    """The same with the numbers of each row side by side, as kernels take them."""
+def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
+    """The same for so many new keys, with the numbers of each row side by side, as kernels take them."""
     arrays = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q
     if not appended and all([x is None or x.is_contiguous() for x in arrays]):  # noqa: C419 (takes half the time)
         return cache

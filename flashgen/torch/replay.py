@@ -9,13 +9,13 @@ element types, devices, shapes, strides, whether gradients are wanted, and what 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import reduce
-from operator import itemgetter, or_
+from numbers import Number
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.launch.array import MAX_ACCESS_BYTES, Framework
+from flashgen.launch.array import Framework, low_bits
 from flashgen.launch.call import Call
 from flashgen.launch.joined import Part, joined, taken
 from flashgen.launch.target import Target
@@ -27,8 +27,6 @@ _is_compiling = torch.compiler.is_compiling
 _Guards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 #: How many combinations of options and shapes are remembered, and how many calls with the same ones.
 _KEYS_KEPT, _CALLS_KEPT = 1024, 16
-#: The bits of an address that calls go by.
-_LOW_BITS = MAX_ACCESS_BYTES - 1
 
 
 class _Replay(NamedTuple):
@@ -40,7 +38,8 @@ class _Replay(NamedTuple):
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     #: Where arguments were the same tensor as others.
     same: tuple[tuple[int, int], ...]
-    low_bits: int
+    #: Of the address of each.
+    low_bits: tuple[int, ...]
     target: Target
     framework: Framework
     call: Call
@@ -56,14 +55,14 @@ def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> list[Any] | None:
     """
     if _is_compiling():
         return None
-    replays = _known(_key(given, options))
-    for replay in replays or ():
-        matches, pick, same, low_bits, target, framework, call = replay
+    replays = _known(_key(given, options)) or ()
+    for replay in replays:
+        matches, pick, same, bits, target, framework, call = replay
         tensors = pick(given)
         if matches(*tensors) and (not same or all([given[i] is given[j] for i, j in same])):  # noqa: C419 (quicker)
             pointers = [x.data_ptr() for x in tensors]
-            if reduce(or_, pointers) & _LOW_BITS == low_bits:
-                if replays and replay is not replays[0]:
+            if low_bits(pointers) == bits:
+                if replay is not replays[0]:
                     _to_front(_key(given, options), replay, replays)
                 target.check()
                 return call.run(target, framework, tensors[0], pointers, None)
@@ -83,8 +82,7 @@ def remember(
     if _Guards is None or known is None or places.keys() != {id(x) for x in arrays}:
         # Something was copied or made for the call, as it has to be each time.
         return
-    if any(isinstance(x, torch.Tensor) for x in options):
-        # Numbers in it may change.
+    if not _is_constant(options):
         return
     same = tuple((places[id(x)], i) for i, x in enumerate(given) if x is not None and places[id(x)] != i)
     target, _, framework, *_ = parts[0][0]
@@ -93,7 +91,7 @@ def remember(
         _Guards(*arrays, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check,
         itemgetter(*(places[id(x)] for x in arrays)),
         same,
-        reduce(or_, [x.data_ptr() for x in arrays]) & _LOW_BITS,
+        low_bits(x.data_ptr() for x in arrays),
         *(target, framework, joined(parts, wanted)),
     )
     if len(_replays) >= _KEYS_KEPT:
@@ -108,6 +106,13 @@ def _key(given: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
     """
     shapes = getattr(given[0], "shape", None), getattr(given[1], "shape", None)
     return options, shapes, tuple(map(type, options)), tuple(map(type, given))
+
+
+def _is_constant(option: Any) -> bool:
+    """Whether an option stays what it is; a number in a tensor may change."""
+    if isinstance(option, tuple):
+        return all(map(_is_constant, option))
+    return option is None or isinstance(option, (str, Number))
 
 
 def _known(key: Any) -> tuple[_Replay, ...] | None:

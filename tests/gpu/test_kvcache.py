@@ -22,6 +22,7 @@ from flashgen.verify.cached import Filling
 torch = pytest.importorskip("torch")
 
 from tests.gpu.flash_attn_matrix import HEADS, WHOLE, band, distances, reference  # noqa: E402
+from tests.torch.results import Recorder  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -216,12 +217,6 @@ def test_a_captured_step_of_decoding_goes_on_at_each_replay(plain_outputs: None)
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_steps_like_one_before_give_the_bits_of_the_operators(plain_outputs: None, page_size: int | None) -> None:
     """What is found out for the first step alone, against what operators find out each time."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watching(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
     torch.manual_seed(0)
     steps = torch.randn(5, 3, 2, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
     angles = torch.rand(192, 32, device="cuda")
@@ -239,7 +234,7 @@ def test_steps_like_one_before_give_the_bits_of_the_operators(plain_outputs: Non
         return [*found, *caches]
 
     plain = decode()
-    with Watching():
+    with Recorder():
         watched = decode()
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
 

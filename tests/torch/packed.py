@@ -27,9 +27,5 @@ def forward_and_backward(call: Any, *tensors: Any) -> tuple[Any, ...]:
     return (out.detach(), lse.detach(), *torch.autograd.grad(loss, tensors))
 
 
-def same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
 def close(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     return all(torch.allclose(x.double(), y.double(), atol=4e-3) for x, y in zip(a, b, strict=True))

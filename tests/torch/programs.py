@@ -26,7 +26,3 @@ def expected(q: Any, k: Any, v: Any, mask: Any = None, score: Any = None) -> Any
     if mask is not None:
         logits = logits.masked_fill(~mask(b, h, i, j).expand(sizes), float("-inf"))
     return (logits.softmax(-1).nan_to_num() @ v).transpose(1, 2)
-
-
-def same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

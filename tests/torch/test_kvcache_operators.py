@@ -11,8 +11,10 @@ import flashgen as fg
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 fa2 = pytest.importorskip("flashgen.compat.flash_attn").flash_attn_with_kvcache
+fa3 = pytest.importorskip("flashgen.compat.flash_attn_interface").flash_attn_with_kvcache
 
 from tests.torch.caches import Caches, ints  # noqa: E402
+from tests.torch.results import Recorder  # noqa: E402
 
 
 def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
@@ -69,26 +71,33 @@ def test_a_length_is_left_open_by_a_compiler(emulated: Any) -> None:
             assert torch.equal(compiled(length), step(length))
 
 
+@pytest.mark.parametrize("limit", ["window_size", "attention_chunk"])
+def test_a_compiled_function_follows_its_limits(emulated: Any, limit: str) -> None:
+    """A kernel's limits are no sizes to leave open."""
+    at = Caches()
+
+    def step(limited: int) -> Any:
+        options = {limit: (limited, 0) if limit == "window_size" else limited}
+        return fa3(at.q, at.k_cache, at.v_cache, cache_seqlens=at.seqlens, **options, **at.places)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    for limited in (2, 4):
+        assert torch.equal(compiled(limited), step(limited))
+
+
 def test_a_dispatch_mode_sees_operators_that_do_the_same(emulated: Any) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
     def step(at: Caches) -> Any:
         # Every other number of a row: kernels want them side by side.
         rows, seqlens = (torch.stack([x, -x], 1)[:, 0] for x in (at.rows, at.seqlens))
         options = {"alibi_slopes": torch.ones(4), "cache_leftpad": ints(2, 0), "causal": True}
         return fa2(at.q, at.k_cache, at.v_cache, at.k, at.v, at.cos, at.sin, seqlens, rows, **options)
 
-    seen: list[Any] = []
     one, other = Caches(), Caches()
-    with Recorder():
+    with Recorder() as recorder:
         watched = step(one)
     ops = torch.ops.flashgen
-    assert [op for op in seen if op.namespace == "flashgen"] == [ops.cache_append.default, ops.cache_forward.default]
+    seen = [op for op in recorder.seen if op.namespace == "flashgen"]
+    assert seen == [ops.cache_append.default, ops.cache_forward.default]
     assert torch.equal(step(other), watched)
     assert torch.equal(one.k_cache, other.k_cache)
 

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 pytest.importorskip("flashgen.torch")
 
-from tests.torch.programs import close, expected, same  # noqa: E402
+from tests.torch.programs import close, expected  # noqa: E402
+from tests.torch.results import same  # noqa: E402
 
 
 def float_program(q: Any, k: Any, v: Any, slopes: Any, table: Any, logits: Any) -> Any:
@@ -86,6 +87,3 @@ def test_the_operator_gives_the_same_gradients(emulated: Any, inputs: Any) -> No
     compiled = torch.compile(lambda q, k, v: fg.attention(q, k, v, score=score), fullgraph=True, backend="aot_eager")
     assert same(torch.autograd.grad(compiled(q, k, v).square().sum(), wanted), direct)
     torch.library.opcheck(torch.ops.flashgen.program_forward.default, (q, k, v, list(captured), program.text))
-
-
-# What torch's program transformations see.

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 pytest.importorskip("flashgen.torch")
 
-from tests.torch.programs import IDS, same  # noqa: E402
+from tests.torch.programs import IDS  # noqa: E402
+from tests.torch.results import forward_and_backward, same  # noqa: E402
 
 
 def call(q: Any, k: Any, v: Any) -> Any:
@@ -21,11 +22,6 @@ def call(q: Any, k: Any, v: Any) -> Any:
 
 MASK = fg.causal() & fg.document(IDS)
 SCORE = fg.softcap(2.0) >> fg.alibi(torch.tensor([0.5, 0.25, 0.1, 0.0]))
-
-
-def forward_and_backward(call: Any, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-    out = call(q, k, v)
-    return (out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v)))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

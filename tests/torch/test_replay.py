@@ -16,6 +16,8 @@ replay = pytest.importorskip("flashgen.torch.replay")
 kvcache = pytest.importorskip("flashgen.compat.flash_attn").flash_attn_with_kvcache
 varlen = pytest.importorskip("flashgen.compat.flash_attn").flash_attn_varlen_func
 
+from tests.torch.results import Recorder  # noqa: E402
+
 CAUSAL = (None, 0, None, None)
 
 
@@ -111,6 +113,16 @@ def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str) -> 
     assert replay.again(differing()[what], options) is None
 
 
+def test_whose_address_it_is_counts(emulated: Any) -> None:
+    """The alignment of slopes is of no account, and does not stand for that of queries."""
+    (q, k, v), slopes = qkv(), torch.zeros(5)
+    between = torch.zeros(q.numel() + 2).half()[2:].view(q.shape)
+    assert [x.data_ptr() % 16 for x in (q, slopes[1:], between, slopes[:4])] == [0, 4, 4, 0]
+    fg.attention(q, k, v, score=fg.alibi(slopes[1:]))
+    with pytest.raises(AssertionError, match="looked for again"), nothing_found_out():
+        fg.attention(between, k, v, score=fg.alibi(slopes[:4]))
+
+
 def test_a_call_that_has_one_tensor_twice_is_no_call_of_two(emulated: Any) -> None:
     q, k, v = qkv()
     fg.flash_attn_func(q, k, k, causal=True)
@@ -120,19 +132,11 @@ def test_a_call_that_has_one_tensor_twice_is_no_call_of_two(emulated: Any) -> No
 
 
 def test_what_looks_at_operators_sees_them(emulated: Any) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    seen: list[Any] = []
     q, k, v = qkv()
     plain = fg.flash_attn_func(q, k, v, causal=True)
-    with Recorder():
+    with Recorder() as recorder:
         fg.flash_attn_func(q, k, v, causal=True)
-    assert torch.ops.flashgen.forward.default in seen
+    assert torch.ops.flashgen.forward.default in recorder.seen
     with torch.autocast("cpu", torch.bfloat16):
         assert fg.flash_attn_func(q, k, v, causal=True).dtype is torch.bfloat16
     each = torch.vmap(lambda x: fg.flash_attn_func(x, k, v, causal=True))(torch.stack([q, q]))
@@ -159,6 +163,11 @@ def test_a_number_in_a_tensor_is_looked_at_anew(emulated: Any, reference: Any) -
         cap.fill_(number)
         found = step(q, caches, seqlens, softcap=cap)
         assert torch.equal(found, step(q, caches, seqlens, softcap=number))
+    left = torch.tensor(4)
+    for number in (4, 1):
+        left.fill_(number)
+        found = step(q, caches, seqlens, window_size=(left, 0))
+        assert torch.equal(found, step(q, caches, seqlens, window_size=(number, 0)))
 
 
 def test_without_the_emulator_calls_on_the_cpu_are_refused_again() -> None:

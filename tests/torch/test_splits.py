@@ -48,6 +48,20 @@ def test_rows_without_any_key_stay_empty_and_results_go_where_they_are_asked_to(
     assert fa3.flash_attn_combine(outs, lses)[0].dtype is torch.float16
 
 
+def test_what_has_no_keys_has_no_gradients() -> None:
+    outs, lses = torch.randn(2, 1, 3, 2, 8), torch.randn(2, 1, 3, 2)
+    # The first row has no keys at all, the second has none in one part.
+    lses[:, :, 0], lses[0, :, 1] = -torch.inf, -torch.inf
+    outs[lses == -torch.inf] = torch.nan
+    tensors = outs.requires_grad_(), lses.requires_grad_()
+    out, lse = fa3.flash_attn_combine(*tensors)
+    gradients = torch.autograd.grad(out.square().sum() + lse.sum(), tensors)
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+        assert not gradient[lses == -torch.inf].any()
+        assert gradient[:, :, 2].all()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

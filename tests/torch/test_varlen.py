@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 fa3 = pytest.importorskip("flashgen.compat.flash_attn_interface")
 
-from tests.torch.packed import LENGTHS, close, forward_and_backward, same, sequences, starts  # noqa: E402
+from tests.torch.packed import LENGTHS, close, forward_and_backward, sequences, starts  # noqa: E402
+from tests.torch.results import same  # noqa: E402
 
 P = 0.3
 
