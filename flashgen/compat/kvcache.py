@@ -10,8 +10,8 @@ import torch
 from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
-from flashgen.torch.kvcache import Asked, attend_to_cache
-from flashgen.torch.replay import RESULTS, again
+from flashgen.torch.kvcache import attend_to_cache
+from flashgen.torch.replay import RESULTS, Asked, again
 
 
 def flash_attn_with_kvcache(

@@ -22,12 +22,10 @@ from flashgen.torch.function import rows_contiguous, wants_gradients
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.ops import library
 from flashgen.torch.programs import Program, check_tensors, program_named
-from flashgen.torch.replay import RESULTS, remember
+from flashgen.torch.replay import RESULTS, Asked, remember
 
 #: Where captured tensors are among the arguments of ``cache_forward``.
 _CAPTURED = 3
-#: The arguments of a function: those that may be tensors, and all others.
-Asked = tuple[tuple[Any, ...], tuple[Any, ...]]
 _PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
 library.define(
     "cache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor q, str program, "

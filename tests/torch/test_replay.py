@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +57,79 @@ def test_the_second_call_attends_to_its_own_tensors(emulated: Any, reference: An
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+RECORDED = {
+    "attention": lambda q, k, v, slopes: fg.attention(q, k, v, mask=fg.causal()),
+    "attention with tensors": lambda q, k, v, slopes: fg.attention(q, k, v, score=fg.alibi(slopes)),
+    "flash_attn_func": lambda q, k, v, slopes: fg.flash_attn_func(q, k, v, causal=True),
+    "flash_attn_func with tensors": lambda q, k, v, slopes: fg.flash_attn_func(q, k, v, alibi_slopes=slopes),
+}
+
+
+@pytest.mark.parametrize("call", RECORDED.values(), ids=RECORDED)
+def test_the_second_call_records_gradients_by_its_own_tensors(emulated: Any, call: Any) -> None:
+    def gradients(seed: int) -> tuple[Any, ...]:
+        inputs = [*(x.requires_grad_() for x in qkv(seed)), torch.linspace(0.1, 0.4, 4).mul(seed).requires_grad_()]
+        out = call(*inputs)
+        return (out.detach(), *torch.autograd.grad(out.square().sum(), inputs, allow_unused=True))
+
+    expected = gradients(5)
+    replay.forget_host()
+    gradients(1)
+    with nothing_found_out():
+        found = gradients(5)
+    assert [x is None for x in found] == [x is None for x in expected]
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter] if torch else ())
+def test_a_call_before_that_recorded_nothing_is_no_reason_to_record_nothing(emulated: Any, kind: Any) -> None:
+    q, k, v = (torch.nn.Parameter(x) if kind is torch.nn.Parameter else x.requires_grad_() for x in qkv())
+    with torch.no_grad():
+        first = fg.attention(q, k, v)
+        with nothing_found_out():
+            assert torch.equal(fg.attention(q, k, v), first)
+    recorded = fg.attention(q, k, v)
+    assert recorded.grad_fn is not None
+    with torch.no_grad():
+        assert fg.attention(q, k, v).grad_fn is None
+    with nothing_found_out():
+        assert fg.attention(q, k, v).grad_fn is not None
+    assert fg.attention(q.detach(), k, v).grad_fn.next_functions[0][0] is None
+
+
+def test_gradients_are_as_reproducible_as_torch_says_now(emulated: Any) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    reproducible = []
+    for switch in (False, True, False):
+        torch.use_deterministic_algorithms(switch)
+        try:
+            for _ in range(2):
+                kernel, *_ = fg.attention(q, k, v).grad_fn.how
+                reproducible.append(kernel.spec.deterministic)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert reproducible == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_autocast_casts_to_what_it_says_now(emulated: Any, records: bool) -> None:
+    q, k, v = (x.requires_grad_(records) for x in qkv())
+    for _ in range(2):
+        for dtype in (torch.float16, torch.bfloat16):
+            with torch.autocast("cpu", dtype):
+                assert fg.attention(q, k, v).dtype is dtype
+
+
+def test_nothing_that_a_call_had_is_kept(emulated: Any) -> None:
+    for records in (False, True):
+        inputs = [*(x.requires_grad_(records) for x in qkv()), torch.zeros(4)]
+        for _ in range(2):
+            inputs.append(fg.flash_attn_func(*inputs[:3], alibi_slopes=inputs[3]))
+        kept = [weakref.ref(x) for x in inputs]
+        del inputs
+        assert [x() for x in kept] == [None] * len(kept)
+
+
 def step(q: Any, caches: Any, seqlens: Any, *new: Any, **options: Any) -> Any:
     return kvcache(q, *caches, *new, cache_seqlens=seqlens, causal=True, num_splits=2, **options)
 
@@ -89,7 +163,7 @@ def test_a_length_that_is_a_number_may_be_another_number(emulated: Any) -> None:
 
 
 def differing() -> dict[str, Any]:
-    """A way of a call to be unlike ``attend(*qkv(), CAUSAL)``, by what differs."""
+    """A way of a call to be unlike ``attention(*qkv(), mask=causal())``, by what differs."""
     q, k, v = qkv()
     wide = torch.zeros(2, 9, 4, 17).half()
     unaligned = torch.zeros(q.numel() + 1).half()[1:].view(q.shape)
@@ -107,8 +181,8 @@ def differing() -> dict[str, Any]:
 @pytest.mark.parametrize("what", differing() if torch else ())
 def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str) -> None:
     q, k, v = qkv()
-    fg.flash_attn_func(q, k, v, causal=True)
-    options = CAUSAL, None, None
+    fg.attention(q, k, v, mask=fg.causal())
+    options = CAUSAL, None, None, None
     assert replay.again((q, k, v), options) is not None
     assert replay.again(differing()[what], options) is None
 
@@ -195,15 +269,15 @@ def test_as_many_calls_are_kept_as_were_made_last(emulated: Any, monkeypatch: py
     given = {i: (halves(1, 3, 1, 16), halves(1, 3, 1, 16), halves(1, 3, 1, 16 * i)[..., :16]) for i in (1, 2, 3)}
     for i in (1, 2, 1, 3):
         fg.attention(*given[i])
-    known = [i for i in given if replay.again(given[i], ((None,) * 4, None, None)) is not None]
+    known = [i for i in given if replay.again(given[i], ((None,) * 4, None, None, None)) is not None]
     assert known == [1, 3]
 
 
 def test_a_torch_without_the_comparison_computes_the_same(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv()
-    expected = fg.flash_attn_func(q, k, v, causal=True)
+    expected = fg.attention(q, k, v, mask=fg.causal())
     replay.forget_host()
     monkeypatch.setattr(replay, "_Guards", None)
     for _ in range(2):
-        assert torch.equal(fg.flash_attn_func(q, k, v, causal=True), expected)
-    assert replay.again((q, k, v), (CAUSAL, None, None)) is None
+        assert torch.equal(fg.attention(q, k, v, mask=fg.causal()), expected)
+    assert replay.again((q, k, v), (CAUSAL, None, None, None)) is None
