@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
+from flashgen.kernel import Kernel
 from flashgen.launch.joined import run
 from flashgen.spec import Mask, Score, Sequences, causal, full, window
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
@@ -170,8 +171,7 @@ def _attend(
     kernel = kernel_for(q, v, what, **options)
     found = kernel.executor.find_forward(q, k, v, scale, None, captured, dropout, sequences)
     how = found, kernel, scale, dropout, arrays_of(sequences), longest_of(sequences)
-    # The emulator looks at where packed sequences begin.
-    if asked is not None and not (packed and kernel.target.on_host):
+    if asked is not None and not (packed and _looks_at_sequences(kernel)):
         recorded = recorded_of(asked[0], how, captured, follows) if gradients else None
         remember(*asked, [(found, ())], recorded=recorded)
     results: tuple[Any, Any]
@@ -183,6 +183,11 @@ def _attend(
     else:
         results = attention_function(q, k, v, how)
     return results
+
+
+def _looks_at_sequences(kernel: Kernel) -> bool:
+    """Whether a kernel's calls look at where packed sequences begin each time: those on the emulator do."""
+    return kernel.target.on_host
 
 
 def _attend_compiled(

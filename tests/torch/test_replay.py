@@ -264,6 +264,28 @@ def test_where_packed_sequences_begin_is_checked_each_time(emulated: Any) -> Non
             varlen(q, k, v, given, given, 9, 9)
 
 
+@pytest.mark.parametrize("with_slopes", [False, True])
+def test_packed_sequences_of_the_second_call_are_its_own(
+    emulated: Any, monkeypatch: pytest.MonkeyPatch, with_slopes: bool
+) -> None:
+    monkeypatch.setattr("flashgen.torch.entry._looks_at_sequences", lambda kernel: False)
+    starts = {1: torch.tensor([0, 4, 9], dtype=torch.int32), 5: torch.tensor([0, 7, 9], dtype=torch.int32)}
+
+    def results(seed: int, records: bool) -> tuple[Any, ...]:
+        inputs = [x[0].clone().requires_grad_(records) for x in qkv(seed)]
+        slopes = torch.linspace(0.1, 0.4, 4).mul(seed) if with_slopes else None
+        out = varlen(*inputs, starts[seed], starts[seed], 9, 9, causal=True, alibi_slopes=slopes)
+        return (out.detach(), *(torch.autograd.grad(out.square().sum(), inputs) if records else ()))
+
+    for records in (False, True):
+        expected = results(5, records)
+        replay.forget_host()
+        results(1, records)
+        with nothing_found_out():
+            found = results(5, records)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_as_many_calls_are_kept_as_were_made_last(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_CALLS_KEPT", 2)
     given = {i: (halves(1, 3, 1, 16), halves(1, 3, 1, 16), halves(1, 3, 1, 16 * i)[..., :16]) for i in (1, 2, 3)}
