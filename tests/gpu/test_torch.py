@@ -47,9 +47,8 @@ def test_flash_attns_function_is_within_the_oracles_bounds(inputs: Any, judge: A
 
 
 def packed(q: Any, k: Any, v: Any) -> Any:
-    starts = torch.tensor([0, 50, q.shape[1]], device="cuda", dtype=torch.int32)
-    sizes = {"max_seqlen_q": 150, "max_seqlen_k": 150, "causal": True, "deterministic": True}
-    return fg.flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, **sizes)
+    starts = [torch.tensor([0, 50, x.shape[1]], device="cuda", dtype=torch.int32) for x in (q, k)]
+    return fg.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 150, 150, causal=True, deterministic=True)
 
 
 def sloped(q: Any, k: Any, v: Any) -> Any:
