@@ -178,13 +178,20 @@ def differing() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("what", differing() if torch else ())
-def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str) -> None:
-    q, k, v = qkv()
+def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str, records: bool) -> None:
+    def recorded(tensors: Any) -> Any:
+        """The same; where gradients are recorded those that want some want none, and the others do."""
+        for x in {id(x): x for x in tensors}.values():
+            x.requires_grad_(x.requires_grad != records)
+        return tensors
+
+    q, k, v = recorded(qkv())
     fg.attention(q, k, v, mask=fg.causal())
     options = CAUSAL, None, None, None
     assert replay.again((q, k, v), options) is not None
-    assert replay.again(differing()[what], options) is None
+    assert replay.again(recorded(differing()[what]), options) is None
 
 
 def test_whose_address_it_is_counts(emulated: Any) -> None:
