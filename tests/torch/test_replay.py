@@ -293,6 +293,28 @@ def test_packed_sequences_of_the_second_call_are_its_own(
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_how_many_keys_are_in_pages_is_looked_at_each_time(emulated: Any) -> None:
+    q, pages, table = halves(6, 4, 16), halves(2, 6, 5, 2, 16).unbind(), torch.tensor([[4, 0, 2], [1, 5, 3]]).int()
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+
+    def call(*keys: int) -> Any:
+        counted = torch.tensor([0, *keys], dtype=torch.int32)
+        return varlen(q, *pages, starts, counted, 4, 15, causal=True, block_table=table)
+
+    expected = call(7, 20)
+    replay.forget_host()
+    other = call(9, 24)
+    with nothing_found_out():
+        assert torch.equal(call(7, 20), expected)
+    assert not torch.equal(other, expected)
+    seqlens = torch.tensor([7, 13], dtype=torch.int32)
+    each = [
+        kvcache(q[None, i:j], *pages, cache_seqlens=seqlens[n : n + 1], block_table=table[n : n + 1], causal=True)
+        for n, (i, j) in enumerate(((0, 2), (2, 6)))
+    ]
+    assert torch.allclose(torch.cat(each, 1)[0].float(), expected.float(), atol=2e-3)
+
+
 def test_as_many_calls_are_kept_as_were_made_last(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_CALLS_KEPT", 2)
     given = {i: (halves(1, 3, 1, 16), halves(1, 3, 1, 16), halves(1, 3, 1, 16 * i)[..., :16]) for i in (1, 2, 3)}
