@@ -4,12 +4,14 @@
 
 Imports and builds are timed inside fresh processes, with bytecode caches. The best of N is what counts, since
 everything that disturbs a measurement makes it longer; the median beside it says how disturbed they were.
-Launching needs a GPU and torch (for the tensors); without them those rows say so.
+Launching needs a GPU and torch (for the tensors); without them those rows say so. Calls are timed in a seventh as many
+processes, 20 at once, over and over; a figure is the best of a process.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -72,70 +74,64 @@ get_driver().capability(current_device())
 print(time.perf_counter() - start)
 """
 
-# One call of a kernel, or by torch's side; with gradients it is the forward call, which records them.
+# Calls of a kernel, and by torch's side; with gradients it is the forward call, which records them. Windows are short:
+# longer ones than the slice of time that a processor gives to one process are hardly ever left alone on a busy machine.
 LAUNCH = """
-import time, torch
+import json, time, torch
 import flashgen as fg
 kernel = fg.build(fg.AttentionSpec(64, mask=fg.causal()))
 mask, capped = fg.causal(), fg.softcap(20.0)
 q, k, v = (torch.randn(1, 64, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-for x in (q, k, v):
-    x.requires_grad_(GRADIENTS)
-rows = [x.detach()[0].requires_grad_(GRADIENTS) for x in (q, k, v)]
+rows = [x[0] for x in (q, k, v)]
+recorded, recorded_rows = ([x.detach().clone().requires_grad_() for x in some] for some in ((q, k, v), rows))
 starts = torch.tensor([0, 30, 64], device="cuda", dtype=torch.int32)
 token, new_k, new_v = torch.randn(3, 2, 1, 1, 64, device="cuda", dtype=torch.bfloat16)
 caches = [torch.zeros(2, 4096, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
 lengths = torch.tensor([20, 4000], device="cuda", dtype=torch.int32)
 pages, table = [x.view(512, 16, 1, 64) for x in caches], torch.arange(8, device="cuda", dtype=torch.int32).view(2, 4)
-def call():
-    CALL
-for _ in range(100):
-    call()
-calls, best = 200, float("inf")
-for _ in range(50):
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
+calls = [CALLS]
+for call in calls:
+    for _ in range(100):
         call()
-    best = min(best, (time.perf_counter() - start) / calls)
-print(best)
+best, count = [float("inf")] * len(calls), 20
+for turn in range(10):
+    for i, call in enumerate(calls):
+        torch.cuda.synchronize()
+        call()
+        for window in range(40):
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            best[i] = min(best[i], (time.perf_counter() - start) / count)
+print(json.dumps(best))
 """
-#: What is called, whether gradients are recorded, and how many microseconds it may take, if that is demanded.
+#: What is called, and how many microseconds it may take, if that is demanded.
 LAUNCHES = {
-    "one call of a kernel": ("kernel(q, k, v)", False, 15),
-    "fg.attention": ("fg.attention(q, k, v, mask=mask)", False, 25),
-    "fg.attention, softcap": ("fg.attention(q, k, v, mask=mask, score=capped)", False, 25),
-    "fg.flash_attn_func": ("fg.flash_attn_func(q, k, v, causal=True)", False, 25),
+    "one call of a kernel": ("kernel(q, k, v)", 15),
+    "fg.attention": ("fg.attention(q, k, v, mask=mask)", 25),
+    "fg.attention, softcap": ("fg.attention(q, k, v, mask=mask, score=capped)", 25),
+    "fg.flash_attn_func": ("fg.flash_attn_func(q, k, v, causal=True)", 25),
     "fg.flash_attn_with_kvcache": (
         "fg.flash_attn_with_kvcache(token, *caches, cache_seqlens=lengths, causal=True)",
-        False,
         25,
     ),
     # Two calls of kernels: one puts the token into the cache.
     "fg.flash_attn_with_kvcache, a new token": (
         "fg.flash_attn_with_kvcache(token, *caches, new_k, new_v, cache_seqlens=lengths, causal=True)",
-        False,
         None,
     ),
-    "fg.flash_attn_varlen_func": ("fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)", False, 25),
+    "fg.flash_attn_varlen_func": ("fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)", 25),
     "fg.flash_attn_varlen_func, keys in pages": (
         "fg.flash_attn_varlen_func(rows[0], *pages, starts, starts, 34, 34, causal=True, block_table=table)",
-        False,
         25,
     ),
-    "fg.attention, recording gradients": ("fg.attention(q, k, v, mask=mask)", True, 50),
-    "fg.flash_attn_func, recording gradients": ("fg.flash_attn_func(q, k, v, causal=True)", True, 50),
+    "fg.attention, recording gradients": ("fg.attention(*recorded, mask=mask)", 50),
+    "fg.flash_attn_func, recording gradients": ("fg.flash_attn_func(*recorded, causal=True)", 50),
     "fg.flash_attn_varlen_func, recording gradients": (
-        "fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)",
-        True,
+        "fg.flash_attn_varlen_func(*recorded_rows, starts, starts, 34, 34, causal=True)",
         50,
     ),
 }
-
-
-def launch(call: str, gradients: bool) -> str:
-    """The code that times a call."""
-    return LAUNCH.replace("CALL", call).replace("GRADIENTS", str(gradients))
 
 
 @dataclass(frozen=True)
@@ -201,13 +197,21 @@ def _reason(errors: str) -> str:
 def timed(name: str, limit: float | None, repeat: int, measure: Callable[[], float], unit: str = "ms") -> Figure:
     """A row for a time in seconds; one that could not be measured says why."""
     scale = {"ms": 1e3, "us": 1e6}[unit]
-    shown = f"{limit:g} {unit}" if limit else ""
     try:
         values = [measure() * scale for _ in range(repeat)]
     except subprocess.CalledProcessError as error:
-        return Figure(name, shown, f"not measured: {_reason(error.stderr)}")
+        return _not_measured(name, limit, error, unit)
     best, median = min(values), statistics.median(values)
+    shown = _shown(limit, unit)
     return Figure(name, shown, f"{best:.1f} {unit}", f"{median:.1f} {unit}", best < limit if limit else None)
+
+
+def _not_measured(name: str, limit: float | None, error: subprocess.CalledProcessError, unit: str) -> Figure:
+    return Figure(name, _shown(limit, unit), f"not measured: {_reason(error.stderr)}")
+
+
+def _shown(limit: float | None, unit: str) -> str:
+    return f"{limit:g} {unit}" if limit else ""
 
 
 def imports(repeat: int) -> Iterator[Figure]:
@@ -240,9 +244,16 @@ def cold_builds(repeat: int) -> Iterator[Figure]:
 
 
 def launches(repeat: int) -> Iterator[Figure]:
-    """What a call costs; each row is the best of many rounds in one process."""
-    for name, (call, gradients, limit) in LAUNCHES.items():
-        yield timed(name, limit, 1, partial(seconds, launch(call, gradients)), "us")
+    """What a call costs; all take turns in each process, so that a busy second is none of one row's alone."""
+    code = LAUNCH.replace("CALLS", ", ".join(f"lambda: {call}" for call, _ in LAUNCHES.values()))
+    count = -(-repeat // 7)
+    try:
+        best = [json.loads(python(code).splitlines()[-1]) for _ in range(count)]
+    except subprocess.CalledProcessError as error:
+        yield from (_not_measured(name, limit, error, "us") for name, (_, limit) in LAUNCHES.items())
+        return
+    for (name, (_, limit)), values in zip(LAUNCHES.items(), zip(*best, strict=True), strict=True):
+        yield timed(name, limit, count, iter(values).__next__, "us")
 
 
 #: The table's parts by what ``--rows`` calls them.

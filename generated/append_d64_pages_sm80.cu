@@ -1260,7 +1260,7 @@ struct CachedSequence {
   // What an array says is never taken for more than there is room for.
   template <class Params>
   FLASHGEN_DEVICE static CachedSequence of(const Params& p, i32 sequence) {
-    const i32 end = smaller(before(p, sequence) + p.appended, p.len_kv);
+    const i32 end = smaller(keys_of(p, sequence) + p.appended, p.len_kv);
     const i32 first = p.cache_leftpad == nullptr ? 0 : larger(0, smaller(p.cache_leftpad[sequence], end));
     const Range queries = queries_of(p, sequence);
     return {row_of(p, sequence), first, queries.begin, queries.size(), end - first};
@@ -1283,6 +1283,13 @@ struct CachedSequence {
   template <class Params>
   FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
+  }
+
+  // The same where an array may say how many keys all sequences before this one have.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+    if (p.cu_seqlens_k == nullptr) return before(p, sequence);
+    return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
   }
 };
 

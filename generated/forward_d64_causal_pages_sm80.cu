@@ -1685,7 +1685,7 @@ struct CachedSequence {
   // What an array says is never taken for more than there is room for.
   template <class Params>
   FLASHGEN_DEVICE static CachedSequence of(const Params& p, i32 sequence) {
-    const i32 end = smaller(before(p, sequence) + p.appended, p.len_kv);
+    const i32 end = smaller(keys_of(p, sequence) + p.appended, p.len_kv);
     const i32 first = p.cache_leftpad == nullptr ? 0 : larger(0, smaller(p.cache_leftpad[sequence], end));
     const Range queries = queries_of(p, sequence);
     return {row_of(p, sequence), first, queries.begin, queries.size(), end - first};
@@ -1708,6 +1708,13 @@ struct CachedSequence {
   template <class Params>
   FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
+  }
+
+  // The same where an array may say how many keys all sequences before this one have.
+  template <class Params>
+  FLASHGEN_DEVICE static i32 keys_of(const Params& p, i32 sequence) {
+    if (p.cu_seqlens_k == nullptr) return before(p, sequence);
+    return larger(0, smaller(p.cu_seqlens_k[sequence + 1] - p.cu_seqlens_k[sequence], p.len_kv));
   }
 };
 
@@ -1886,6 +1893,8 @@ struct Params {
   const i32* block_table;
   // where its queries begin among those of all; null: they have a batch of their own
   const i32* cu_seqlens_q;
+  // how many keys all before it have, instead of cache_seqlens; null: that says it
+  const i32* cu_seqlens_k;
   // of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)
   float* o_partial;
   // and its log-sum-exp, (splits, batch, heads_q, len_q)
@@ -1921,7 +1930,7 @@ struct Params {
   i32 corner_upper;
   float scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 280, "the launcher packs Params into 280 bytes");
+static_assert(sizeof(Params) == 288, "the launcher packs Params into 288 bytes");
 
 namespace smem {
 constexpr u32 kQ = 0;      // Q_i

@@ -13,6 +13,7 @@ from flashgen.spec.sequences import LENGTH_LIMIT
 from flashgen.torch.entry import attend
 from flashgen.torch.forms import Form, attend_by_form
 from flashgen.torch.packed import check_sequences
+from flashgen.torch.replay import Asked
 
 
 def attention(
@@ -29,15 +30,16 @@ def attention(
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
     state: Any = None,
+    asked: Asked | None = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
     limits = limits_of(causal, window_size)
     reproducible = True if deterministic else None
     if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        return attend(q, k, v, (*limits, None, None), scale, reproducible, dropout_p, sequences, state)
+        return attend(q, k, v, (*limits, None, None), scale, reproducible, dropout_p, sequences, state, asked)
     starts = None if sequences is None else sequences.cu_seqlens_q
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, starts)
-    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state)
+    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state, asked)
 
 
 def form_of(

@@ -10,8 +10,8 @@ import torch
 from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
-from flashgen.torch.kvcache import Asked, attend_to_cache
-from flashgen.torch.replay import RESULTS, again
+from flashgen.torch.kvcache import attend_to_cache
+from flashgen.torch.replay import RESULTS, Asked, again
 
 
 def flash_attn_with_kvcache(
@@ -139,17 +139,16 @@ def attend_to_pages(
     alibi_slopes: Any,
 ) -> tuple[Any, Any]:
     """``(out, lse)`` of packed queries that attend to keys in pages, of which each sequence has its own number."""
-    check_tensors(cu_seqlens_k=cu_seqlens_k)
-    seqlens = cu_seqlens_k.diff()
-    given = q, k, v, seqlens, block_table, cu_seqlens_q, alibi_slopes
+    given = q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, alibi_slopes
     rules = "pages", max_seqlen_q, scale, causal, window_size, softcap
     found = again(given, rules)
     if found is not None:
         return found[0], found[1]
+    check_tensors(cu_seqlens_k=cu_seqlens_k)
     result: tuple[Any, Any] = with_kvcache(
         *(q, k, v, None, None),
         rotary=None,
-        cache=cache_of(q, seqlens, None, None, block_table, 0, cu_seqlens_q, max_seqlen_q),
+        cache=cache_of(q, None, None, None, block_table, 0, cu_seqlens_q, max_seqlen_q, cu_seqlens_k),
         scale=scale,
         causal=causal,
         window_size=window_size,
@@ -177,11 +176,13 @@ def cache_of(
     num_splits: int,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
+    cu_seqlens_k: Any = None,
 ) -> KVCache:
     """Where the keys of each sequence lie."""
     longest = 0 if cu_seqlens_q is None else whole(max_seqlen_q) or max(q.shape[0], 1)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
-    return KVCache(*places, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest)
+    of_queries = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": longest}
+    return KVCache(*places, num_splits=num_splits, **of_queries, cu_seqlens_k=cu_seqlens_k)
 
 
 def rotary_of(

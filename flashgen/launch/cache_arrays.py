@@ -8,7 +8,7 @@ from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.plan.cache import PACKED_QUERIES, cache_arrays
+from flashgen.plan.cache import COUNTED_KEYS, PACKED_QUERIES, cache_arrays
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
@@ -32,7 +32,7 @@ class GivenArrays:
             )
         pattern = (
             *(cache.seqlens is None, cache.batch_idx is None, cache.leftpad is None),
-            *(cache.block_table is None, cache.cu_seqlens_q is None),
+            *(cache.block_table is None, cache.cu_seqlens_q is None, cache.cu_seqlens_k is None),
         )
         found = self._known.get(pattern)
         if found is None:
@@ -77,7 +77,7 @@ def _problems(arrays: Sequence[ArrayInfo], batch: int, q: ArrayInfo, k: ArrayInf
     has_rows = any(a.name == "cache_batch_idx" for a in arrays)
     table = next((a for a in arrays if a.name == "block_table"), None)
     for a in arrays:
-        label, size = f"cache.{a.name.removeprefix(_PREFIX)}", batch + (a.name == PACKED_QUERIES)
+        label, size = f"cache.{a.name.removeprefix(_PREFIX)}", batch + (a.name in (PACKED_QUERIES, COUNTED_KEYS))
         if a.device != q.device:
             yield f"{label} is on {a.where}, and q on {q.where}; move it there"
         if a.name == "block_table":

@@ -173,6 +173,18 @@ class CudaDriver:
         return pointer
 
 
+#: Asked for once: it takes a system call, and every launch looks at it.
+_this_process = os.getpid()
+
+
+def _forked() -> None:
+    global _this_process
+    _this_process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
 _driver: CudaDriver | None = None
 _lock = threading.Lock()
 
@@ -189,7 +201,7 @@ def get_driver() -> CudaDriver:
 
 def check_process(process: int) -> None:
     """CUDA does not survive a fork: refuses to go on in a child of the process that started it."""
-    if os.getpid() != process:
+    if _this_process != process:
         raise LaunchError(
             "this process was forked from one that had already started CUDA, which does not survive a fork; "
             "start workers with the 'spawn' method (multiprocessing.set_start_method('spawn'))"

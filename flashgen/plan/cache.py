@@ -11,8 +11,8 @@ from flashgen.spec import AttentionSpec, full
 
 #: Where the splits of a call leave their results.
 PARTIALS = ("o_partial", "lse_partial")
-#: Says where those of each sequence begin.
-PACKED_QUERIES = "cu_seqlens_q"
+#: Say where the queries of each sequence begin, and how many keys all before it have.
+PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
 _WARPS = 4
 _APPENDED_ROWS = 8
 _CORNER_NOTE = "the band of what is aligned at the top left; band_...: at the bottom right"
@@ -25,6 +25,7 @@ _NOTES = {
     "cache_leftpad": "how many of its first keys are not there; null: none",
     "block_table": _TABLE_NOTE,
     "cu_seqlens_q": "where its queries begin among those of all; null: they have a batch of their own",
+    "cu_seqlens_k": "how many keys all before it have, instead of cache_seqlens; null: that says it",
 }
 
 
@@ -34,7 +35,7 @@ def cache_arrays(spec: AttentionSpec) -> tuple[str, ...]:
     Any but the table of pages may be left out.
     """
     table = ("block_table",) if spec.cache == "paged" else ()
-    return ("cache_seqlens", "cache_batch_idx", "cache_leftpad", *table, PACKED_QUERIES)
+    return ("cache_seqlens", "cache_batch_idx", "cache_leftpad", *table, PACKED_QUERIES, COUNTED_KEYS)
 
 
 def with_cache(kernel: KernelPlan) -> KernelPlan:
@@ -71,7 +72,7 @@ def plan_cache(forward: KernelPlan) -> tuple[KernelPlan, ...]:
 def _append(forward: KernelPlan) -> KernelPlan:
     spec = forward.spec
     tables = [
-        *(p for p in _places(spec) if p.name not in ("cache_leftpad", PACKED_QUERIES)),
+        *(p for p in _places(spec) if p.name not in ("cache_leftpad", PACKED_QUERIES, COUNTED_KEYS)),
         Param("rotary_positions", "void*", "const i32*", "of the first new key and query; null: cache_seqlens"),
         Param("rotary_cos", "void*", "const element_t*", "(positions, rotary_dim / 2)"),
         Param("rotary_sin", "void*", "const element_t*"),

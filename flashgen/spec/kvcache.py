@@ -23,9 +23,10 @@ class KVCache:
     page ``block_table[row, j // page_size]``, where the rows of the table are taken like those of a contiguous cache.
     Pages may have any size, and what the table says beyond a sequence's length is never looked at.
 
-    Of sequence i the keys before ``seqlens[i]`` are there (without ``seqlens``: as many as there is room for), and of
-    these all from ``leftpad[i]`` on. ``appended`` more were just put behind them by ``Kernel.append``. Masks count keys
-    from ``leftpad`` on, and the last key is that of the last query.
+    Of sequence i the keys before ``seqlens[i]`` are there (without ``seqlens``: as many as there is room for; with
+    ``cu_seqlens_k`` instead: as many as ``cu_seqlens_k[i + 1] - cu_seqlens_k[i]``), and of these all from
+    ``leftpad[i]`` on. ``appended`` more were just put behind them by ``Kernel.append``. Masks count keys from
+    ``leftpad`` on, and the last key is that of the last query.
 
     Queries are ``(batch, len_q, heads_q, head_dim)``, or with ``cu_seqlens_q`` those of sequence i are rows
     ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` of ``(total_q, heads_q, head_dim)``, at most ``max_seqlen_q``; the
@@ -43,11 +44,12 @@ class KVCache:
     num_splits: int = 0
     cu_seqlens_q: Any = None
     max_seqlen_q: int = 0
+    cu_seqlens_k: Any = None
 
     def __post_init__(self) -> None:
         appended, splits, longest = self.appended, self.num_splits, self.max_seqlen_q
         are_ints = type(appended) is type(splits) is type(longest) is int
-        are_arrays = self.cu_seqlens_q is None and (self.seqlens is not None or not appended)
+        are_arrays = self.cu_seqlens_q is self.cu_seqlens_k is None and (self.seqlens is not None or not appended)
         if are_ints and are_arrays and 0 <= appended <= _MOST_KEYS and 0 <= splits <= MOST_SPLITS and not longest:
             return
         problems = []
@@ -57,6 +59,8 @@ class KVCache:
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to {most}")
         if self.appended and self.seqlens is None:
             problems.append("appended keys lie behind those that were there; say in seqlens how many these were")
+        if self.seqlens is not None and self.cu_seqlens_k is not None:
+            problems.append("seqlens and cu_seqlens_k both say how many keys there are; pass one of them")
         if (self.cu_seqlens_q is None) != (not self.max_seqlen_q):
             problems.append(f"cu_seqlens_q and max_seqlen_q={self.max_seqlen_q} go together; pass both, or neither")
         if problems:

@@ -10,14 +10,20 @@ import torch
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
 from flashgen.launch.joined import run
-from flashgen.spec import Dropout, Mask, Score, Sequences, causal, full, window
+from flashgen.spec import Mask, Score, Sequences, causal, full, window
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
-from flashgen.torch.function import attention_function, program_function, rows_contiguous, wants_gradients
+from flashgen.torch.function import (
+    attention_function,
+    program_function,
+    recorded_of,
+    rows_contiguous,
+    wants_gradients,
+)
 from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
 from flashgen.torch.packed import arrays_of, check_sequences, longest_of
 from flashgen.torch.programs import Program, check_tensors, limits_of, mask_of, program_of, score_of
 from flashgen.torch.randomness import drawn_state, dropout_of
-from flashgen.torch.replay import again, remember
+from flashgen.torch.replay import Asked, again, remember
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LAYOUTS = ("bshd", "bhsd")
@@ -88,35 +94,28 @@ def attend(
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
     state: Any = None,
+    asked: Asked | None = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)`` through the short door where nobody watches, else through the dispatcher.
 
-    ``state`` decides which pairs are dropped; it is drawn where none is given.
+    ``state`` decides which pairs are dropped; it is drawn where none is given. ``asked`` is what the call is remembered
+    by, where somebody looked already whether there was one like it.
     """
-    given, rules = (q, k, v, *arrays_of(sequences)), (what, scale, longest_of(sequences))
-    gradients = wants_gradients(q, k, v)
-    if not gradients and dropout_p == 0.0:
-        found = again(given, rules)
+    if asked is None and dropout_p == 0.0:
+        asked = (q, k, v, *arrays_of(sequences)), (what, scale, deterministic, longest_of(sequences))
+        found = again(*asked)
         if found is not None:
             return found[0], found[1]
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_compiling() or is_watched(q, k, v):
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
         if sequences is not None or isinstance(what, str):
             text = what if isinstance(what, str) else compiled.text(None, None, *[compiled.constant(n) for n in what])
             return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences, state)
         state = drawn_state(dropout_p, q, state)
         result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *what, deterministic, dropout_p, state)
         return result
-    q, k, v = _ready(q, k, v)
-    packed = sequences is not None
-    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
-    drops = dropout is not None
-    kernel = kernel_for(q, v, what, gradients=gradients, deterministic=deterministic, drops=drops, packed=packed)
-    if gradients:
-        results: tuple[Any, Any] = attention_function(q, k, v, (kernel, scale, dropout, sequences))
-        return results
-    return _attend(kernel, q, k, v, scale, dropout, sequences, {}, (given, rules))
+    return _attend(*_ready(q, k, v), what, {}, scale, deterministic, dropout_p, sequences, state, asked)
 
 
 def attend_program(
@@ -130,55 +129,65 @@ def attend_program(
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
     state: Any = None,
+    asked: Asked | None = None,
 ) -> tuple[Any, Any]:
     """The same for a mask or a score that is an expression, with the tensors that it captured."""
     if not captured:
-        return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences, state)
-    given = (q, k, v, *captured, *arrays_of(sequences))
-    rules = program.text, scale, longest_of(sequences), len(captured)
-    gradients = wants_gradients(q, k, v, *captured)
-    if not gradients and dropout_p == 0.0:
-        found = again(given, rules)
+        return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences, state, asked)
+    if asked is None and dropout_p == 0.0:
+        rules = program.text, scale, deterministic, longest_of(sequences), len(captured)
+        asked = (q, k, v, *captured, *arrays_of(sequences)), rules
+        found = again(*asked)
         if found is not None:
             return found[0], found[1]
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
     watched = is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):
         return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p, sequences, state)
-    q, k, v = _ready(q, k, v)
-    packed = sequences is not None
-    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
-    drops = dropout is not None
-    options = {"gradients": gradients, "deterministic": deterministic, "drops": drops, "packed": packed}
-    kernel = kernel_for(q, v, program.text, **options)
-    if gradients:
-        how = kernel, scale, dropout, sequences
-        results: tuple[Any, Any] = program_function(q, k, v, how, program.names, *captured)
-        return results
     named = dict(zip(program.names, captured, strict=True))
-    return _attend(kernel, q, k, v, scale, dropout, sequences, named, (given, rules))
+    return _attend(*_ready(q, k, v), program.text, named, scale, deterministic, dropout_p, sequences, state, asked)
 
 
 def _attend(
-    kernel: Kernel,
     q: Any,
     k: Any,
     v: Any,
-    scale: float | None,
-    dropout: Dropout | None,
-    sequences: Sequences | None,
+    what: What,
     captured: dict[str, Any],
-    asked: tuple[Any, Any],
+    scale: float | None,
+    deterministic: bool | None,
+    dropout_p: float,
+    sequences: Sequences | None,
+    state: Any,
+    asked: Asked | None,
 ) -> tuple[Any, Any]:
-    """``(out, lse)`` without gradients, remembered for calls that ask the same and drop nothing."""
+    """``(out, lse)`` of tensors as kernels take them, remembered for calls that ask the same and drop nothing."""
+    follows = torch.are_deterministic_algorithms_enabled() if deterministic is None else None
+    reproducible = bool(follows if deterministic is None else deterministic)
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
+    gradients = wants_gradients(q, k, v, *captured.values())
+    drops, packed = dropout is not None, sequences is not None
+    options = {"gradients": gradients, "deterministic": reproducible, "drops": drops, "packed": packed}
+    kernel = kernel_for(q, v, what, **options)
     found = kernel.executor.find_forward(q, k, v, scale, None, captured, dropout, sequences)
-    made = run(found, q)
-    # What was cast is cast anew each time, and the emulator looks at where packed sequences begin.
-    if dropout is None and q is asked[0][0] and (sequences is None or not kernel.target.on_host):
-        remember(*asked, [(found, made)])
-    return made[0], made[1]
+    how = found, kernel, scale, dropout, arrays_of(sequences), longest_of(sequences)
+    if asked is not None and not (packed and _looks_at_sequences(kernel)):
+        recorded = recorded_of(asked[0], how, captured, follows) if gradients else None
+        remember(*asked, [(found, ())], recorded=recorded)
+    results: tuple[Any, Any]
+    if not gradients:
+        out, lse, *_ = run(found, q)
+        results = out, lse
+    elif captured:
+        results = program_function(q, k, v, how, tuple(captured), *captured.values())
+    else:
+        results = attention_function(q, k, v, how)
+    return results
+
+
+def _looks_at_sequences(kernel: Kernel) -> bool:
+    """Whether a kernel's calls look at where packed sequences begin each time: those on the emulator do."""
+    return kernel.target.on_host
 
 
 def _attend_compiled(

@@ -13,6 +13,7 @@ from flashgen.spec import sink as sink_of
 from flashgen.torch.compiled import constant
 from flashgen.torch.entry import attend_program, by_operator
 from flashgen.torch.programs import Program, program_of
+from flashgen.torch.replay import Asked
 
 
 class Form(NamedTuple):
@@ -103,6 +104,7 @@ def attend_by_form(
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
     state: Any = None,
+    asked: Asked | None = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
     if torch.compiler.is_compiling():
@@ -110,7 +112,7 @@ def attend_by_form(
         return by_operator(q, k, v, given, text, scale, deterministic, dropout_p, sequences, state)
     program, order = program_for(form)
     captured = tuple(tensors[i] for i in order)
-    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences, state)
+    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences, state, asked)
 
 
 def _mask(tensor: Any, axes: str) -> Mask:

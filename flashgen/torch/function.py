@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from flashgen.kernel import Kernel
+from flashgen.launch.joined import Found, run
+from flashgen.spec import Dropout
 from flashgen.torch.gradients import backward_with_captured
-from flashgen.torch.packed import arrays_of, longest_of, sequences_of
+from flashgen.torch.packed import sequences_of
 
-#: Kernel, scale, Dropout and Sequences: one argument, since torch takes time for each.
-How = tuple[Any, float | None, Any, Any]
+#: The forward call, and for the backward one kernel, scale, Dropout, where packed sequences are and how long they may
+#: be: one argument, since torch takes time for each.
+How = tuple[Found, Kernel, float | None, Dropout | None, Sequence[Any], tuple[int, int] | None]
+
+
+class Recorded(NamedTuple):
+    """How gradients are recorded of calls that are like one before, and what is where among their arguments."""
+
+    kernel: Kernel
+    scale: float | None
+    #: Those of the captured tensors.
+    names: tuple[str, ...]
+    captured: tuple[int | None, ...]
+    #: Where packed sequences are; None for what is missing.
+    starts: tuple[int | None, ...]
+    longest: tuple[int, int] | None
+    #: What torch's switch has to say, where the call followed it.
+    deterministic: bool | None
+
+
+def recorded_of(given: Sequence[Any], how: How, captured: Mapping[str, Any], follows: bool | None) -> Recorded:
+    """What calls like one that records gradients need; ``given`` are the arguments of this one."""
+    _, kernel, scale, _, starts, longest = how
+    places = {id(x): i for i, x in enumerate(given) if x is not None}
+    of_captured, of_starts = ([places.get(id(x)) for x in some] for some in (captured.values(), starts))
+    return Recorded(kernel, scale, tuple(captured), tuple(of_captured), tuple(of_starts), longest, follows)
+
+
+def recorded_again(found: Found, given: Sequence[Any], recorded: Recorded) -> tuple[Any, Any]:
+    """``(out, lse)`` of a call that was found, of which ``given`` are the arguments: q, k, v and others."""
+    q, k, v = given[:3]
+    kernel, scale, names, captured, starts, longest, _ = recorded
+    how = found, kernel, scale, None, [None if i is None else given[i] for i in starts], longest
+    results: tuple[Any, Any]
+    if names:
+        results = program_function(q, k, v, how, names, *[None if i is None else given[i] for i in captured])
+    else:
+        results = attention_function(q, k, v, how)
+    return results
 
 
 def rows_contiguous(x: Any) -> Any:
@@ -43,14 +84,11 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, how: How) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        kernel, scale, dropout, sequences = how
-        out, lse = kernel(q, k, v, scale=scale, dropout=dropout, sequences=sequences)
+        found, kernel, scale, dropout, starts, longest = how
+        out, lse, *_ = run(found, q)
         ctx.set_materialize_grads(False)
-        if sequences is None:
-            ctx.save_for_backward(q, k, v, out, lse)
-        else:
-            ctx.save_for_backward(q, k, v, out, lse, *arrays_of(sequences))
-        ctx.how = kernel, scale, dropout, longest_of(sequences)
+        ctx.save_for_backward(q, k, v, out, lse, *starts)
+        ctx.how = kernel, scale, dropout, longest
         return out, lse
 
     @staticmethod
@@ -78,12 +116,11 @@ class ProgramFunction(torch.autograd.Function):
         *captured: Any,
     ) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        kernel, scale, dropout, sequences = how
-        given = dict(zip(names, captured, strict=True))
-        out, lse = kernel(q, k, v, scale=scale, captured=given, dropout=dropout, sequences=sequences)
+        found, kernel, scale, dropout, starts, longest = how
+        out, lse, *_ = run(found, q)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, out, lse, *captured, *arrays_of(sequences))
-        ctx.how, ctx.names = (kernel, scale, dropout, longest_of(sequences)), names
+        ctx.save_for_backward(q, k, v, out, lse, *captured, *starts)
+        ctx.how, ctx.names = (kernel, scale, dropout, longest), names
         return out, lse
 
     @staticmethod

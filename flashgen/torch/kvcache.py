@@ -22,12 +22,10 @@ from flashgen.torch.function import rows_contiguous, wants_gradients
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.ops import library
 from flashgen.torch.programs import Program, check_tensors, program_named
-from flashgen.torch.replay import RESULTS, remember
+from flashgen.torch.replay import RESULTS, Asked, remember
 
 #: Where captured tensors are among the arguments of ``cache_forward``.
 _CAPTURED = 3
-#: The arguments of a function: those that may be tensors, and all others.
-Asked = tuple[tuple[Any, ...], tuple[Any, ...]]
 _PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
 library.define(
     "cache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor q, str program, "
@@ -71,7 +69,8 @@ def attend_to_cache(
                 remember(*asked, parts, wanted)
             _, (out, lse, *_) = parts[-1]
             return out, lse
-    places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table
+    seqlens = cache.seqlens if cache.cu_seqlens_k is None else cache.cu_seqlens_k.diff()
+    places = seqlens, cache.batch_idx, cache.leftpad, cache.block_table
     appended = 0
     if k is not None:
         angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
@@ -108,11 +107,11 @@ def _attend(
 
 def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
     """The same for so many new keys, with the numbers of each row side by side, as kernels take them."""
-    arrays = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q
+    arrays = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q, cache.cu_seqlens_k
     if not appended and all([x is None or x.is_contiguous() for x in arrays]):  # noqa: C419 (takes half the time)
         return cache
-    seqlens, rows, leftpad, table, starts = map(_plain, arrays)
-    return KVCache(seqlens, rows, leftpad, table, appended, cache.num_splits, starts, cache.max_seqlen_q)
+    seqlens, rows, leftpad, table, starts, keys = map(_plain, arrays)
+    return KVCache(seqlens, rows, leftpad, table, appended, cache.num_splits, starts, cache.max_seqlen_q, keys)
 
 
 def _put(

@@ -15,18 +15,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.launch.array import Framework, low_bits
+from flashgen.launch.array import MAX_ACCESS_BYTES, Framework
 from flashgen.launch.call import Call
 from flashgen.launch.joined import Part, joined, taken
 from flashgen.launch.target import Target
+from flashgen.torch.function import Recorded, recorded_again
 
+#: The arguments of a function: those that may be tensors, and all others.
+Asked = tuple[tuple[Any, ...], tuple[Any, ...]]
 #: What the results of a call are called.
 RESULTS = ("o", "lse")
 _is_compiling = torch.compiler.is_compiling
+_is_deterministic = torch.are_deterministic_algorithms_enabled
 #: None in a torch that has it no more.
 _Guards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 #: How many combinations of options and shapes are remembered, and how many calls with the same ones.
 _KEYS_KEPT, _CALLS_KEPT = 1024, 16
+_LOW = MAX_ACCESS_BYTES - 1
 
 
 class _Replay(NamedTuple):
@@ -38,61 +43,95 @@ class _Replay(NamedTuple):
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     #: Where arguments were the same tensor as others.
     same: tuple[tuple[int, int], ...]
-    #: Of the address of each.
-    low_bits: tuple[int, ...]
+    #: Of the address of each; those of other alignments may need other kernels.
+    low_bits: list[int]
+    #: Whether gradients by one of them are wanted as soon as torch records any.
+    requires_grad: bool
+    #: What autocast made of tensors, where it was on: a tensor that is none of these would be cast.
+    autocast: tuple[str, torch.dtype] | None
     target: Target
     framework: Framework
     call: Call
+    #: How gradients are recorded, where they are wanted.
+    recorded: Recorded | None
+
+    def is_right_now(self) -> bool:
+        """Whether torch's switches that tensors do not show are where they were."""
+        if self.requires_grad and torch.is_grad_enabled() != (self.recorded is not None):
+            return False
+        if self.autocast is not None and torch.get_autocast_dtype(self.autocast[0]) != self.autocast[1]:
+            return False
+        return self.recorded is None or self.recorded.deterministic in (None, _is_deterministic())
 
 
 _replays: dict[Any, tuple[_Replay, ...]] = {}
 
 
-def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> list[Any] | None:
-    """The results of a call, where there was one like it.
+def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> Sequence[Any] | None:
+    """The results of a call, where there was one like it; gradients are recorded where they are wanted.
 
-    ``given`` are the arguments that may be tensors, two at least of which are, and ``options`` all others.
+    ``given`` are the arguments that may be tensors, of which the first two are, and ``options`` all others.
     """
     if _is_compiling():
         return None
-    replays = _known(_key(given, options)) or ()
+    try:
+        replays = _replays.get(_key(given, options), ())
+    except (AttributeError, TypeError):
+        # No tensors, or something that is no constant, such as a list.
+        return None
     for replay in replays:
-        matches, pick, same, bits, target, framework, call = replay
+        matches, pick, same, bits, requires_grad, autocast, target, framework, call, recorded = replay
         tensors = pick(given)
         if matches(*tensors) and (not same or all([given[i] is given[j] for i, j in same])):  # noqa: C419 (quicker)
             pointers = [x.data_ptr() for x in tensors]
-            if low_bits(pointers) == bits:
+            if [pointer & _LOW for pointer in pointers] == bits and (
+                not (requires_grad or autocast) or replay.is_right_now()
+            ):
                 if replay is not replays[0]:
                     _to_front(_key(given, options), replay, replays)
                 target.check()
+                if recorded is not None:
+                    return recorded_again((target, call, framework, tensors, pointers, ()), given, recorded)
                 return call.run(target, framework, tensors[0], pointers, None)
     return None
 
 
 def remember(
-    given: tuple[Any, ...], options: tuple[Any, ...], parts: Sequence[Part], wanted: Collection[str] = RESULTS
+    given: tuple[Any, ...],
+    options: tuple[Any, ...],
+    parts: Sequence[Part],
+    wanted: Collection[str] = RESULTS,
+    recorded: Recorded | None = None,
 ) -> None:
-    """That these calls are what such arguments ask for, if nobody watches and nobody wants gradients.
+    """That these calls are what such arguments ask for, if nobody watches.
 
-    Of all that they make, later calls will have the ``wanted`` results alone.
+    Of all that they make, later calls will have the ``wanted`` results alone. Where gradients were ``recorded``, they
+    will be again; where not, nobody wanted any.
     """
-    key, arrays = _key(given, options), taken(parts)
-    known = _known(key)
-    places = {id(x): i for i, x in reversed(list(enumerate(given))) if x is not None}
-    if _Guards is None or known is None or places.keys() != {id(x) for x in arrays}:
-        # Something was copied or made for the call, as it has to be each time.
+    if _Guards is None or not _is_constant(options):
         return
-    if not _is_constant(options):
+    try:
+        key = _key(given, options)
+        known = _replays.get(key, ())
+    except (AttributeError, TypeError):
+        return
+    arrays = taken(parts)
+    places = {id(x): i for i, x in reversed(list(enumerate(given))) if x is not None}
+    if places.keys() != {id(x) for x in arrays}:
+        # Something was copied or made for the call, as it has to be each time.
         return
     same = tuple((places[id(x)], i) for i, x in enumerate(given) if x is not None and places[id(x)] != i)
     target, _, framework, *_ = parts[0][0]
-    shapes, strides = [list(x.shape) for x in arrays], [list(x.stride()) for x in arrays]
+    sizes, strides = [list(x.shape) for x in arrays], [list(x.stride()) for x in arrays]
     replay = _Replay(
-        _Guards(*arrays, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check,
+        _Guards(*arrays, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check,
         itemgetter(*(places[id(x)] for x in arrays)),
         same,
-        low_bits(x.data_ptr() for x in arrays),
+        [x.data_ptr() & _LOW for x in arrays],
+        any(x.requires_grad for x in arrays),
+        _autocast(arrays[0].device.type),
         *(target, framework, joined(parts, wanted)),
+        recorded,
     )
     if len(_replays) >= _KEYS_KEPT:
         _replays.clear()
@@ -104,8 +143,12 @@ def _key(given: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
 
     Of these the shapes of two, so that there are few calls with one key.
     """
-    shapes = getattr(given[0], "shape", None), getattr(given[1], "shape", None)
-    return options, shapes, tuple(map(type, options)), tuple(map(type, given))
+    return options, given[0].shape, given[1].shape, *map(type, options), *map(type, given)
+
+
+def _autocast(device: str) -> tuple[str, torch.dtype] | None:
+    """What autocast makes of tensors of a device, where it is on."""
+    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
 
 
 def _is_constant(option: Any) -> bool:
@@ -113,14 +156,6 @@ def _is_constant(option: Any) -> bool:
     if isinstance(option, tuple):
         return all(map(_is_constant, option))
     return option is None or isinstance(option, (str, Number))
-
-
-def _known(key: Any) -> tuple[_Replay, ...] | None:
-    """The calls with a key; None where something in it is no constant, such as a list."""
-    try:
-        return _replays.get(key, ())
-    except TypeError:
-        return None
 
 
 def _to_front(key: Any, replay: _Replay, replays: tuple[_Replay, ...]) -> None:

@@ -46,6 +46,28 @@ def test_flash_attns_function_is_within_the_oracles_bounds(inputs: Any, judge: A
     judge(spec, q, k, v, do, None, (out, lse, *torch.autograd.grad(out, inputs, do)))
 
 
+def packed(q: Any, k: Any, v: Any) -> Any:
+    starts = [torch.tensor([0, 50, x.shape[1]], device="cuda", dtype=torch.int32) for x in (q, k)]
+    return fg.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 150, 150, causal=True, deterministic=True)
+
+
+def sloped(q: Any, k: Any, v: Any) -> Any:
+    slopes = torch.linspace(0.1, 0.4, q.shape[2], device="cuda")
+    return fg.flash_attn_func(q, k, v, alibi_slopes=slopes, deterministic=True)
+
+
+@pytest.mark.parametrize("call", [causal, packed, sloped])
+def test_gradients_of_calls_like_one_before_are_the_same(inputs: Any, call: Any) -> None:
+    from flashgen.torch import replay
+
+    do = torch.randn_like(call(*inputs))
+    others = [torch.randn_like(x).requires_grad_() for x in inputs]
+    found = forward_and_backward(call, others, do)
+    replay._replays.clear()
+    for a, b in zip(found, forward_and_backward(call, others, do), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_results_are_the_same(inputs: Any, backend: str) -> None:
     if backend == "inductor":

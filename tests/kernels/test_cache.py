@@ -265,6 +265,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(name: str) -> None:
         ({"num_splits": 257}, "num_splits=257 is out of range"),
         ({"appended": -1}, "appended=-1 is out of range"),
         ({"appended": 3}, "say in seqlens"),
+        ({"seqlens": np.ones(2, np.int32), "cu_seqlens_k": np.ones(3, np.int32)}, "pass one of them"),
     ],
 )
 def test_what_no_cache_can_be_is_refused(fields: Any, words: str) -> None:
@@ -295,3 +296,20 @@ def test_packed_queries_give_what_each_sequence_gives_alone(spec: fg.AttentionSp
         kernel(q[None], x["k_cache"], x["v_cache"], cache=packed)
     with pytest.raises(fg.ArgumentError, match="pass both, or neither"):
         fg.KVCache(cu_seqlens_q=starts)
+
+
+@pytest.mark.parametrize("spec", [PAGED, ROWS], ids=["paged", "contiguous"])
+def test_keys_may_be_counted_from_the_first_sequence_on(spec: fg.AttentionSpec) -> None:
+    call = Call((40, 0, 55), (3, 0, 0), 7, 60, 5, 20, (4, 2), 1, 0, False, False, 6, Mode(race=True))
+    cache, x = arrays_of(call, paged=spec.cache == "paged")
+    kernel = kernel_of(spec)
+    kernel.target.options = call.mode.options  # type: ignore[attr-defined]
+    counted = np.concatenate([[0], np.cumsum(cache.seqlens)]).astype(np.int32)
+    results = [
+        kernel(x["q"], x["k_cache"], x["v_cache"], cache=replace(cache, **how))
+        for how in ({}, {"seqlens": None, "cu_seqlens_k": counted})
+    ]
+    assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+    wrong = replace(cache, seqlens=None, cu_seqlens_k=counted[1:])
+    with pytest.raises(fg.ArgumentError, match=r"cache\.cu_seqlens_k is .* pass 4 integers of 32 bits"):
+        kernel(x["q"], x["k_cache"], x["v_cache"], cache=wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +57,79 @@ def test_the_second_call_attends_to_its_own_tensors(emulated: Any, reference: An
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+RECORDED = {
+    "attention": lambda q, k, v, slopes: fg.attention(q, k, v, mask=fg.causal()),
+    "attention with tensors": lambda q, k, v, slopes: fg.attention(q, k, v, score=fg.alibi(slopes)),
+    "flash_attn_func": lambda q, k, v, slopes: fg.flash_attn_func(q, k, v, causal=True),
+    "flash_attn_func with tensors": lambda q, k, v, slopes: fg.flash_attn_func(q, k, v, alibi_slopes=slopes),
+}
+
+
+@pytest.mark.parametrize("call", RECORDED.values(), ids=RECORDED)
+def test_the_second_call_records_gradients_by_its_own_tensors(emulated: Any, call: Any) -> None:
+    def gradients(seed: int) -> tuple[Any, ...]:
+        inputs = [*(x.requires_grad_() for x in qkv(seed)), torch.linspace(0.1, 0.4, 4).mul(seed).requires_grad_()]
+        out = call(*inputs)
+        return (out.detach(), *torch.autograd.grad(out.square().sum(), inputs, allow_unused=True))
+
+    expected = gradients(5)
+    replay.forget_host()
+    gradients(1)
+    with nothing_found_out():
+        found = gradients(5)
+    assert [x is None for x in found] == [x is None for x in expected]
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter] if torch else ())
+def test_a_call_before_that_recorded_nothing_is_no_reason_to_record_nothing(emulated: Any, kind: Any) -> None:
+    q, k, v = (torch.nn.Parameter(x) if kind is torch.nn.Parameter else x.requires_grad_() for x in qkv())
+    with torch.no_grad():
+        first = fg.attention(q, k, v)
+        with nothing_found_out():
+            assert torch.equal(fg.attention(q, k, v), first)
+    recorded = fg.attention(q, k, v)
+    assert recorded.grad_fn is not None
+    with torch.no_grad():
+        assert fg.attention(q, k, v).grad_fn is None
+    with nothing_found_out():
+        assert fg.attention(q, k, v).grad_fn is not None
+    assert fg.attention(q.detach(), k, v).grad_fn.next_functions[0][0] is None
+
+
+def test_gradients_are_as_reproducible_as_torch_says_now(emulated: Any) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    reproducible = []
+    for switch in (False, True, False):
+        torch.use_deterministic_algorithms(switch)
+        try:
+            for _ in range(2):
+                kernel, *_ = fg.attention(q, k, v).grad_fn.how
+                reproducible.append(kernel.spec.deterministic)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert reproducible == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_autocast_casts_to_what_it_says_now(emulated: Any, records: bool) -> None:
+    q, k, v = (x.requires_grad_(records) for x in qkv())
+    for _ in range(2):
+        for dtype in (torch.float16, torch.bfloat16):
+            with torch.autocast("cpu", dtype):
+                assert fg.attention(q, k, v).dtype is dtype
+
+
+def test_nothing_that_a_call_had_is_kept(emulated: Any) -> None:
+    for records in (False, True):
+        inputs = [*(x.requires_grad_(records) for x in qkv()), torch.zeros(4)]
+        for _ in range(2):
+            inputs.append(fg.flash_attn_func(*inputs[:3], alibi_slopes=inputs[3]))
+        kept = [weakref.ref(x) for x in inputs]
+        del inputs
+        assert [x() for x in kept] == [None] * len(kept)
+
+
 def step(q: Any, caches: Any, seqlens: Any, *new: Any, **options: Any) -> Any:
     return kvcache(q, *caches, *new, cache_seqlens=seqlens, causal=True, num_splits=2, **options)
 
@@ -89,7 +163,7 @@ def test_a_length_that_is_a_number_may_be_another_number(emulated: Any) -> None:
 
 
 def differing() -> dict[str, Any]:
-    """A way of a call to be unlike ``attend(*qkv(), CAUSAL)``, by what differs."""
+    """A way of a call to be unlike ``attention(*qkv(), mask=causal())``, by what differs."""
     q, k, v = qkv()
     wide = torch.zeros(2, 9, 4, 17).half()
     unaligned = torch.zeros(q.numel() + 1).half()[1:].view(q.shape)
@@ -104,13 +178,20 @@ def differing() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("what", differing() if torch else ())
-def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str) -> None:
-    q, k, v = qkv()
-    fg.flash_attn_func(q, k, v, causal=True)
-    options = CAUSAL, None, None
+def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str, records: bool) -> None:
+    def recorded(tensors: Any) -> Any:
+        """The same; where gradients are recorded those that want some want none, and the others do."""
+        for x in {id(x): x for x in tensors}.values():
+            x.requires_grad_(x.requires_grad != records)
+        return tensors
+
+    q, k, v = recorded(qkv())
+    fg.attention(q, k, v, mask=fg.causal())
+    options = CAUSAL, None, None, None
     assert replay.again((q, k, v), options) is not None
-    assert replay.again(differing()[what], options) is None
+    assert replay.again(recorded(differing()[what]), options) is None
 
 
 def test_whose_address_it_is_counts(emulated: Any) -> None:
@@ -190,20 +271,64 @@ def test_where_packed_sequences_begin_is_checked_each_time(emulated: Any) -> Non
             varlen(q, k, v, given, given, 9, 9)
 
 
+@pytest.mark.parametrize("with_slopes", [False, True])
+def test_packed_sequences_of_the_second_call_are_its_own(
+    emulated: Any, monkeypatch: pytest.MonkeyPatch, with_slopes: bool
+) -> None:
+    monkeypatch.setattr("flashgen.torch.entry._looks_at_sequences", lambda kernel: False)
+    starts = {1: torch.tensor([0, 4, 9], dtype=torch.int32), 5: torch.tensor([0, 7, 9], dtype=torch.int32)}
+
+    def results(seed: int, records: bool) -> tuple[Any, ...]:
+        inputs = [x[0].clone().requires_grad_(records) for x in qkv(seed)]
+        slopes = torch.linspace(0.1, 0.4, 4).mul(seed) if with_slopes else None
+        out = varlen(*inputs, starts[seed], starts[seed], 9, 9, causal=True, alibi_slopes=slopes)
+        return (out.detach(), *(torch.autograd.grad(out.square().sum(), inputs) if records else ()))
+
+    for records in (False, True):
+        expected = results(5, records)
+        replay.forget_host()
+        results(1, records)
+        with nothing_found_out():
+            found = results(5, records)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_how_many_keys_are_in_pages_is_looked_at_each_time(emulated: Any) -> None:
+    q, pages, table = halves(6, 4, 16), halves(2, 6, 5, 2, 16).unbind(), torch.tensor([[4, 0, 2], [1, 5, 3]]).int()
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+
+    def call(*keys: int) -> Any:
+        counted = torch.tensor([0, *keys], dtype=torch.int32)
+        return varlen(q, *pages, starts, counted, 4, 15, causal=True, block_table=table)
+
+    expected = call(7, 20)
+    replay.forget_host()
+    other = call(9, 24)
+    with nothing_found_out():
+        assert torch.equal(call(7, 20), expected)
+    assert not torch.equal(other, expected)
+    seqlens = torch.tensor([7, 13], dtype=torch.int32)
+    each = [
+        kvcache(q[None, i:j], *pages, cache_seqlens=seqlens[n : n + 1], block_table=table[n : n + 1], causal=True)
+        for n, (i, j) in enumerate(((0, 2), (2, 6)))
+    ]
+    assert torch.allclose(torch.cat(each, 1)[0].float(), expected.float(), atol=2e-3)
+
+
 def test_as_many_calls_are_kept_as_were_made_last(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_CALLS_KEPT", 2)
     given = {i: (halves(1, 3, 1, 16), halves(1, 3, 1, 16), halves(1, 3, 1, 16 * i)[..., :16]) for i in (1, 2, 3)}
     for i in (1, 2, 1, 3):
         fg.attention(*given[i])
-    known = [i for i in given if replay.again(given[i], ((None,) * 4, None, None)) is not None]
+    known = [i for i in given if replay.again(given[i], ((None,) * 4, None, None, None)) is not None]
     assert known == [1, 3]
 
 
 def test_a_torch_without_the_comparison_computes_the_same(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv()
-    expected = fg.flash_attn_func(q, k, v, causal=True)
+    expected = fg.attention(q, k, v, mask=fg.causal())
     replay.forget_host()
     monkeypatch.setattr(replay, "_Guards", None)
     for _ in range(2):
-        assert torch.equal(fg.flash_attn_func(q, k, v, causal=True), expected)
-    assert replay.again((q, k, v), (CAUSAL, None, None)) is None
+        assert torch.equal(fg.attention(q, k, v, mask=fg.causal()), expected)
+    assert replay.again((q, k, v), (CAUSAL, None, None, None)) is None
