@@ -255,9 +255,9 @@ def _row(spec: AttentionSpec) -> _Row:
         # The producer looks at tiles of keys for everyone, and needs registers for it.
         registers = (56, 152) if narrow else (56, 224)
         row = replace(row, registers=registers, tile_kv=96 if narrow else row.tile_kv)
-    elif narrow and (spec.mask.has_lower or spec.score is not None):
+    elif narrow and (spec.mask.has_lower or (spec.score is not None and not _is_lean(spec))):
         row = replace(row, tile_kv=112)
-    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors:
+    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not _is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := _pair_loads(spec):
         tiles = row.tile_kv_ahead if _all_ahead(spec, loads) else row.tile_kv_reading
@@ -272,6 +272,13 @@ def _is_in_products(spec: AttentionSpec) -> bool:
     from flashgen.expr import in_products
 
     return in_products(spec.score.traced.root) is not None
+
+
+def _is_lean(spec: AttentionSpec) -> bool:
+    """Whether the score leaves registers for tiles as wide as without it: it adds little to products."""
+    from flashgen.expr.sides import is_light
+
+    return _is_in_products(spec) and spec.score is not None and is_light(spec.score.traced.root)
 
 
 def _pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
