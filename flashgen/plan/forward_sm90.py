@@ -94,6 +94,21 @@ _TABLE = {
     ),
 }
 
+#: The same for masks that compare captured whole numbers along the sequence, as documents do.
+_DOCUMENTS = {
+    (64, 64): _Row(
+        2,
+        128,
+        3,
+        2,
+        True,
+        True,
+        (80, 64),
+        (112, 96),
+        "smaller tiles of queries, as documents cut most tiles, and scores kept, which they leave room for",
+    ),
+}
+
 
 def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """What keeps either pass from Hopper's kernels, in a clause; None where nothing does."""
@@ -249,7 +264,8 @@ def _is_listed(spec: AttentionSpec) -> bool:
 
 def _row(spec: AttentionSpec) -> _Row:
     """The row of the table, with what the mask and the score take of its registers."""
-    row = _TABLE[spec.head_dim, spec.head_dim_v]
+    dims = spec.head_dim, spec.head_dim_v
+    row = _DOCUMENTS[dims] if dims in _DOCUMENTS and _has_documents(spec) else _TABLE[dims]
     narrow = row.consumers == 3
     if not spec.mask.is_band:
         # The producer looks at tiles of keys for everyone, and needs registers for it.
@@ -272,6 +288,16 @@ def _is_in_products(spec: AttentionSpec) -> bool:
     from flashgen.expr import in_products
 
     return in_products(spec.score.traced.root) is not None
+
+
+def _has_documents(spec: AttentionSpec) -> bool:
+    """Whether the mask compares captured whole numbers along the sequence, by which its loops are bounded."""
+    if not _is_listed(spec) or not spec.mask.traced.tensors:
+        return False
+    from flashgen.expr import Search, postorder
+
+    rule = spec.mask.rule
+    return any(isinstance(node, Search) for node in postorder(rule.key_begin, rule.key_end))
 
 
 def _pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
