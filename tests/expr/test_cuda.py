@@ -247,6 +247,14 @@ def test_functions_are_right_at_infinities_zero_and_nan(name: str, limits: tuple
     np.testing.assert_array_equal(out, np.float32([*limits, np.nan]))
 
 
+def test_near_zero_a_tangent_is_the_same_number_by_less() -> None:
+    x = FLOATS[np.square(FLOATS) < np.float32(0.36)]
+    both = np.zeros((2, x.size), np.float32)
+    column("params.out[i] = hyperbolic_tangent(params.x[i]);", x, both[0])
+    column("params.out[i] = hyperbolic_tangent<true>(params.x[i]);", x, both[1])
+    assert both[0].tobytes() == both[1].tobytes()
+
+
 def test_minimum_and_maximum_keep_nan_from_either_side() -> None:
     values = np.float32([np.nan, -np.inf, -1.5, 0, 2, np.inf])
     x = np.stack([g.ravel() for g in np.meshgrid(values, values)])

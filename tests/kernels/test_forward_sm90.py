@@ -310,11 +310,13 @@ def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_row_does_not_depend_on_others_of_its_warp(way: str, masked: bool) -> None:
-    """Bit for bit: another row's anchor may move, and have its warp take a tile again; this row's stays."""
+@pytest.mark.parametrize("kind", ["full", "masked", "capped"])
+def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> None:
+    """Bit for bit: another row's anchor may move, and have its warp take a tile again, or compute its scores in a way
+    that is right for all of them; this row's stays."""
     dim, schedule = WAYS[way]
-    spec = forward_spec(dim, mask=fg.window(150, 30) if masked else fg.full())
+    mask = fg.window(150, 30) if kind == "masked" else fg.full()
+    spec = forward_spec(dim, mask=mask, score=fg.softcap(100.0) if kind == "capped" else None)
     kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
     dtype = spec.element.numpy()
     q, k, v = hostile("heavy tails", dim, np.random.default_rng(3))
