@@ -30,6 +30,8 @@
     ``derivative(node, wrt)``; ``captured_gradients(score)``: what each captured float adds to the gradient.
 ``sides``
     ``split(roots, {"query": [...], "key": [...]})``: what each of two sides brings to the trees by itself.
+``orders``
+    ``orders(mask)``: what it asks of the order of keys, which has a word for an answer, and what besides.
 ``starts``
     ``with_starts(roots)``: scores whose whole numbers are turned into floats at one pair, for those near it.
 ``constants``
@@ -50,6 +52,7 @@ from flashgen.expr.derivative import captured_gradients, derivative
 from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, sigmoid, tanh, where
 from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.numpy import evaluate, evaluate_all
+from flashgen.expr.orders import orders
 from flashgen.expr.parse import parse
 from flashgen.expr.products import in_products, of_product
 from flashgen.expr.sides import Split, split
@@ -91,6 +94,7 @@ __all__ = [
     "maximum",
     "minimum",
     "of_product",
+    "orders",
     "parse",
     "postorder",
     "print_cuda",

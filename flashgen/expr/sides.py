@@ -30,10 +30,10 @@ class Split:
     roots: Mapping[str, Node]
     facts: Mapping[str, Mapping[str, Node]]
 
-    @property
-    def is_light(self) -> bool:
-        """Whether little is left to be done for every pair."""
-        return sum(bool(node.children) for node in postorder(*self.roots.values())) <= _FEW
+
+def is_light(tree: Node) -> bool:
+    """Whether so little is to be done for every pair, that code for each may stand by itself."""
+    return sum(bool(node.children) for node in postorder(tree)) <= _FEW
 
 
 def split(roots: Mapping[str, Node], sides: Mapping[str, Iterable[Node]], taken: Iterable[str] = ()) -> Split:

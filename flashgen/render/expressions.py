@@ -61,7 +61,9 @@ class Code:
     surveys: tuple[Survey, ...]
     #: Whether a tile between the first and the last may hold no allowed pair.
     has_holes: bool
-    #: Whether so little is asked of every pair that code for each of them may stand by itself.
+    #: Whether the mask asks more of a pair than how keys are ordered; and whether that is so little that code for
+    #: each of them may stand by itself.
+    asks_besides: bool
     is_light: bool
     bodies: Mapping[str, Body]
     #: Elements of captured tensors that the score of a pair may be given.
@@ -72,8 +74,9 @@ class Code:
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
-    from flashgen.expr import Scalar, text
+    from flashgen.expr import Const, Scalar, text
     from flashgen.expr.cuda import C_TYPES, arguments_near_zero
+    from flashgen.expr.sides import is_light as is_light_tree
     from flashgen.expr.visit import substitute
 
     e = plan.expressions
@@ -82,15 +85,18 @@ def expression_code(plan: KernelPlan) -> Code:
     bodies: dict[str, Body] = {}
     facts: dict[str, tuple[Fact, ...]] = {}
     is_light = True
+    asks_besides = False
     if e.mask is not None and e.rule is not None:
         pairs, tiles = _pairs(e.mask), _tiles(e.rule)
-        is_light = pairs.is_light
         for sides, places in ((pairs, _OF_PAIR), (tiles, _OF_TILE)):
             for side, found in sides.facts.items():
                 bodies[side] = body_of(found, names)
                 facts[side] = tuple(Fact(n, C_TYPES[found[n].type], x) for n, x in bodies[side].results.items())
             for name, root in sides.roots.items():
                 bodies[name] = body_of({name: root}, names | places)
+        bodies["ordered"] = _ordered_keys(e.mask, pairs, names | _OF_PAIR)
+        besides = pairs.roots["besides"]
+        asks_besides, is_light = besides is not Const(True), is_light_tree(besides)
         bodies["whole_may"] = body_of({"may": e.rule.may}, names)
         bodies["whole_full"] = body_of({"full": e.rule.full}, names)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
@@ -120,6 +126,7 @@ def expression_code(plan: KernelPlan) -> Code:
         tensors=e.tensors,
         surveys=tuple(_survey(table, e) for table in e.tables),
         has_holes=e.rule is not None and not e.rule.hull_exact,
+        asks_besides=asks_besides,
         is_light=is_light,
         bodies=bodies,
         ahead=tuple(ahead.values()),
@@ -176,10 +183,42 @@ _OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi
 
 def _pairs(mask: Node) -> Split:
     """The mask of a pair, and what its query and its key bring to it."""
-    from flashgen.expr import Index, split
+    from flashgen.expr import Index, orders, split
+    from flashgen.expr.orders import leaves
     from flashgen.expr.sides import with_keys_apart
 
-    return split({"allows": with_keys_apart(mask)}, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
+    apart = with_keys_apart(mask)
+    found = orders(apart)
+    roots = {"allows": apart, "besides": found.besides}
+    roots |= {f"of_row{number}": leaf for number, leaf in enumerate(leaves(found.ordered).values())}
+    return split(roots, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
+
+
+def _ordered_keys(mask: Node, pairs: Split, names: Mapping[str, str]) -> Body:
+    """Which keys the mask allows as far as their order goes: a word, made of those of keys from some key on."""
+    from flashgen.expr import orders
+    from flashgen.expr.orders import leaves
+    from flashgen.expr.sides import with_keys_apart
+
+    ordered = orders(with_keys_apart(mask)).ordered
+    rows = body_of({name: root for name, root in pairs.roots.items() if name.startswith("of_row")}, names)
+    values = dict(zip(leaves(ordered), rows.results.values(), strict=True))
+    return Body(rows.statements, {"word": _word(ordered, values)})
+
+
+def _word(ordered: Node, values: Mapping[Node, str]) -> str:
+    """The C++ of a condition for many keys at once."""
+    from flashgen.expr.nodes import Binary
+    from flashgen.expr.orders import is_comparison_of_key
+
+    if ordered not in values:
+        words = [_word(child, values) for child in ordered.children]
+        return f"({words[0]} {ordered.op} {words[1]})" if isinstance(ordered, Binary) else f"~{words[0]}"
+    if not is_comparison_of_key(ordered):
+        return f"every_bit({values[ordered]})"
+    assert isinstance(ordered, Binary), "comparisons have two sides"
+    first = values[ordered] if ordered.op in ("<", ">=") else f"after({values[ordered]})"
+    return f"{'~' if ordered.op in ('<', '<=') else ''}from({first})"
 
 
 def _tiles(rule: TileRule) -> Split:

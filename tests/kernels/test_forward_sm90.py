@@ -35,6 +35,7 @@ LONGEST = 460
 DTYPES = ("bf16", "fp16")
 NAME, OTHER = "FlashAttention-3", "FlashAttention-2"
 IDS = np.sort(np.random.default_rng(0).integers(0, 4, (2, LONGEST))).astype(np.int32)
+FAR, EARLY = 2**31 - 1, 40
 LOGITS = np.array([0.5, -np.inf, 4.0, -2.0], np.float32)
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -185,6 +186,31 @@ def test_lengths_that_differ(name: str, len_q: int, len_kv: int) -> None:
     by = NAME if len_kv else OTHER
     expected = expect(spec, Case("lengths", len_q, len_kv, batch=2, heads=4, heads_kv=2), any_values=True)
     check(spec, expected, Mode("random", 3), by=by)
+
+
+MASKS: dict[str, Any] = {
+    "prefix": fg.prefix_lm(100),
+    "either order": fg.Mask.of(lambda b, h, q, k: ~((k > q + 20) & (k < 300)) & (h != 1) | (q - 150 >= k)),
+    "order and documents": fg.window(90, 30) & fg.document(IDS),
+    "far away": fg.Mask.of(lambda b, h, q, k: (k <= q * 0 + FAR) & (k > -FAR - 1) & (k >= EARLY - q)),
+    "much of every pair": fg.Mask.of(
+        lambda b, h, q, k: (
+            (k <= q + 40)
+            & ((q + k) % 3 != 1)
+            & ((q + 2 * k) % 5 != 2)
+            & ((q * k) % 7 != 3)
+            & ((q - k) % 11 != 4)
+            & ((q + 5 * k) % 13 != 6)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize(("dim", "name"), [(64, name) for name in MASKS] + [(128, "either order"), (192, "prefix")])
+def test_masks_are_obeyed_by_words_and_by_pairs(dim: int, name: str) -> None:
+    spec = forward_spec(dim, mask=MASKS[name])
+    case = Case("words", 203, 333, batch=2, heads=2, spoil="keys")
+    check(spec, expect(spec, case, any_values=True))
 
 
 @pytest.mark.parametrize("layout", ["heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"])

@@ -45,6 +45,11 @@ FLASHGEN_DEVICE i32 floor_mod(i32 a) {
   return rest < 0 ? rest + divisor : rest;
 }
 
+// The next number, if there is one.
+FLASHGEN_DEVICE i32 after(i32 x) { return x < kLargestInt ? x + 1 : x; }
+
+FLASHGEN_DEVICE u32 every_bit(bool value) { return value ? ~0u : 0u; }
+
 FLASHGEN_DEVICE i32 magnitude(i32 x) { return x < 0 ? -x : x; }
 
 // An exact result moved to the nearest 32-bit number: bounds of tiles must not wrap around.
