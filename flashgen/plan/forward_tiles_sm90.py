@@ -102,7 +102,7 @@ def row_of(spec: AttentionSpec) -> Row:
         # The producer looks at tiles of keys for everyone, and needs registers for it.
         registers = (56, 152) if narrow else (56, 224)
         row = replace(row, registers=registers, tile_kv=96 if narrow else row.tile_kv)
-    elif narrow and (spec.mask.has_lower or (spec.score is not None and not is_lean(spec))):
+    elif narrow and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)

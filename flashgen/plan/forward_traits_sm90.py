@@ -23,10 +23,12 @@ def is_in_products(spec: AttentionSpec) -> bool:
 
 
 def is_lean(spec: AttentionSpec) -> bool:
-    """Whether the score leaves registers for tiles as wide as without it: it adds little to products."""
+    """Whether the score leaves registers for tiles as wide as without it: it adds little to products, if anything."""
+    if spec.score is None or not spec.score.changes_logits:
+        return True
     from flashgen.expr.sides import is_light
 
-    return is_in_products(spec) and spec.score is not None and is_light(spec.score.traced.root)
+    return is_in_products(spec) and is_light(spec.score.traced.root)
 
 
 def compares_documents(spec: AttentionSpec) -> bool:
