@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flashgen.arch import Arch
-from flashgen.plan.forward_traits_sm90 import all_ahead, compares_documents, is_lean, pair_loads
+from flashgen.plan.forward_traits_sm90 import (
+    all_ahead,
+    are_few_bytes,
+    compares_documents,
+    compares_little,
+    is_lean,
+    pair_loads,
+)
 from flashgen.plan.model import SmemMap
 from flashgen.plan.sm90 import ROWS, TILE_SLOTS, WARPGROUP, is_listed, registers_at_launch, row_bytes
 from flashgen.plan.smem import SmemLayout
@@ -34,6 +41,8 @@ class Row:
     tile_kv_reading: tuple[int, int]
     tile_kv_ahead: tuple[int, int]
     reason: str
+    #: The last of these, where there is no mask, and one load of two bytes for each pair.
+    tile_kv_few: int | None = None
     registers: tuple[int, int] | None = None
 
     @property
@@ -55,8 +64,9 @@ _TABLE = {
         True,
         False,
         (64, 48),
-        (64, 48),
+        (80, 48),
         "three warpgroups, as exponentials and not products set the pace at this width",
+        tile_kv_few=96,
     ),
     (96, 96): Row(2, 128, 2, 2, True, True, (80, 80), (112, 112), "rows of 96 columns take the room of 128"),
     (128, 128): Row(
@@ -101,14 +111,18 @@ def row_of(spec: AttentionSpec) -> Row:
     if is_listed(spec):
         # The producer looks at tiles of keys for everyone, and needs registers for it.
         registers = (56, 152) if narrow else (56, 224)
-        row = replace(row, registers=registers, tile_kv=96 if narrow else row.tile_kv)
+        tile_kv = 112 if compares_little(spec) else 96
+        row = replace(row, registers=registers, tile_kv=tile_kv if narrow else row.tile_kv)
     elif narrow and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := pair_loads(spec):
-        tiles = row.tile_kv_ahead if all_ahead(spec, loads) else row.tile_kv_reading
+        comes_ahead = all_ahead(spec, loads)
+        tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
         row = replace(row, tile_kv=tiles[is_listed(spec)])
+        if comes_ahead and spec.mask.is_full and are_few_bytes(spec, loads):
+            row = replace(row, tile_kv=row.tile_kv_few or row.tile_kv)
     return row
 
 

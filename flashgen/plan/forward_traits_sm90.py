@@ -12,6 +12,9 @@ from flashgen.spec import AttentionSpec
 if TYPE_CHECKING:
     from flashgen.expr import Load
 
+#: So many words for the keys of a row leave registers.
+_FEW_COMPARISONS = 2
+
 
 def is_in_products(spec: AttentionSpec) -> bool:
     """Whether the score adds to products what it would to logits."""
@@ -41,6 +44,18 @@ def compares_documents(spec: AttentionSpec) -> bool:
     return any(isinstance(node, Search) for node in postorder(rule.key_begin, rule.key_end))
 
 
+def compares_little(spec: AttentionSpec) -> bool:
+    """Whether at most two comparisons of keys are asked of a pair, and its logit stays as it is."""
+    if spec.score is not None and spec.score.changes_logits:
+        return False
+    from flashgen.expr import Const, orders
+    from flashgen.expr.orders import leaves
+    from flashgen.expr.sides import with_keys_apart
+
+    by_order = orders(with_keys_apart(spec.mask.traced.root))
+    return by_order.besides is Const(True) and len(leaves(by_order.ordered)) <= _FEW_COMPARISONS
+
+
 def pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
     """What the score reads of captured tensors that depends on both the query and the key."""
     if spec.score is None or not spec.score.traced.tensors:
@@ -54,9 +69,18 @@ def pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
 
 def all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
     """Whether all of these loads come before the products."""
+    assert spec.score is not None, "only a score loads"
+    return set(loads) <= set(loads_ahead(spec.score.traced.root, _elements(spec)))
+
+
+def are_few_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether they are one load of two bytes for each pair."""
+    return len(loads) == 1 and _elements(spec)[loads[0].tensor.name] in ("half_t", "bfloat16_t")
+
+
+def _elements(spec: AttentionSpec) -> dict[str, str]:
+    """The C++ types of what the score has captured."""
     from flashgen.expr import element_type
 
-    assert spec.score is not None, "only a score loads"
-    tensors = spec.score.traced.tensors
-    elements = {name: element_of(name, element_type(value)) for name, value in tensors.items()}
-    return set(loads) <= set(loads_ahead(spec.score.traced.root, elements))
+    assert spec.score is not None, "only a score captures"
+    return {name: element_of(name, element_type(value)) for name, value in spec.score.traced.tensors.items()}
