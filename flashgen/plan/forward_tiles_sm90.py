@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from flashgen.arch import Arch
 from flashgen.plan.forward_traits_sm90 import (
+    adds_few_bytes,
     all_ahead,
-    are_few_bytes,
     compares_documents,
     compares_little,
     is_lean,
@@ -41,7 +41,7 @@ class Row:
     tile_kv_reading: tuple[int, int]
     tile_kv_ahead: tuple[int, int]
     reason: str
-    #: The last of these, where there is no mask, and one load of two bytes for each pair.
+    #: The last of these, where there is no mask, and one load of two bytes is added for each pair.
     tile_kv_few: int | None = None
     registers: tuple[int, int] | None = None
 
@@ -121,7 +121,7 @@ def row_of(spec: AttentionSpec) -> Row:
         comes_ahead = all_ahead(spec, loads)
         tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
         row = replace(row, tile_kv=tiles[is_listed(spec)])
-        if comes_ahead and spec.mask.is_full and are_few_bytes(spec, loads):
+        if comes_ahead and spec.mask.is_full and adds_few_bytes(spec, loads):
             row = replace(row, tile_kv=row.tile_kv_few or row.tile_kv)
     return row
 

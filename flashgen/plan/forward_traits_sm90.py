@@ -73,9 +73,15 @@ def all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
     return set(loads) <= set(loads_ahead(spec.score.traced.root, _elements(spec)))
 
 
-def are_few_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
-    """Whether they are one load of two bytes for each pair."""
-    return len(loads) == 1 and _elements(spec)[loads[0].tensor.name] in ("half_t", "bfloat16_t")
+def adds_few_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether they are one load of two bytes for each pair, which is added to the logit as it is."""
+    from flashgen.expr import Scalar, in_products
+    from flashgen.expr.visit import substitute
+
+    assert spec.score is not None, "only a score loads"
+    if len(loads) != 1 or _elements(spec)[loads[0].tensor.name] not in ("half_t", "bfloat16_t"):
+        return False
+    return in_products(substitute(spec.score.traced.root, {loads[0]: Scalar("loaded", "float")})) is not None
 
 
 def _elements(spec: AttentionSpec) -> dict[str, str]:

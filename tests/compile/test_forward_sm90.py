@@ -33,7 +33,10 @@ CASES = {
     "softcap": fg.AttentionSpec(64, score=fg.softcap(30.0)),
     "slopes": fg.AttentionSpec(64, mask=fg.causal(), score=fg.alibi(np.zeros(1, np.float32))),
     "prefix": fg.AttentionSpec(64, mask=fg.prefix_lm(100)),
-    "bias alone": fg.AttentionSpec(64, score=fg.softcap(30.0) >> fg.bias(np.zeros((2, 2), np.float16))),
+    "bias alone": fg.AttentionSpec(
+        64, score=fg.bias(np.zeros((2, 2), np.float16)) >> fg.alibi(np.zeros(1, np.float32))
+    ),
+    "bias, softcap": fg.AttentionSpec(64, score=fg.softcap(30.0) >> fg.bias(np.zeros((2, 2), np.float16))),
     "wide bias": fg.AttentionSpec(64, mask=fg.window(300, 40), score=fg.bias(np.zeros((2, 2, 2), np.float32))),
     "bias": fg.AttentionSpec(64, mask=fg.causal(), score=fg.bias(np.zeros((2, 2), np.float16))),
     "bias, documents": fg.AttentionSpec(
