@@ -16,7 +16,7 @@ import flashgen as fg
 DEVICE = "cuda"
 DTYPE = torch.bfloat16
 #: Queries whose block mask is made at once: torch holds a byte for each of their pairs, and several at times.
-BAND = 4096
+BAND = 1024
 
 Tensor = torch.Tensor
 Mod = Callable[..., Any]

@@ -14,11 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from mask_rows import Cell, First
+from mask_rows import LIBRARIES, Cell, First
 
 LENGTH = 4096
 HEADS = 16
-LIBRARIES = ("flex", "flashgen")
 
 
 def first_result(name: str, head_dim: int) -> First:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 DIRECTIONS = ("forward", "backward")
+LIBRARIES = ("flex", "flashgen")
 #: Every mask and score, in the order of the table.
 NAMES = ("causal", "window 1024", "16 documents", "prefix-LM", "ALiBi", "softcap", "bias")
 #: The table's own limits: at least so many times as fast in the geometric mean, and nowhere slower.
@@ -41,13 +42,23 @@ class Row:
     times: dict[str, dict[str, float]] = field(default_factory=dict)
     #: Why a pass has no times, or what is wrong with them, by pass.
     notes: dict[str, str] = field(default_factory=dict)
-    #: FlexAttention's graphs that were found compiled, and those that were not.
+    #: Graphs that FlexAttention was compiled to while it was timed: found in a cache, and not.
     found: int = 0
     missed: int = 0
 
     def ratio(self, direction: str) -> float:
         """How many times as fast as FlexAttention."""
         return self.times[direction]["flex"] / self.times[direction]["flashgen"]
+
+    def is_sound(self) -> bool:
+        """Whether flashgen has all figures, and FlexAttention nothing against them."""
+        return all(
+            "flashgen" in self.times.get(d, {}) and not (self.has_both(d) and d in self.notes) for d in DIRECTIONS
+        )
+
+    def has_both(self, direction: str) -> bool:
+        """Whether there is such a ratio."""
+        return len(self.times.get(direction, {})) == len(LIBRARIES)
 
 
 @dataclass
@@ -108,13 +119,11 @@ def merged(parts: Iterable[Results]) -> Results:
 
 def line(row: Row) -> str:
     """One row of the table."""
-    figures = []
+    figures: list[str] = []
     for direction in DIRECTIONS:
-        if direction in row.times:
-            times = row.times[direction]
-            figures += [f"{times['flex']:.3f}", f"{times['flashgen']:.3f}", f"{row.ratio(direction):.2f}"]
-        else:
-            figures += ["-", "-", "-"]
+        times = row.times.get(direction, {})
+        figures += [f"{times[name]:.3f}" if name in times else "-" for name in LIBRARIES]
+        figures.append(f"{row.ratio(direction):.2f}" if row.has_both(direction) else "-")
     return f"| {row.cell.name} | {row.cell.head_dim} | {row.cell.length} | {' | '.join(figures)} |"
 
 
@@ -140,7 +149,7 @@ def table(results: Results) -> str:
 def _summary(rows: list[Row]) -> Iterator[str]:
     """The mean and the worst of each pass."""
     for direction in DIRECTIONS:
-        measured = [row for row in rows if direction in row.times]
+        measured = [row for row in rows if row.has_both(direction)]
         if not measured:
             continue
         ratio: Callable[[Row], float] = lambda row, direction=direction: row.ratio(direction)  # noqa: E731
@@ -160,5 +169,5 @@ def _first_table(first: list[First]) -> Iterator[str]:
     yield "| mask or score | D | flex | flashgen |"
     yield "|" + " --- |" * 4
     for one in sorted(first, key=lambda f: (f.head_dim, NAMES.index(f.name))):
-        seconds = [f"{one.seconds[name]:.2f}" if name in one.seconds else "-" for name in ("flex", "flashgen")]
+        seconds = [f"{one.seconds[name]:.2f}" if name in one.seconds else "-" for name in LIBRARIES]
         yield f"| {one.name} | {one.head_dim} | {' | '.join(seconds)} |"

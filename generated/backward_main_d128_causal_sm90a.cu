@@ -2407,6 +2407,9 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
 
 namespace flashgen {
 
+// Blocks of eight columns whose scores are computed together.
+constexpr i32 kBlocksAtOnce = 4;
+
 struct ScoreAndSlope {
   float value;
   float slope;
@@ -2418,37 +2421,51 @@ struct ScoreAndSlope {
 //     first_at(q, k)                     it
 //     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
 //     value_and_slope(s, first, row, column)
+//     Score::has_near                    whether it is cheaper for some logits, of which
+//     is_near(square(s, first, row, column))
+//                                        tells, also of the largest of some squares, whether they are, and
+//     value<true>(...)                   then is the same number as value(...)
 
-// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key).
-template <class Score, i32 row_blocks, i32 column_blocks>
+// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key). `pairs`, if given, tells
+// what a lane's pairs read of captured tensors. Where functions are cheaper near zero, they are so for groups
+// of blocks of columns that are near it altogether.
+template <class Score, i32 row_blocks, i32 column_blocks, class... Pairs>
 FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
-                                   float scale, i32 first_q, i32 first_key, Thread thread) {
+                                   float scale, i32 first_q, i32 first_key, Thread thread,
+                                   const Pairs&... pairs) {
+  constexpr i32 at_once = Score::has_near ? kBlocksAtOnce : column_blocks;
   const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
+    for (i32 group = 0; group < column_blocks; group += at_once) {
+      // Calls `use` with each logit and how its pair is told.
+      const auto for_each = [&](const auto& use) {
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        float& s = products[m][n][e];
-        s = score.value(s * scale, first, 16 * m + 8 * (e / 2), 8 * n + e % 2);
+        for (i32 n = group; n < smaller(group + at_once, column_blocks); ++n) {
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e)
+            use(products[m][n][e], 16 * m + 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2)...);
+        }
+      };
+      const auto compute = [&](float& s, i32 row, i32 column, const auto&... pair) {
+        s = score.value(s * scale, first, row, column, pair...);
+      };
+      if constexpr (Score::has_near) {
+        float square = 0.0f;
+        for_each([&](float s, i32 row, i32 column, const auto&... pair) {
+          square = maximum(square, score.square(s * scale, first, row, column, pair...));
+        });
+        if (warp_any(!score.is_near(square))) {
+          for_each(compute);
+        } else {
+          for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
+            s = score.template value<true>(s * scale, first, row, column, pair...);
+          });
+        }
+      } else {
+        for_each(compute);
       }
-    }
-  }
-}
-
-// The same where a lane's pairs come with what they read of captured tensors.
-template <class Score, class Pairs, i32 column_blocks>
-FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
-                                   const Pairs& pairs, float scale, i32 first_q, i32 first_key,
-                                   Thread thread) {
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) {
-      float& s = products[0][n][e];
-      s = score.value(s * scale, first, 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }

@@ -3200,18 +3200,26 @@ FLASHGEN_DEVICE float logarithm(float x) {
 // 1 / (1 + e^-x)
 FLASHGEN_DEVICE float logistic(float x) { return reciprocal_approx(1.0f + exponential(-x)); }
 
-// 1 - 2 / (e^2x + 1) for |x|, which loses digits near zero; there a polynomial (fitted; 0.1 ulp).
+// Numbers whose squares are below this are near zero, where some functions cost less.
+constexpr float kNearZero = 0.36f;
+
+FLASHGEN_DEVICE float squared(float x) { return x * x; }
+
+// 1 - 2 / (e^2x + 1) for |x|, which loses digits near zero; there a polynomial (fitted; 0.1 ulp), which is
+// all that is computed if it is known that x is there.
+template <bool is_near = false>
 FLASHGEN_DEVICE float hyperbolic_tangent(float x) {
-  const float size = magnitude(x), z = x * x;
+  const float z = x * x;
   float series = -0x1.83f79ep-8f;
   series = fused_multiply_add(series, z, 0x1.55163ep-6f);
   series = fused_multiply_add(series, z, -0x1.b8a78ep-5f);
   series = fused_multiply_add(series, z, 0x1.110a24p-3f);
   series = fused_multiply_add(series, z, -0x1.555540p-2f);
   const float near = fused_multiply_add(series * z, x, x);
-  const float power = exp2_approx(size * (2.0f * kLog2E));
+  if constexpr (is_near) return near;
+  const float power = exp2_approx(magnitude(x) * (2.0f * kLog2E));
   const float far = fused_multiply_add(-2.0f, reciprocal_approx(power + 1.0f), 1.0f);
-  return size < 0.6f ? near : float_of(bits_of(far) | (bits_of(x) & 0x80000000u));
+  return z < kNearZero ? near : float_of(bits_of(far) | (bits_of(x) & 0x80000000u));
 }
 
 // ---- captured tensors
@@ -3422,6 +3430,9 @@ struct Survey {
 
 namespace flashgen {
 
+// Blocks of eight columns whose scores are computed together.
+constexpr i32 kBlocksAtOnce = 4;
+
 struct ScoreAndSlope {
   float value;
   float slope;
@@ -3433,37 +3444,51 @@ struct ScoreAndSlope {
 //     first_at(q, k)                     it
 //     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
 //     value_and_slope(s, first, row, column)
+//     Score::has_near                    whether it is cheaper for some logits, of which
+//     is_near(square(s, first, row, column))
+//                                        tells, also of the largest of some squares, whether they are, and
+//     value<true>(...)                   then is the same number as value(...)
 
-// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key).
-template <class Score, i32 row_blocks, i32 column_blocks>
+// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key). `pairs`, if given, tells
+// what a lane's pairs read of captured tensors. Where functions are cheaper near zero, they are so for groups
+// of blocks of columns that are near it altogether.
+template <class Score, i32 row_blocks, i32 column_blocks, class... Pairs>
 FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
-                                   float scale, i32 first_q, i32 first_key, Thread thread) {
+                                   float scale, i32 first_q, i32 first_key, Thread thread,
+                                   const Pairs&... pairs) {
+  constexpr i32 at_once = Score::has_near ? kBlocksAtOnce : column_blocks;
   const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
+    for (i32 group = 0; group < column_blocks; group += at_once) {
+      // Calls `use` with each logit and how its pair is told.
+      const auto for_each = [&](const auto& use) {
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        float& s = products[m][n][e];
-        s = score.value(s * scale, first, 16 * m + 8 * (e / 2), 8 * n + e % 2);
+        for (i32 n = group; n < smaller(group + at_once, column_blocks); ++n) {
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e)
+            use(products[m][n][e], 16 * m + 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2)...);
+        }
+      };
+      const auto compute = [&](float& s, i32 row, i32 column, const auto&... pair) {
+        s = score.value(s * scale, first, row, column, pair...);
+      };
+      if constexpr (Score::has_near) {
+        float square = 0.0f;
+        for_each([&](float s, i32 row, i32 column, const auto&... pair) {
+          square = maximum(square, score.square(s * scale, first, row, column, pair...));
+        });
+        if (warp_any(!score.is_near(square))) {
+          for_each(compute);
+        } else {
+          for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
+            s = score.template value<true>(s * scale, first, row, column, pair...);
+          });
+        }
+      } else {
+        for_each(compute);
       }
-    }
-  }
-}
-
-// The same where a lane's pairs come with what they read of captured tensors.
-template <class Score, class Pairs, i32 column_blocks>
-FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
-                                   const Pairs& pairs, float scale, i32 first_q, i32 first_key,
-                                   Thread thread) {
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) {
-      float& s = products[0][n][e];
-      s = score.value(s * scale, first, 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }
@@ -3731,27 +3756,32 @@ struct Mask {
 struct Score {
   const Params& p;
   i32 b, h;
+  static constexpr bool has_near = true;
 
-  // The first of some pairs.
+  // The first of some pairs, with numbers as floats to which others add what is known beforehand.
   struct First {
     i32 q, k;
+    float constant;
   };
   FLASHGEN_DEVICE First first_at(i32 q, i32 k) const {
 
-    return {q, k};
+    return {q, k, p.scale * (0x1p+0f * reciprocal(p.captured_limit))};
   }
 
+  // Of a product, a logit before it is multiplied by the scale.
+  template <bool is_near_zero = false>
   FLASHGEN_DEVICE float value(float s, const First& first, i32 row, i32 column) const {
 
-    return hyperbolic_tangent(s * reciprocal(p.captured_limit)) * p.captured_limit;
+    return hyperbolic_tangent<is_near_zero>(s * first.constant) * p.captured_limit;
   }
 
-  // The score and its derivative with respect to s.
-  FLASHGEN_DEVICE ScoreAndSlope value_and_slope(float s, const First& first, i32 row, i32 column) const {
-    const float t1 = hyperbolic_tangent(s * reciprocal(p.captured_limit));
+  // The square, or the largest one, of what functions are given that are cheaper near zero. A NaN may be left out.
+  FLASHGEN_DEVICE float square(float s, const First& first, i32 row, i32 column) const {
 
-    return { t1 * p.captured_limit, 0x1p+0f * reciprocal(p.captured_limit) * (0x1p+0f - t1 * t1) * p.captured_limit };
+    const float square1 = squared(s * first.constant);
+    return square1;
   }
+  FLASHGEN_DEVICE static bool is_near(float square) { return square < kNearZero; }
 };
 
 #line 31
@@ -4088,7 +4118,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
 #line 112
-    change_scores(blocks_of(scores), Score{p, step.rows.sequence, step.rows.head}, p.scale, row, key, thread);
+    change_scores(blocks_of(scores), Score{p, step.rows.sequence, step.rows.head}, 1.0f, row, key, thread);
 #line 114
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };

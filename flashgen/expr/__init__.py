@@ -34,8 +34,11 @@
     ``orders(mask)``: what it asks of the order of keys, which has a word for an answer, and what besides.
 ``starts``
     ``with_starts(roots)``: scores whose whole numbers are turned into floats at one pair, for those near it.
+``constants``
+    ``with_constants(roots)``: scores with what is the same for all pairs apart.
 ``products``
     ``in_products(score)``: a score that adds to its logit, counted in logits not yet multiplied by the scale.
+    ``of_product(score)``: a score of such, counted in logits.
 ``text``, ``parse``
     ``text(node)`` and ``parse(source, {"window": Scalar("window", "int")})``, which give the same tree back.
 """
@@ -43,6 +46,7 @@
 from __future__ import annotations
 
 from flashgen.expr.capture import element_type, is_tensor
+from flashgen.expr.constants import with_constants
 from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
 from flashgen.expr.derivative import captured_gradients, derivative
 from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, sigmoid, tanh, where
@@ -50,7 +54,7 @@ from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score,
 from flashgen.expr.numpy import evaluate, evaluate_all
 from flashgen.expr.orders import orders
 from flashgen.expr.parse import parse
-from flashgen.expr.products import in_products
+from flashgen.expr.products import in_products, of_product
 from flashgen.expr.sides import Split, split
 from flashgen.expr.starts import with_starts
 from flashgen.expr.text import text
@@ -89,6 +93,7 @@ __all__ = [
     "log",
     "maximum",
     "minimum",
+    "of_product",
     "orders",
     "parse",
     "postorder",
@@ -104,5 +109,6 @@ __all__ = [
     "trace_mask",
     "trace_score",
     "where",
+    "with_constants",
     "with_starts",
 ]

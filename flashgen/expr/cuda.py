@@ -57,9 +57,16 @@ def print_cuda(roots: Mapping[str, Node], names: NameMap | None = None, *, prefi
 
     ``names`` may also answer ranges over whole tiles: its entry under ``range_name(node)`` is then called with the
     ends of the range and the indices that do not vary, and gives extremes; and searches: that under
-    ``search_name(node)`` is called with the value before these.
+    ``search_name(node)`` is called with the value before these. A name for a function of the language is called in
+    its place.
     """
     return _Printer(roots, names or {}, prefix).printed()
+
+
+def arguments_near_zero(root: Node) -> tuple[Node, ...]:
+    """What functions are given that differs from pair to pair, of those that cost less near zero."""
+    calls = (node for node in postorder(root) if isinstance(node, Unary) and node.op == "tanh")
+    return tuple(dict.fromkeys(call.operand for call in calls if call.operand.uses & _PER_PAIR))
 
 
 def range_name(node: Range) -> str:
@@ -130,7 +137,7 @@ class _Printer:
             return {"-": "-", "~": "!"}[node.op] + self._within(node.operand, SIGN), SIGN
         if node.op == "float":
             return self._call("static_cast<float>", node.operand), ATOM
-        return self._call(_FUNCTIONS[node.op], node.operand), ATOM
+        return self._call(self._names.get(node.op, _FUNCTIONS[node.op]), node.operand), ATOM
 
     def _binary(self, node: Binary) -> tuple[str, int]:
         if node.op in ("min", "max"):

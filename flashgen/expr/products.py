@@ -11,10 +11,16 @@ from collections.abc import Iterator
 
 from flashgen.expr.build import binary
 from flashgen.expr.nodes import USES, Binary, Node, Scalar, Score, Unary
+from flashgen.expr.visit import substitute
 
 _PER_PAIR = USES["q"] | USES["k"] | USES["s"]
-#: How many products a logit is; no captured value can have the name.
-PRODUCTS = Scalar("products.of_logit", "float")
+#: How many products a logit is, and the opposite; no captured value can have these names.
+PRODUCTS, SCALE = Scalar("products.of_logit", "float"), Scalar("logits.of_product", "float")
+
+
+def of_product(score: Node) -> Node:
+    """The score of a product, as a logit."""
+    return substitute(score, {Score(): binary("*", Score(), SCALE)})
 
 
 def in_products(score: Node) -> Node | None:

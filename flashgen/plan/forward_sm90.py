@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
+from flashgen.plan.forward_traits_sm90 import is_in_products
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
@@ -53,7 +54,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     has_end = spec.mask.has_upper or is_listed(spec)
     running = schedule.softmax == "running-max"
     keeps = row.keeps_scores and not running
-    in_products = _is_in_products(spec)
+    in_products = is_in_products(spec)
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, *(["runningmax"] if running else [])),
         pass_="forward",
@@ -127,12 +128,3 @@ def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:
         softmax="running-max" if kernel.constant("running_maximum") else "anchored",
         registers=(int(kernel.constant("producer_registers")), int(kernel.constant("consumer_registers"))),
     )
-
-
-def _is_in_products(spec: AttentionSpec) -> bool:
-    """Whether the score adds to products what it would to logits."""
-    if spec.score is None or not spec.score.changes_logits:
-        return False
-    from flashgen.expr import in_products
-
-    return in_products(spec.score.traced.root) is not None

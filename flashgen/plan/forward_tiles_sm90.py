@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from flashgen.arch import Arch
-from flashgen.plan.ahead import loads_ahead
-from flashgen.plan.expressions import element_of
+from flashgen.plan.forward_traits_sm90 import (
+    adds_few_bytes,
+    all_ahead,
+    compares_documents,
+    compares_little,
+    is_lean,
+    pair_loads,
+)
 from flashgen.plan.model import SmemMap
 from flashgen.plan.sm90 import ROWS, TILE_SLOTS, WARPGROUP, is_listed, registers_at_launch, row_bytes
 from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule
-
-if TYPE_CHECKING:
-    from flashgen.expr import Load
 
 #: What a thread needs beside accumulators.
 _OTHER_REGISTERS = 30
@@ -39,6 +41,8 @@ class Row:
     tile_kv_reading: tuple[int, int]
     tile_kv_ahead: tuple[int, int]
     reason: str
+    #: The last of these, where there is no mask, and one load of two bytes is added for each pair.
+    tile_kv_few: int | None = None
     registers: tuple[int, int] | None = None
 
     @property
@@ -60,8 +64,9 @@ _TABLE = {
         True,
         False,
         (64, 48),
-        (64, 48),
+        (80, 48),
         "three warpgroups, as exponentials and not products set the pace at this width",
+        tile_kv_few=96,
     ),
     (96, 96): Row(2, 128, 2, 2, True, True, (80, 80), (112, 112), "rows of 96 columns take the room of 128"),
     (128, 128): Row(
@@ -82,22 +87,42 @@ _TABLE = {
     ),
 }
 
+#: The same for masks that compare captured whole numbers along the sequence, as documents do.
+_DOCUMENTS = {
+    (64, 64): Row(
+        2,
+        128,
+        3,
+        2,
+        True,
+        True,
+        (80, 64),
+        (112, 96),
+        "smaller tiles of queries, as documents cut most tiles, and scores kept, which they leave room for",
+    ),
+}
+
 
 def row_of(spec: AttentionSpec) -> Row:
     """The row of the table, with what the mask and the score take of its registers."""
-    row = _TABLE[spec.head_dim, spec.head_dim_v]
+    dims = spec.head_dim, spec.head_dim_v
+    row = _DOCUMENTS[dims] if dims in _DOCUMENTS and compares_documents(spec) else _TABLE[dims]
     narrow = row.consumers == 3
     if is_listed(spec):
         # The producer looks at tiles of keys for everyone, and needs registers for it.
         registers = (56, 152) if narrow else (56, 224)
-        row = replace(row, registers=registers, tile_kv=96 if narrow else row.tile_kv)
-    elif narrow and (spec.mask.has_lower or spec.score is not None):
+        tile_kv = 112 if compares_little(spec) else 96
+        row = replace(row, registers=registers, tile_kv=tile_kv if narrow else row.tile_kv)
+    elif narrow and not is_lean(spec):
         row = replace(row, tile_kv=112)
-    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors:
+    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
-    if loads := _pair_loads(spec):
-        tiles = row.tile_kv_ahead if _all_ahead(spec, loads) else row.tile_kv_reading
+    if loads := pair_loads(spec):
+        comes_ahead = all_ahead(spec, loads)
+        tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
         row = replace(row, tile_kv=tiles[is_listed(spec)])
+        if comes_ahead and spec.mask.is_full and adds_few_bytes(spec, loads):
+            row = replace(row, tile_kv=row.tile_kv_few or row.tile_kv)
     return row
 
 
@@ -190,24 +215,3 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
 def looks_through(spec: AttentionSpec) -> bool:
     """Whether tiles can be cut, so that V is looked through for values that must not spread."""
     return not spec.mask.is_full
-
-
-def _pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
-    """What the score reads of captured tensors that depends on both the query and the key."""
-    if spec.score is None or not spec.score.traced.tensors:
-        return ()
-    from flashgen.expr import Load, postorder
-    from flashgen.plan.over import over_of
-
-    loads = (node for node in postorder(spec.score.traced.root) if isinstance(node, Load))
-    return tuple(load for load in loads if over_of(load.indices) in ("diagonals", "pairs"))
-
-
-def _all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
-    """Whether all of these loads come before the products."""
-    from flashgen.expr import element_type
-
-    assert spec.score is not None, "only a score loads"
-    tensors = spec.score.traced.tensors
-    elements = {name: element_of(name, element_type(value)) for name, value in tensors.items()}
-    return set(loads) <= set(loads_ahead(spec.score.traced.root, elements))

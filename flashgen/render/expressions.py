@@ -76,7 +76,7 @@ class Code:
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
     from flashgen.expr import Const, Scalar, orders, text
-    from flashgen.expr.cuda import C_TYPES
+    from flashgen.expr.cuda import C_TYPES, arguments_near_zero
     from flashgen.expr.sides import is_light as is_light_tree
     from flashgen.expr.sides import with_keys_apart
     from flashgen.expr.visit import substitute
@@ -112,7 +112,13 @@ def expression_code(plan: KernelPlan) -> Code:
         near = names | _NEAR_FIRST
         bodies["first"] = body_of(starts, names)
         facts["first"] = tuple(Fact(name, "float", x) for name, x in bodies["first"].results.items())
-        bodies["score"] = body_of({"value": substitute(roots["value"], given)}, near)
+        value = substitute(roots["value"], given)
+        # Both ways to compute a score take registers, which other kernels do not have.
+        votes = plan.template == "forward_sm90.cu.j2"
+        arguments = {str(number): x for number, x in enumerate(arguments_near_zero(value) if votes else ())}
+        bodies["score"] = body_of({"value": value}, near | (_NEAR_ZERO if arguments else {}))
+        if arguments:
+            bodies["near"] = body_of(arguments, near)
         if "slope" in roots:
             bodies["score_and_slope"] = body_of({name: roots[name] for name in ("value", "slope")}, near)
     if e.sink is not None:
@@ -153,19 +159,25 @@ def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) 
 
 #: How scores spell a pair that is some rows and columns from the first one.
 _NEAR_FIRST = {"q": "(first.q + row)", "k": "(first.k + column)", "step.q": "row", "step.k": "column"}
+#: The functions of scores for which it may be known that what they are given is near zero.
+_NEAR_ZERO = {"tanh": "hyperbolic_tangent<is_near_zero>"}
 
 
 def _from_first_pair(score: Node, slope: Node, plan: KernelPlan) -> tuple[Mapping[str, Node], dict[str, Node]]:
     """The score of a pair, and its slope if needed, in terms of the first pair; and what is found out at that one."""
-    from flashgen.expr import in_products, with_starts
+    from flashgen.expr import in_products, of_product, with_constants, with_starts
 
-    roots = {"value": score, "slope": slope}
+    roots: Mapping[str, Node] = {"value": score, "slope": slope}
+    if plan.template == "forward_sm90.cu.j2":
+        roots = {"value": of_product(score)}
     if "in_products" in plan.switches:
         value = in_products(score)
         assert value is not None, "the plan has found that out"
         roots = {"value": value}
-    started = with_starts(roots)
-    return started.roots, {name.removeprefix("first."): start for name, start in started.starts.items()}
+    apart = with_constants(roots)
+    started = with_starts(apart.roots)
+    found = {**started.starts, **apart.constants}
+    return started.roots, {name.removeprefix("first."): node for name, node in found.items()}
 
 
 #: How kernels spell the bounds of what they ask about.
@@ -221,6 +233,7 @@ def names_of(plan: KernelPlan) -> dict[str, str]:
     assert e is not None
     of_call = "" if plan.spec.has_own_lengths else "p."
     names = {"q_len": f"{of_call}len_q", "k_len": f"{of_call}len_kv", "products.of_logit": "reciprocal_approx(p.scale)"}
+    names["logits.of_product"] = "p.scale"
     names |= {
         name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
     }

@@ -26,12 +26,21 @@ CASES = {
     "full": fg.AttentionSpec(64),
     "causal": fg.AttentionSpec(64, mask=fg.causal()),
     "window": fg.AttentionSpec(64, mask=fg.window(1024, 0)),
+    "window, slopes, sink": fg.AttentionSpec(
+        64, mask=fg.window(300, 40), score=fg.alibi(np.zeros(1, np.float32)) >> fg.sink(np.zeros(1, np.float32))
+    ),
     "documents": fg.AttentionSpec(64, mask=fg.causal() & fg.document(np.zeros((1, 1), np.int32))),
     "softcap": fg.AttentionSpec(64, score=fg.softcap(30.0)),
     "slopes": fg.AttentionSpec(64, mask=fg.causal(), score=fg.alibi(np.zeros(1, np.float32))),
-    "bias": fg.AttentionSpec(64, mask=fg.causal(), score=fg.bias(np.zeros((1, 1, 1, 1), np.float16))),
+    "prefix": fg.AttentionSpec(64, mask=fg.prefix_lm(100)),
+    "bias alone": fg.AttentionSpec(
+        64, score=fg.bias(np.zeros((2, 2), np.float16)) >> fg.alibi(np.zeros(1, np.float32))
+    ),
+    "bias, softcap": fg.AttentionSpec(64, score=fg.softcap(30.0) >> fg.bias(np.zeros((2, 2), np.float16))),
+    "wide bias": fg.AttentionSpec(64, mask=fg.window(300, 40), score=fg.bias(np.zeros((2, 2, 2), np.float32))),
+    "bias": fg.AttentionSpec(64, mask=fg.causal(), score=fg.bias(np.zeros((2, 2), np.float16))),
     "bias, documents": fg.AttentionSpec(
-        64, mask=fg.document(np.zeros((1, 1), np.int32)), score=fg.bias(np.zeros((1, 1, 1, 1), np.float16))
+        64, mask=fg.document(np.zeros((1, 1), np.int32)), score=fg.bias(np.zeros((2, 2), np.float16))
     ),
 }
 BUILDS: list[Build] = [

@@ -70,6 +70,29 @@ def test_functions_are_right_at_infinities_zero_and_nan(name: str, limits: tuple
     np.testing.assert_array_equal(out, np.float32([*limits, np.nan]))
 
 
+def test_near_zero_a_tangent_is_the_same_number_by_less() -> None:
+    x = FLOATS[np.square(FLOATS) < np.float32(0.36)]
+    both = np.zeros((2, x.size), np.float32)
+    column("params.out[i] = hyperbolic_tangent(params.x[i]);", x, both[0])
+    column("params.out[i] = hyperbolic_tangent<true>(params.x[i]);", x, both[1])
+    assert both[0].tobytes() == both[1].tobytes()
+
+
+def test_a_tangent_has_no_step_where_its_polynomial_ends() -> None:
+    edge = np.sqrt(np.float32(0.36)).view(np.int32) + np.arange(-2000, 2000, dtype=np.int32)
+    x = np.concatenate([edge.view(np.float32), -edge.view(np.float32)])
+    out = np.zeros_like(x)
+    column("params.out[i] = hyperbolic_tangent(params.x[i]);", x, out)
+    is_near = np.square(x) < np.float32(0.36)
+    assert is_near.any()
+    assert not is_near.all()
+    exact = np.tanh(x.astype(np.float64))
+    # What either side is off by, in units of the last place, and so the most that the two can be apart.
+    error = (out - exact) / np.spacing(np.float32(0.537))
+    assert abs(error[is_near]).max() < 0.75
+    assert abs(error[~is_near]).max() < 2.5
+
+
 def test_minimum_and_maximum_keep_nan_from_either_side() -> None:
     values = np.float32([np.nan, -np.inf, -1.5, 0, 2, np.inf])
     x = np.stack([g.ravel() for g in np.meshgrid(values, values)])

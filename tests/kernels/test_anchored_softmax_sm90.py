@@ -105,6 +105,12 @@ HOSTILE_SCORES: dict[str, dict[str, Any]] = {
     "forbidden by the score": {
         "score": Score.of(lambda s, b, h, q, k: fg.where(k > 3 * q, float("-inf"), s + 40.0)),
     },
+    # Of 32 columns some are where a tangent is a polynomial and others are not, or all are, from warp to warp.
+    "about a third of the cap": {"mask": fg.causal(), "score": fg.softcap(12.0)},
+    "infinite before a cap": {
+        "score": Score.of(lambda s, b, h, q, k: fg.tanh(fg.where(k % 50 == 7, float("inf"), s) / 40.0) * 40.0),
+    },
+    "two caps": {"mask": fg.window(300, 0), "score": fg.softcap(9.0) >> fg.softcap(14.0)},
 }
 
 
@@ -149,11 +155,13 @@ def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_row_does_not_depend_on_others_of_its_warp(way: str, masked: bool) -> None:
-    """Bit for bit: another row's anchor may move, and have its warp take a tile again; this row's stays."""
+@pytest.mark.parametrize("kind", ["full", "masked", "capped"])
+def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> None:
+    """Bit for bit: another row's anchor may move, and have its warp take a tile again, or compute its scores in a way
+    that is right for all of them; this row's stays."""
     dim, schedule = WAYS[way]
-    spec = forward_spec(dim, mask=fg.window(150, 30) if masked else fg.full())
+    mask = fg.window(150, 30) if kind == "masked" else fg.full()
+    spec = forward_spec(dim, mask=mask, score=fg.softcap(100.0) if kind == "capped" else None)
     kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
     dtype = spec.element.numpy()
     q, k, v = hostile("heavy tails", dim, np.random.default_rng(3))
@@ -169,3 +177,19 @@ def test_a_row_does_not_depend_on_others_of_its_warp(way: str, masked: bool) -> 
         assert out[:, ~changed].tobytes() == plain[0][:, ~changed].tobytes()
         assert lse[:, :, ~changed].tobytes() == plain[1][:, :, ~changed].tobytes()
         assert out[:, changed].tobytes() != plain[0][:, changed].tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forbidden_key_has_no_say_in_how_others_are_capped(way: str) -> None:
+    """Bit for bit: its logit may be far from zero, or none at all, and have its group's tangents computed in full."""
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, mask=fg.Mask.of(lambda b, h, q, k: k != 200), score=fg.softcap(30.0))
+    kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
+    dtype = spec.element.numpy()
+    q, k, v = (x.astype(dtype) for x in hostile("1 times", dim, np.random.default_rng(5)))
+    plain = kernel(q, k, v)
+    for wild in (0.0, 300.0, np.inf, np.nan):
+        other = k.copy()
+        other[:, 200] = wild
+        for found, expected in zip(kernel(q, other, v), plain, strict=True):
+            assert found.tobytes() == expected.tobytes()

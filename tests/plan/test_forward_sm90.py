@@ -67,7 +67,24 @@ def test_a_score_that_reads_an_element_for_each_pair_gets_smaller_tiles(dims: tu
     assert tile_kv(relative) < tile_kv(slopes) <= tile_kv(None)
     # What comes before the products takes fewer registers than what is asked for then.
     bias, wide = (fg.bias(np.zeros((2, 2, 2, 2), dtype)) for dtype in (np.float16, np.float64))
-    assert tile_kv(wide) == tile_kv(relative) <= tile_kv(bias) == tile_kv(fg.softcap(3.0) >> bias) <= tile_kv(slopes)
+    capped = fg.softcap(3.0) >> bias
+    assert tile_kv(wide) == tile_kv(relative) <= tile_kv(capped) <= tile_kv(bias) <= tile_kv(slopes)
+
+
+def test_tiles_are_as_wide_as_a_mask_and_a_score_leave_registers_for() -> None:
+    def tile_kv(**spec: Any) -> int:
+        return int(forward(64, **spec).constant("tile_kv"))
+
+    ids, slopes = np.zeros((2, 9), np.int32), fg.alibi(np.zeros(2, np.float32))
+    bias = fg.bias(np.zeros((2, 2), np.float16))
+    assert {tile_kv(mask=fg.window(99, 9), score=score) for score in (None, slopes, fg.sink(np.zeros(2)))} == {128}
+    assert tile_kv(mask=fg.window(99, 9), score=fg.softcap(3.0)) == 112
+    assert (tile_kv(mask=fg.prefix_lm(9)), tile_kv(mask=fg.prefix_lm(9), score=slopes)) == (112, 96)
+    assert (tile_kv(mask=fg.prefix_lm(9) | fg.global_tokens(9)), tile_kv(mask=fg.dilated(9))) == (96, 96)
+    assert (tile_kv(score=bias), tile_kv(mask=fg.causal(), score=bias)) == (96, 80)
+    documents = forward(64, mask=fg.causal() & fg.document(ids))
+    assert (documents.constant("tile_q"), documents.constant("tile_kv")) == (128, 128)
+    assert "keeps_scores" in documents.switches
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

@@ -101,18 +101,26 @@ FLASHGEN_DEVICE float logarithm(float x) {
 // 1 / (1 + e^-x)
 FLASHGEN_DEVICE float logistic(float x) { return reciprocal_approx(1.0f + exponential(-x)); }
 
-// 1 - 2 / (e^2x + 1) for |x|, which loses digits near zero; there a polynomial (fitted; 0.1 ulp).
+// Numbers whose squares are below this are near zero, where some functions cost less.
+constexpr float kNearZero = 0.36f;
+
+FLASHGEN_DEVICE float squared(float x) { return x * x; }
+
+// 1 - 2 / (e^2x + 1) for |x|, which loses digits near zero; there a polynomial (fitted; 0.1 ulp), which is
+// all that is computed if it is known that x is there.
+template <bool is_near = false>
 FLASHGEN_DEVICE float hyperbolic_tangent(float x) {
-  const float size = magnitude(x), z = x * x;
+  const float z = x * x;
   float series = -0x1.83f79ep-8f;
   series = fused_multiply_add(series, z, 0x1.55163ep-6f);
   series = fused_multiply_add(series, z, -0x1.b8a78ep-5f);
   series = fused_multiply_add(series, z, 0x1.110a24p-3f);
   series = fused_multiply_add(series, z, -0x1.555540p-2f);
   const float near = fused_multiply_add(series * z, x, x);
-  const float power = exp2_approx(size * (2.0f * kLog2E));
+  if constexpr (is_near) return near;
+  const float power = exp2_approx(magnitude(x) * (2.0f * kLog2E));
   const float far = fused_multiply_add(-2.0f, reciprocal_approx(power + 1.0f), 1.0f);
-  return size < 0.6f ? near : float_of(bits_of(far) | (bits_of(x) & 0x80000000u));
+  return z < kNearZero ? near : float_of(bits_of(far) | (bits_of(x) & 0x80000000u));
 }
 
 // ---- captured tensors

@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 from flashgen.errors import EmulationError
-from flashgen.expr import log, where
+from flashgen.expr import log, tanh, where
 from flashgen.plan.model import Role
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
 from flashgen.verify.packed import Packing
@@ -95,6 +95,14 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
             64, direction="forward", score=Score.of(lambda s, b, h, q, k: where(q % 64 < 16, s - k * 0.5, s))
         ),
         (300, 400),
+        {"arch": "sm_90a"},
+    ),
+    # A tangent's argument is far from zero in the first of each 32 columns alone.
+    "Hopper, capped": (
+        AttentionSpec(
+            64, direction="forward", score=Score.of(lambda s, b, h, q, k: tanh(where(k % 32 < 8, s, s * 0.1)) * 4.0)
+        ),
+        (200, 300),
         {"arch": "sm_90a"},
     ),
     # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.

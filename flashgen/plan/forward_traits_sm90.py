@@ -1,0 +1,92 @@
+"""What the forward kernel for Hopper asks about expressions: where scores add, what they read, what masks compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashgen.plan.ahead import loads_ahead
+from flashgen.plan.expressions import element_of
+from flashgen.plan.sm90 import is_listed
+from flashgen.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from flashgen.expr import Load
+
+#: So many words for the keys of a row leave registers.
+_FEW_COMPARISONS = 2
+
+
+def is_in_products(spec: AttentionSpec) -> bool:
+    """Whether the score adds to products what it would to logits."""
+    if spec.score is None or not spec.score.changes_logits:
+        return False
+    from flashgen.expr import in_products
+
+    return in_products(spec.score.traced.root) is not None
+
+
+def is_lean(spec: AttentionSpec) -> bool:
+    """Whether the score leaves registers for tiles as wide as without it: it adds little to products, if anything."""
+    if spec.score is None or not spec.score.changes_logits:
+        return True
+    from flashgen.expr.sides import is_light
+
+    return is_in_products(spec) and is_light(spec.score.traced.root)
+
+
+def compares_documents(spec: AttentionSpec) -> bool:
+    """Whether the mask compares captured whole numbers along the sequence, by which its loops are bounded."""
+    if not is_listed(spec) or not spec.mask.traced.tensors:
+        return False
+    from flashgen.expr import Search, postorder
+
+    rule = spec.mask.rule
+    return any(isinstance(node, Search) for node in postorder(rule.key_begin, rule.key_end))
+
+
+def compares_little(spec: AttentionSpec) -> bool:
+    """Whether at most two comparisons of keys are asked of a pair, and its logit stays as it is."""
+    if spec.score is not None and spec.score.changes_logits:
+        return False
+    from flashgen.expr import Const, orders
+    from flashgen.expr.orders import leaves
+    from flashgen.expr.sides import with_keys_apart
+
+    by_order = orders(with_keys_apart(spec.mask.traced.root))
+    return by_order.besides is Const(True) and len(leaves(by_order.ordered)) <= _FEW_COMPARISONS
+
+
+def pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
+    """What the score reads of captured tensors that depends on both the query and the key."""
+    if spec.score is None or not spec.score.traced.tensors:
+        return ()
+    from flashgen.expr import Load, postorder
+    from flashgen.plan.over import over_of
+
+    loads = (node for node in postorder(spec.score.traced.root) if isinstance(node, Load))
+    return tuple(load for load in loads if over_of(load.indices) in ("diagonals", "pairs"))
+
+
+def all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether all of these loads come before the products."""
+    assert spec.score is not None, "only a score loads"
+    return set(loads) <= set(loads_ahead(spec.score.traced.root, _elements(spec)))
+
+
+def adds_few_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether they are one load of two bytes for each pair, which is added to the logit as it is."""
+    from flashgen.expr import Scalar, in_products
+    from flashgen.expr.visit import substitute
+
+    assert spec.score is not None, "only a score loads"
+    if len(loads) != 1 or _elements(spec)[loads[0].tensor.name] not in ("half_t", "bfloat16_t"):
+        return False
+    return in_products(substitute(spec.score.traced.root, {loads[0]: Scalar("loaded", "float")})) is not None
+
+
+def _elements(spec: AttentionSpec) -> dict[str, str]:
+    """The C++ types of what the score has captured."""
+    from flashgen.expr import element_type
+
+    assert spec.score is not None, "only a score captures"
+    return {name: element_of(name, element_type(value)) for name, value in spec.score.traced.tensors.items()}
