@@ -47,6 +47,26 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
   wgmma_commit();
 }
 
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
+template <class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
+#pragma unroll
+  for (i32 step = 0; step < Tile::steps; ++step)
+    ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
+}
+
+// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
+template <class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
+  using T = typename B::Element;
+  const MatrixDescriptor right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < B::steps; ++step)
+    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
+  wgmma_commit();
+}
+
 // Issues half of the steps of sums += A B^T, which is a group of its own.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
