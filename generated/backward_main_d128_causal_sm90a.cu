@@ -213,6 +213,13 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
+// Two products of packed numbers, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 FLASHGEN_DEVICE u16 to_half_bits(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -2247,6 +2254,7 @@ struct RingPlace {
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance() { ++count; }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+  FLASHGEN_DEVICE RingPlace after() const { return {count + 1}; }
 };
 
 // Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
@@ -2264,6 +2272,11 @@ struct RingPlace<slots> {
     const bool wraps = at == slots - 1;
     at = wraps ? 0 : at + 1;
     round ^= wraps ? 1u : 0u;
+  }
+  FLASHGEN_DEVICE RingPlace after() const {
+    RingPlace next = *this;
+    next.advance();
+    return next;
   }
 };
 
@@ -3137,6 +3150,16 @@ FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&str
     rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
 }
 
+// dS = P (dP - D) of a chunk, of P rounded.
+template <i32 count>
+FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
+                                    const u32 (&p)[count / 8][4], i32 chunk) {
+#pragma unroll
+  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
+    ds[i / 4][i % 4] =
+        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), p[i / 4][i % 4]);
+}
+
 // Issues the chunk's part of O += P V, which is a group of its own.
 template <class VTile>
 FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
@@ -3147,6 +3170,26 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
 #pragma unroll
   for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
     wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
+  wgmma_commit();
+}
+
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
+template <class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
+#pragma unroll
+  for (i32 step = 0; step < Tile::steps; ++step)
+    ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
+}
+
+// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
+template <class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
+  using T = typename B::Element;
+  const MatrixDescriptor right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < B::steps; ++step)
+    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
   wgmma_commit();
 }
 
@@ -3553,7 +3596,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
   fence_proxy_async();
 }
 
-#line 3 "kernels/backward_main_sm90/consumer.j2"
+#line 4 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -3566,15 +3609,15 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
-#line 16
+#line 17
   const u32 out = shared_address(shared.out(out_warp));
-#line 18
+#line 19
   KRing::Where kv_at;
   QRing::Where q_at;
   // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
-#line 24
+#line 25
   // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
   const auto say_added = [&]() {
     if (thread.lane == 0) {
@@ -3583,7 +3626,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     }
   };
 
-#line 33
+#line 34
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -3605,7 +3648,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 59
+#line 60
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3617,7 +3660,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 81
+#line 82
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3629,27 +3672,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 93
+#line 94
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 95
+#line 96
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 102
+#line 103
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 107
+#line 108
     if (is_bad) {
-#line 109
+#line 110
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 112
+#line 113
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 116
+#line 117
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3658,22 +3701,23 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 125
+#line 126
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 128
+#line 129
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 132
+#line 133
         spread_columns(scores, shared.lse(at), thread);
-#line 136
+#line 137
         wgmma_pin(scores);
       };
+#line 147
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 148
+#line 158
       const auto add_to_sum = [&](i32 number) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3684,7 +3728,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 159
+#line 169
       // Line 15: dQ_i += dS_ij K_j, of a step before.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at) {
         shared.ds_ring.wait_full(at);
@@ -3698,7 +3742,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         shared.ds_ring.release(at, thread);
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 177
+#line 187
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
       // To which tile's sum the dQ of the step before belongs, and that of the step before that, which is multiplied
@@ -3732,15 +3776,20 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 186 "kernels/backward_main_sm90/consumer.j2"
+#line 196 "kernels/backward_main_sm90/consumer.j2"
+      Shape::Scores scores;
+      const auto start_scores = [&](QRing::Where at) {
+        shared.q_ring.wait_full(at);
+        preset_scores(scores, at);
+      };
+#line 202
+      if (goes_on) start_scores(q_at);
+#line 204
       while (goes_on) {
-#line 3 "kernels/backward_main_sm90/step.j2"
-        shared.q_ring.wait_full(q_at);
+#line 6 "kernels/backward_main_sm90/step.j2"
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
         // This step's scores run while the dQ that was multiplied before them is written out.
-        Shape::Scores scores;
-        preset_scores(scores, q_at);
         if (number_out != kNone) {
           Shape::DQ dq;
           multiply_scores(dq, at.before().before());
@@ -3806,8 +3855,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-            for_chunk(chunk, [&](i32 i) { dp[i] *= scores[i]; });
-            round_chunk<element_t>(ds, dp, chunk);
+#line 102
+            multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
+#line 107
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
           }
@@ -3819,10 +3869,15 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<chunks>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
+#line 119
+          // What the next step's scores begin with, while products are under way; without a branch, which these would
+          // be waited for at: after the last step it is what this one began with.
+          start_scores(goes_on ? q_at.after() : q_at);
+#line 123
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 188 "kernels/backward_main_sm90/consumer.j2"
+#line 206 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -3846,9 +3901,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 212
+#line 230
   say_added();
-#line 214
+#line 232
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -113,6 +113,22 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
                 yield Tiles(tile_q, "queries", slots, split, reason, sparing)
 
 
+def held_besides(spec: AttentionSpec, tiles: Tiles) -> frozenset[str]:
+    """What else consumers of one kernel have registers for, as switches of its template."""
+    has_score = spec.score is not None and spec.score.changes_logits
+    # dS of P rounded: its floats are needed no longer than exponentials are.
+    packed = spec.dtype == "bf16" and not has_score
+    roomy = packed or tiles.rows == ROWS
+    named = {
+        "packed": packed,
+        # K_j as left operand of S.
+        "holds_keys": roomy and not has_score and not _is_listed(spec) and spec.head_dim < 2 * PANEL,
+        # What the next step's scores begin with.
+        "ahead": roomy and not _is_listed(spec),
+    }
+    return frozenset(name for name, on in named.items() if on)
+
+
 def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     size, tile_q = spec.element.bytes, tiles.rows
     dim, dim_v = _row_bytes(spec)
