@@ -57,6 +57,19 @@ def test_pack_bfloat16_puts_the_first_value_low_and_rounds_to_nearest_even(run: 
     assert (low[~numbers] == 0x7FFF).all()
 
 
+def test_packed_products_are_rounded_to_nearest_even(run: Any) -> None:
+    bits = np.random.default_rng(1).integers(0, 2**16, (4, 20_000), dtype=np.uint16)
+    numbers = bits.view(ml_dtypes.bfloat16)
+    numbers[~np.isfinite(numbers.astype(np.float32))] = 1
+    a, b = (low.astype(np.uint32) | high.astype(np.uint32) << 16 for low, high in (bits[:2], bits[2:]))
+    out = np.zeros(a.size, np.uint32)
+    run(LOOP.format(n=a.size) + "out[i] = multiply_packed(bfloat16_t{}, a[i], b[i]);", a=a, b=b, out=out)
+    with np.errstate(over="ignore"):
+        expected = (numbers[:2].astype(np.float32) * numbers[2:].astype(np.float32)).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(out & 0xFFFF, expected[0].view(np.uint16))
+    np.testing.assert_array_equal(out >> 16, expected[1].view(np.uint16))
+
+
 def test_exp2_is_close_and_flushes_subnormals(run: Any) -> None:
     x = np.concatenate([np.linspace(-160, 129, 30_001), [0.0, -np.inf, np.inf, np.nan]]).astype(np.float32)
     out = np.zeros_like(x)
