@@ -968,25 +968,31 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
+// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
+// on.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
 // The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
-// row are allowed is two numbers.
+// row are allowed is two numbers, and made of these a bit for each, of which assemblers test seven at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 row = q + 8 * h;
-    i32 first = -1, end = mask.len_kv - key;
-    if constexpr (has_lower) first = row + mask.lower - key;
+    i32 end = mask.len_kv - key;
     if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
+    u32 allowed = ~bits_from(end);
+    if constexpr (has_lower) allowed &= bits_from(row + mask.lower - key);
 #pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c >= end || (has_lower && 8 * n + c < first)) values[0][n][2 * h + c] = value;
-      }
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
     }
   }
 }
@@ -2527,6 +2533,11 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
+  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
+  // chunks by bits of their number, so that the number may come in bit by bit.
+  static constexpr u32 chunk_after(u32 first, i32 n) {
+    return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
+  }
 };
 
 // The same tile for ordinary accesses, where shared memory begins at `base`.
@@ -2621,17 +2632,17 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues O += P V.
+// Issues O += P V, or O = P V where O is not to be `kept`.
 template <class VTile>
-FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                  VTile v) {
+FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
+                                  bool kept = true) {
   using T = typename VTile::Element;
   const MatrixDescriptor right = v.by_rows();
   wgmma_fence();
 #pragma unroll
   for (i32 step = 0; step < VTile::rows / 16; ++step) {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], right.advanced(VTile::along_rows(step)),
-                                        true);
+                                        step > 0 || kept);
   }
   wgmma_commit();
 }
@@ -2650,12 +2661,14 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
+  const u32 lane = static_cast<u32>(thread.lane);
+  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
     const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
                           pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
-    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), words);
+    stmatrix_x4(Tile::chunk_after(first, n), words);
   }
 }
 
@@ -2681,20 +2694,30 @@ template <class T, i32 columns>
 FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
                                  const float (&scale)[2], Thread thread) {
   static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+  // As many chunks at a time as registers surely allow.
+  constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
+                                                  : chunks % 3 == 0 ? 3
+                                                  : chunks % 2 == 0 ? 2
+                                                                    : 1;
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 mine = row + 8 * h + thread.row();
+    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
 #pragma unroll
-    for (i32 g = 0; g < columns / 32; ++g) {
-      Vec16 chunk;
+    for (i32 first = 0; first < chunks; first += together) {
+      Vec16 made[together];
 #pragma unroll
-      for (i32 k = 0; k < 4; ++k) {
-        const float* const o = strip + 4 * (4 * g + k) + 2 * h;
-        chunk.words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+      for (i32 g = 0; g < together; ++g) {
+#pragma unroll
+        for (i32 k = 0; k < 4; ++k) {
+          const float* const o = strip + 4 * (4 * (first + g) + k) + 2 * h;
+          made[g].words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+        }
+        transpose_quad(made[g].words, thread);
       }
-      transpose_quad(chunk.words, thread);
-      if (mine < rows_of.row_count)
-        *reinterpret_cast<Vec16*>(rows_of.at(mine, 32 * g + 8 * (thread.lane % 4))) = chunk;
+      if (mine >= rows_of.row_count) continue;
+#pragma unroll
+      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
     }
   }
 }

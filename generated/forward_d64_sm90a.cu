@@ -1698,6 +1698,11 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
+  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
+  // chunks by bits of their number, so that the number may come in bit by bit.
+  static constexpr u32 chunk_after(u32 first, i32 n) {
+    return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
+  }
 };
 
 // The same tile for ordinary accesses, where shared memory begins at `base`.
@@ -1792,17 +1797,17 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues O += P V.
+// Issues O += P V, or O = P V where O is not to be `kept`.
 template <class VTile>
-FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                  VTile v) {
+FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
+                                  bool kept = true) {
   using T = typename VTile::Element;
   const MatrixDescriptor right = v.by_rows();
   wgmma_fence();
 #pragma unroll
   for (i32 step = 0; step < VTile::rows / 16; ++step) {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], right.advanced(VTile::along_rows(step)),
-                                        true);
+                                        step > 0 || kept);
   }
   wgmma_commit();
 }
@@ -2265,25 +2270,31 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
+// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
+// on.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
 // The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
-// row are allowed is two numbers.
+// row are allowed is two numbers, and made of these a bit for each, of which assemblers test seven at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 row = q + 8 * h;
-    i32 first = -1, end = mask.len_kv - key;
-    if constexpr (has_lower) first = row + mask.lower - key;
+    i32 end = mask.len_kv - key;
     if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
+    u32 allowed = ~bits_from(end);
+    if constexpr (has_lower) allowed &= bits_from(row + mask.lower - key);
 #pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c >= end || (has_lower && 8 * n + c < first)) values[0][n][2 * h + c] = value;
-      }
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
     }
   }
 }
@@ -2847,12 +2858,14 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
+  const u32 lane = static_cast<u32>(thread.lane);
+  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
     const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
                           pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
-    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), words);
+    stmatrix_x4(Tile::chunk_after(first, n), words);
   }
 }
 
@@ -2878,20 +2891,30 @@ template <class T, i32 columns>
 FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
                                  const float (&scale)[2], Thread thread) {
   static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+  // As many chunks at a time as registers surely allow.
+  constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
+                                                  : chunks % 3 == 0 ? 3
+                                                  : chunks % 2 == 0 ? 2
+                                                                    : 1;
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 mine = row + 8 * h + thread.row();
+    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
 #pragma unroll
-    for (i32 g = 0; g < columns / 32; ++g) {
-      Vec16 chunk;
+    for (i32 first = 0; first < chunks; first += together) {
+      Vec16 made[together];
 #pragma unroll
-      for (i32 k = 0; k < 4; ++k) {
-        const float* const o = strip + 4 * (4 * g + k) + 2 * h;
-        chunk.words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+      for (i32 g = 0; g < together; ++g) {
+#pragma unroll
+        for (i32 k = 0; k < 4; ++k) {
+          const float* const o = strip + 4 * (4 * (first + g) + k) + 2 * h;
+          made[g].words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+        }
+        transpose_quad(made[g].words, thread);
       }
-      transpose_quad(chunk.words, thread);
-      if (mine < rows_of.row_count)
-        *reinterpret_cast<Vec16*>(rows_of.at(mine, 32 * g + 8 * (thread.lane % 4))) = chunk;
+      if (mine >= rows_of.row_count) continue;
+#pragma unroll
+      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
     }
   }
 }
@@ -2980,6 +3003,8 @@ struct Step {
   // See TileFacts.
   u32 full;
   u32 empty;
+  // Whether one before it in the same tile of queries has been added to O.
+  i32 continues;
 
   FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
@@ -3202,9 +3227,10 @@ struct Follower {
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
-#line 154
+    next.continues = 1;
+#line 155
     --next.key_tile;
-#line 156
+#line 157
     return next;
   }
 };
@@ -3346,7 +3372,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
   const auto multiply_keys = [&]() {
-    issue_scores(scores, shared.q.slot(q_at.slot()).from_row(strip_row), shared.k.slot(at.k_at.slot()));
+    // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
+    const i32 first_row = kConfig.q_slots > 1 ? strip_row : opaque(strip_row);
+    issue_scores(scores, shared.q.slot(q_at.slot()).from_row(first_row), shared.k.slot(at.k_at.slot()));
   };
   // K_j, and with the last one Q_i, are not needed any more.
   const auto release_keys = [&](const Step& step) {
@@ -3363,27 +3391,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 105
+#line 107
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 111
+#line 113
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 114
+#line 116
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 117
+#line 119
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 123
+#line 125
     apply_spec(step);
     const float scale_log2 = p.scale_log2;
-#line 135
+#line 137
     const bool rescales = softmax.anchor(scores, scale_log2);
     softmax.exponentiate(scores, probabilities, scale_log2);
-#line 139
+#line 141
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3392,7 +3420,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 148
+#line 150
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3404,17 +3432,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-    if (thread.column() == 0) {
-      float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
-      }
-    }
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 170
+#line 165
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3426,10 +3447,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 206
-    clear(out);
+#line 179
+    // Behind the results, whose way out begins with a wait for all that was stored before.
+    if (thread.column() == 0) {
+      float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
+      }
+    }
   };
 
+#line 211
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3449,14 +3478,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next);
     if (goes_on) {
-#line 231
+#line 233
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
       take_turn();
       multiply_keys();
       wait_for_values();
-      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
+      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
       pass_turn();
       is_inspected = inspected(next);
       wgmma_wait<1>();
@@ -3469,16 +3498,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
+      Shape::Softmax::round(next_probabilities, scores);
       if (ends) {
         write_rows(step, finished);
       } else if (rescales) {
         scale_rows(out, softmax.factor);
       }
-      Shape::Softmax::round(next_probabilities, scores);
     } else {
       wait_for_values();
       take_turn();
-      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()));
+      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
       pass_turn();
       wgmma_wait<0>();
       wgmma_pin(out);
@@ -3492,10 +3521,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 278
+#line 280
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 281
+#line 283
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3504,9 +3533,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       pass_turn();
       shared.v_ring.wait_full(at.v_at);
       release_values();
+      const i32 continues = step.continues;
       step = at.after(step, p, shared, thread);
+      step.continues = continues;
     }
-#line 295
+#line 299
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3515,22 +3546,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 304
+#line 308
     if (begins_again) continue;
-#line 306
+#line 310
     Shape::Softmax::round(even, scores);
-#line 313
+#line 317
     while (overlap(even, even)) {
     }
   }
-#line 317
+#line 321
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 320
+#line 324
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 180 "kernels/forward_sm90.cu.j2"
+#line 181 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3541,7 +3572,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 196
+#line 197
     fence_mbarrier_init();
   }
   block_sync();
@@ -3550,7 +3581,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 207
+#line 208
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

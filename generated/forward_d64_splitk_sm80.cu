@@ -956,25 +956,31 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
+// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
+// on.
+FLASHGEN_DEVICE u32 bits_from(i32 column) {
+  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
+  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
+}
+
 // The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
-// row are allowed is two numbers.
+// row are allowed is two numbers, and made of these a bit for each, of which assemblers test seven at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 row = q + 8 * h;
-    i32 first = -1, end = mask.len_kv - key;
-    if constexpr (has_lower) first = row + mask.lower - key;
+    i32 end = mask.len_kv - key;
     if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
+    u32 allowed = ~bits_from(end);
+    if constexpr (has_lower) allowed &= bits_from(row + mask.lower - key);
 #pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c >= end || (has_lower && 8 * n + c < first)) values[0][n][2 * h + c] = value;
-      }
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
     }
   }
 }

@@ -26,12 +26,6 @@ struct AllowedPairs {
   }
 };
 
-// The bits of columns from `column` on, where a lane has two of eight.
-FLASHGEN_DEVICE u32 bits_from(i32 column) {
-  const u32 c = static_cast<u32>(larger(column, 0)), before = c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2);
-  return before < 32 ? ~0u << before : 0;
-}
-
 // Of a band, and of queries that exist. The warp's rows begin at first_key.
 template <i32 count, bool has_lower, bool has_upper>
 FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Band<has_lower, has_upper>& mask, i32 first_q,

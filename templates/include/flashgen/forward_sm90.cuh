@@ -86,6 +86,8 @@ struct Step {
   // See TileFacts.
   u32 full;
   u32 empty;
+  // Whether one before it in the same tile of queries has been added to O.
+  i32 continues;
 
   FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }

@@ -71,6 +71,11 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
+  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
+  // chunks by bits of their number, so that the number may come in bit by bit.
+  static constexpr u32 chunk_after(u32 first, i32 n) {
+    return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
+  }
 };
 
 // The same tile for ordinary accesses, where shared memory begins at `base`.
@@ -165,17 +170,17 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues O += P V.
+// Issues O += P V, or O = P V where O is not to be `kept`.
 template <class VTile>
-FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                  VTile v) {
+FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
+                                  bool kept = true) {
   using T = typename VTile::Element;
   const MatrixDescriptor right = v.by_rows();
   wgmma_fence();
 #pragma unroll
   for (i32 step = 0; step < VTile::rows / 16; ++step) {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], right.advanced(VTile::along_rows(step)),
-                                        true);
+                                        step > 0 || kept);
   }
   wgmma_commit();
 }

@@ -12,12 +12,14 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
+  const u32 lane = static_cast<u32>(thread.lane);
+  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
     const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
                           pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
-    stmatrix_x4(tile.chunk_at(row + thread.lane % 16, 2 * n + thread.lane / 16), words);
+    stmatrix_x4(Tile::chunk_after(first, n), words);
   }
 }
 
@@ -43,20 +45,30 @@ template <class T, i32 columns>
 FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
                                  const float (&scale)[2], Thread thread) {
   static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
+  // As many chunks at a time as registers surely allow.
+  constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
+                                                  : chunks % 3 == 0 ? 3
+                                                  : chunks % 2 == 0 ? 2
+                                                                    : 1;
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 mine = row + 8 * h + thread.row();
+    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
 #pragma unroll
-    for (i32 g = 0; g < columns / 32; ++g) {
-      Vec16 chunk;
+    for (i32 first = 0; first < chunks; first += together) {
+      Vec16 made[together];
 #pragma unroll
-      for (i32 k = 0; k < 4; ++k) {
-        const float* const o = strip + 4 * (4 * g + k) + 2 * h;
-        chunk.words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+      for (i32 g = 0; g < together; ++g) {
+#pragma unroll
+        for (i32 k = 0; k < 4; ++k) {
+          const float* const o = strip + 4 * (4 * (first + g) + k) + 2 * h;
+          made[g].words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
+        }
+        transpose_quad(made[g].words, thread);
       }
-      transpose_quad(chunk.words, thread);
-      if (mine < rows_of.row_count)
-        *reinterpret_cast<Vec16*>(rows_of.at(mine, 32 * g + 8 * (thread.lane % 4))) = chunk;
+      if (mine >= rows_of.row_count) continue;
+#pragma unroll
+      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
     }
   }
 }
