@@ -86,6 +86,7 @@ starts = torch.tensor([0, 30, 64], device="cuda", dtype=torch.int32)
 token, new_k, new_v = torch.randn(3, 2, 1, 1, 64, device="cuda", dtype=torch.bfloat16)
 caches = [torch.zeros(2, 4096, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
 lengths = torch.tensor([20, 4000], device="cuda", dtype=torch.int32)
+pages, table = [x.view(512, 16, 1, 64) for x in caches], torch.arange(8, device="cuda", dtype=torch.int32).view(2, 4)
 def call():
     CALL
 for _ in range(100):
@@ -117,6 +118,11 @@ LAUNCHES = {
         None,
     ),
     "fg.flash_attn_varlen_func": ("fg.flash_attn_varlen_func(*rows, starts, starts, 34, 34, causal=True)", False, 25),
+    "fg.flash_attn_varlen_func, keys in pages": (
+        "fg.flash_attn_varlen_func(rows[0], *pages, starts, starts, 34, 34, causal=True, block_table=table)",
+        False,
+        25,
+    ),
     "fg.attention, recording gradients": ("fg.attention(q, k, v, mask=mask)", True, 50),
     "fg.flash_attn_func, recording gradients": ("fg.flash_attn_func(q, k, v, causal=True)", True, 50),
     "fg.flash_attn_varlen_func, recording gradients": (

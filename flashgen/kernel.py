@@ -123,8 +123,7 @@ class Kernel:
         """
         if not self.plan.spec.cache:
             raise LaunchError("this kernel was built without a cache; build one with cache='contiguous' or 'paged'")
-        executor = self._executor_made or self._executor()
-        return executor.append(k_cache, v_cache, k, v, cache, q, rotary, stream)
+        return self.executor.append(k_cache, v_cache, k, v, cache, q, rotary, stream)
 
     def backward(
         self,
@@ -149,11 +148,10 @@ class Kernel:
         With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
         gradient, of the tensor's own shape and dtype and bitwise reproducible.
         """
-        executor = self._executor_made or self._executor()
         if self._tensors:
             captured = {**self._tensors, **(captured or {})}
         more = captured, captured_gradients, dlse, dropout, sequences
-        return executor.backward(do, q, k, v, out, lse, scale, stream, *more)
+        return self.executor.backward(do, q, k, v, out, lse, scale, stream, *more)
 
     def warmup(
         self,
@@ -189,9 +187,14 @@ class Kernel:
         return save(self.plan, kernels, Path(directory))
 
     @property
+    def executor(self) -> Executor:
+        """What finds and runs the calls."""
+        return self._executor_made or self._executor()
+
+    @property
     def target(self) -> Target:
         """Where calls run."""
-        return self._executor().target
+        return self.executor.target
 
     def _executor(self) -> Executor:
         if self._executor_made is None and self._base is not None:

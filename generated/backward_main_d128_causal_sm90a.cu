@@ -1005,44 +1005,64 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
-// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
-// otherwise, and so much of it at once, that nothing else found room.
+// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
+// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
+// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
   const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                            mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+  const auto allowed_in_order = [&](i32 h) {
+    return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+  };
+  if constexpr (Mask::asks_besides && Mask::is_light) {
+    // Bit 2n + c for column 8n + c.
+    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
-    const typename Mask::Key own = mask.key_at(key + thread.lane);
-    // Calls `use(h, is_allowed)` for both rows of a column.
-    const auto ask = [&](i32 column, const auto& use) {
-      const typename Mask::Key of_column = own.of_lane(column, key + column);
-      const bool exists = of_column.k < mask.len_kv;
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
-    };
-    if constexpr (Mask::is_light) {
+      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
-          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
-        });
+        for (i32 h = 0; h < 2; ++h) {
+          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
+          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+            values[0][first + i / 2][2 * h + i % 2] = value;
+        }
       }
-    } else {
-      u32 allowed = 0;
+    }
+  } else {
+    // Of bits of what is forbidden, assemblers test seven at once.
+    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
+    if constexpr (Mask::asks_besides) {
 #pragma unroll 1
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
-          if (is_allowed) allowed |= 1u << (2 * i + h);
-        });
-      }
+      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+        const i32 key = first_key + 8 * first;
+        const typename Mask::Key own = mask.key_at(key + thread.lane);
+#pragma unroll 1
+        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 4 * blocks; ++i) {
-        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * column_blocks; ++i) {
+        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
       }
     }
   }
@@ -2405,11 +2425,18 @@ struct ScoreAndSlope {
   float slope;
 };
 
+// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
+//
+//     Score::First                       a pair, with all that takes long to find out
+//     first_at(q, k)                     it
+//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
+//     value_and_slope(s, first, row, column)
+
 // Turns products Q K^T into scores; the warp's block begins at (first_q, first_key).
 template <class Score, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
                                    float scale, i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -2417,7 +2444,7 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         float& s = products[m][n][e];
-        s = score.value(s * scale, q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2);
+        s = score.value(s * scale, first, 16 * m + 8 * (e / 2), 8 * n + e % 2);
       }
     }
   }
@@ -2428,13 +2455,13 @@ template <class Score, class Pairs, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
                                    const Pairs& pairs, float scale, i32 first_q, i32 first_key,
                                    Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
     for (i32 e = 0; e < 4; ++e) {
       float& s = products[0][n][e];
-      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
+      s = score.value(s * scale, first, 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }
@@ -2446,7 +2473,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
                                    Accumulator<row_blocks, column_blocks>& dp, const Score& score,
                                    float scale, const float* lse, const float* dsum, i32 first_q,
                                    i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -2458,7 +2485,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
         for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
           const ScoreAndSlope score_of =
-              score.value_and_slope(products[m][n][e] * scale, q + row, key + 8 * n + e % 2);
+              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
           const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
           products[m][n][e] = p;
           dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
@@ -2541,8 +2568,15 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
-  // chunks by bits of their number, so that the number may come in bit by bit.
+  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
+  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
+  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
+  // instructions, and a lane's number has none.
+  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+           ((lane / 16 ^ r % 8) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -2669,8 +2703,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
-  const u32 lane = static_cast<u32>(thread.lane);
-  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
@@ -2902,16 +2935,15 @@ template <class T, class Score, i32 count>
 FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
                                         const Score& score, float scale, const float* negated_lse_log2,
                                         i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = thread.column(), key = first_key + thread.row();
+  const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
   for (i32 i = 0; i < count; i += 2) {
     float p[2];
 #pragma unroll
     for (i32 c = 0; c < 2; ++c) {
-      const i32 column = q + 2 * (i - i % 4) + c;
-      const ScoreAndSlope of =
-          score.value_and_slope(products[i + c] * scale, first_q + column, key + 8 * (i % 4 / 2));
-      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[column]));
+      const i32 q = 2 * (i - i % 4) + c;
+      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2));
+      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
       products[i + c] = p[c] * of.slope;
     }
     probabilities[i / 8][i % 8 / 2] = pack(T{}, p[0], p[1]);
@@ -2937,8 +2969,8 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, and if queries end for those beyond the last. The warp's rows begin at first_key.
-template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
+// not allow, and for those of queries beyond the last. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
   const i32 q = first_q + thread.column();
@@ -2946,15 +2978,14 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
   for (i32 h = 0; h < 2; ++h) {
     const i32 key = first_key + thread.row() + 8 * h;
     // Allowed are queries from q + first to q + last.
-    i32 first = key < mask.len_kv ? -1 : 2 * count, last = 2 * count;
+    i32 first = key < mask.len_kv ? -1 : 2 * count, last = mask.len_q - 1 - q;
     if constexpr (has_upper) first = larger(first, key - mask.upper - q);
-    if constexpr (has_lower) last = key - mask.lower - q;
-    if constexpr (queries_end) last = smaller(last, mask.len_q - 1 - q);
+    if constexpr (has_lower) last = smaller(last, key - mask.lower - q);
 #pragma unroll
     for (i32 n = 0; n < count / 4; ++n) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || ((has_lower || queries_end) && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
+        if (8 * n + c < first || 8 * n + c > last) forbid(4 * n + 2 * h + c);
       }
     }
   }
@@ -2963,7 +2994,7 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
 // The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
 // 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
 // loop: so much code would stand there otherwise.
-template <i32 count, bool queries_end, class Mask, class Forbid>
+template <i32 count, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
   constexpr i32 at_once = kWarpSize / 2;
@@ -3017,13 +3048,12 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
   }
 }
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
-// those that compute, so that each instruction counts: addresses are as in store_chunk().
+// those that compute, so that each instruction counts.
 template <i32 box, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
-  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
-  const u32 first = rows.address + r * kPanelBytes + ((lane / 16 ^ r % 8) * kChunkBytes);
-  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + lane;
+  const u32 first = rows.first_chunk(0, thread);
+  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
 #pragma unroll
   for (i32 n = 2 * box; n < 2 * box + 2; ++n) {
     u32 words[4];
@@ -3035,7 +3065,7 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
         words[2 * i + h] =
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
-    stmatrix_x4(first ^ static_cast<u32>(2 * n * kChunkBytes), words);
+    stmatrix_x4(Tile::chunk_after(first, n), words);
   }
 }
 
@@ -3228,17 +3258,10 @@ FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
 template <class DSTile>
 FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
                                  Thread thread) {
-  // Sixteen bytes c of row r lie at c ^ (r % 8). Of two neighbours one bit tells which is the lane's, and two
-  // more which two they are. Signs would cost instructions: a lane's number has none.
-  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
-  const u32 first = tile.address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
-                    ((lane / 16 ^ r % 8) * kChunkBytes);
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
-  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n) {
-    stmatrix_x4(
-        (first ^ static_cast<u32>(n % 4 * 2 * kChunkBytes)) + static_cast<u32>(n / 4 * DSTile::panel_stride),
-        ds[n]);
-  }
+  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n)
+    stmatrix_x4(DSTile::chunk_after(first, n), ds[n]);
 }
 
 }  // namespace flashgen
@@ -3589,12 +3612,12 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
         const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
 #line 45
         const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-#line 50
+#line 51
         gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
       }
       ds.set_element(row, column, gradient);
     }
-#line 60
+#line 61
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
@@ -3631,7 +3654,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 #line 19
   KRing::Where kv_at;
   QRing::Where q_at;
-  // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
+  // Of the slots of dO and dS, which go by together; dS is read two steps after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
 #line 25

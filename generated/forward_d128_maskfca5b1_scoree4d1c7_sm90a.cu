@@ -1703,8 +1703,15 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
-  // chunks by bits of their number, so that the number may come in bit by bit.
+  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
+  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
+  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
+  // instructions, and a lane's number has none.
+  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+           ((lane / 16 ^ r % 8) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -1970,16 +1977,16 @@ struct OnlineSoftmax {
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
 // denominator share the factor. An anchor found in the first tile usually serves the whole row, so that no
-// tile needs shuffles or a rescaling. That it does not is seen in one of two ways. Where registers allow to
-// keep the scores, by sums that have grown: the tile is then taken once more, with a better anchor. Elsewhere
-// before any exponential, by comparing the bits of scores.
+// tile needs shuffles or a rescaling. That it does not is seen by sums that have grown: the tile is then
+// taken once more, with a better anchor, from the scores where registers allow to keep them, elsewhere from
+// scores that the caller computes once more.
 
 namespace flashgen {
 
 // A lane's sum over its columns of a tile beyond which the row's anchor moves. Every exponential is then
 // small enough for half_t too.
 constexpr float kGrown = 0x1p14f;
-// How far above its anchor a row whose scores are compared may reach, in powers of two.
+// How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
@@ -2304,44 +2311,64 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
-// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
-// otherwise, and so much of it at once, that nothing else found room.
+// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
+// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
+// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
   const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                            mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+  const auto allowed_in_order = [&](i32 h) {
+    return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+  };
+  if constexpr (Mask::asks_besides && Mask::is_light) {
+    // Bit 2n + c for column 8n + c.
+    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
-    const typename Mask::Key own = mask.key_at(key + thread.lane);
-    // Calls `use(h, is_allowed)` for both rows of a column.
-    const auto ask = [&](i32 column, const auto& use) {
-      const typename Mask::Key of_column = own.of_lane(column, key + column);
-      const bool exists = of_column.k < mask.len_kv;
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
-    };
-    if constexpr (Mask::is_light) {
+      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
-          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
-        });
+        for (i32 h = 0; h < 2; ++h) {
+          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
+          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+            values[0][first + i / 2][2 * h + i % 2] = value;
+        }
       }
-    } else {
-      u32 allowed = 0;
+    }
+  } else {
+    // Of bits of what is forbidden, assemblers test seven at once.
+    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
+    if constexpr (Mask::asks_besides) {
 #pragma unroll 1
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
-          if (is_allowed) allowed |= 1u << (2 * i + h);
-        });
-      }
+      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+        const i32 key = first_key + 8 * first;
+        const typename Mask::Key own = mask.key_at(key + thread.lane);
+#pragma unroll 1
+        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 4 * blocks; ++i) {
-        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * column_blocks; ++i) {
+        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
       }
     }
   }
@@ -2863,8 +2890,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
-  const u32 lane = static_cast<u32>(thread.lane);
-  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
@@ -3131,6 +3157,11 @@ FLASHGEN_DEVICE i32 floor_mod(i32 a) {
   return rest < 0 ? rest + divisor : rest;
 }
 
+// The next number, if there is one.
+FLASHGEN_DEVICE i32 after(i32 x) { return x < kLargestInt ? x + 1 : x; }
+
+FLASHGEN_DEVICE u32 every_bit(bool value) { return value ? ~0u : 0u; }
+
 FLASHGEN_DEVICE i32 magnitude(i32 x) { return x < 0 ? -x : x; }
 
 // An exact result moved to the nearest 32-bit number: bounds of tiles must not wrap around.
@@ -3320,6 +3351,15 @@ struct Extremes {
 // Rows of up to so many stretches are not searched: walks look at all of their tiles in less time.
 constexpr i32 kFewStretches = 512;
 
+// How many rows a tensor has along `axis`.
+template <i32 axis, class T, i32 rank>
+FLASHGEN_DEVICE i64 rows_along(const Captured<T, rank>& tensor) {
+  i64 rows = 1;
+#pragma unroll
+  for (i32 i = 0; i < rank; ++i) rows *= i == axis ? 1 : tensor.sizes[i];
+  return rows;
+}
+
 // What a survey has found out about a tensor along one dimension, for each `stretch` of elements of each row:
 // the smallest and the largest of them; and behind those of all rows, if it is searched, the largest so far,
 // and the smallest from there on, which never decrease from stretch to stretch.
@@ -3329,12 +3369,6 @@ struct Survey {
   const i32* table;
 
   FLASHGEN_DEVICE i32 stretches() const { return ceil_div(tensor.sizes[axis], stretch); }
-  FLASHGEN_DEVICE i64 rows() const {
-    i64 count = 1;
-#pragma unroll
-    for (i32 i = 0; i < rank; ++i) count *= i == axis ? 1 : tensor.sizes[i];
-    return count;
-  }
   // The entries of one row, at the indices of the other dimensions.
   template <class... Indices>
   FLASHGEN_DEVICE const i32* entries(Indices... others) const {
@@ -3357,7 +3391,7 @@ struct Survey {
   template <class... Indices>
   FLASHGEN_DEVICE i32 first(i32 value, Indices... others) const {
     if (stretches() <= kFewStretches) return 0;
-    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32* const entry = entries(others...) + 2 * rows_along<axis>(tensor) * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i] >= value; });
     return smaller(found * stretch, tensor.sizes[axis]);
   }
@@ -3365,7 +3399,7 @@ struct Survey {
   template <class... Indices>
   FLASHGEN_DEVICE i32 last(i32 value, Indices... others) const {
     if (stretches() <= kFewStretches) return tensor.sizes[axis] - 1;
-    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32* const entry = entries(others...) + 2 * rows_along<axis>(tensor) * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i + 1] > value; });
     return smaller(found * stretch, tensor.sizes[axis]) - 1;
   }
@@ -3406,11 +3440,18 @@ struct ScoreAndSlope {
   float slope;
 };
 
+// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
+//
+//     Score::First                       a pair, with all that takes long to find out
+//     first_at(q, k)                     it
+//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
+//     value_and_slope(s, first, row, column)
+
 // Turns products Q K^T into scores; the warp's block begins at (first_q, first_key).
 template <class Score, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
                                    float scale, i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -3418,7 +3459,7 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         float& s = products[m][n][e];
-        s = score.value(s * scale, q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2);
+        s = score.value(s * scale, first, 16 * m + 8 * (e / 2), 8 * n + e % 2);
       }
     }
   }
@@ -3429,13 +3470,13 @@ template <class Score, class Pairs, i32 column_blocks>
 FLASHGEN_DEVICE void change_scores(Accumulator<1, column_blocks>& products, const Score& score,
                                    const Pairs& pairs, float scale, i32 first_q, i32 first_key,
                                    Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
     for (i32 e = 0; e < 4; ++e) {
       float& s = products[0][n][e];
-      s = score.value(s * scale, q + 8 * (e / 2), key + 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
+      s = score.value(s * scale, first, 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2));
     }
   }
 }
@@ -3447,7 +3488,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
                                    Accumulator<row_blocks, column_blocks>& dp, const Score& score,
                                    float scale, const float* lse, const float* dsum, i32 first_q,
                                    i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -3459,7 +3500,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
         for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
           const ScoreAndSlope score_of =
-              score.value_and_slope(products[m][n][e] * scale, q + row, key + 8 * n + e % 2);
+              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
           const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
           products[m][n][e] = p;
           dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
@@ -3573,7 +3614,8 @@ FLASHGEN_DEVICE Survey<i32, 2, 1, 64> ids1(const Params& p) {
 // and what follows from that for a rectangle of queries q_lo to q_hi and keys k_lo to k_hi.
 struct Mask {
   static constexpr bool has_holes = true;
-  // Whether little is asked of every pair.
+  // Whether more is asked of a pair than how keys are ordered; and whether that is little.
+  static constexpr bool asks_besides = true;
   static constexpr bool is_light = true;
   const Params& p;
   i32 b, h;
@@ -3614,6 +3656,17 @@ struct Mask {
   FLASHGEN_DEVICE bool allows(const Query& query, const Key& key) const {
 
     return (key.k <= query.q + p.len_kv - p.len_q) & (query.ids == key.ids);
+  }
+  // The same in two parts: a bit for each of some keys, made of the words `from(k)` of those from k on; ...
+  template <class From>
+  FLASHGEN_DEVICE u32 ordered_keys(const Query& query, const From& from) const {
+
+    return ~from(after(query.q + p.len_kv - p.len_q));
+  }
+  // ... and what is asked of one pair after another.
+  FLASHGEN_DEVICE bool allows_besides(const Query& query, const Key& key) const {
+
+    return query.ids == key.ids;
   }
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     return q < len_q && k < len_kv && allows(query_at(q), key_at(k));
@@ -3692,13 +3745,22 @@ struct Score {
   const Params& p;
   i32 b, h;
 
-  FLASHGEN_DEVICE float value(float s, i32 q, i32 k) const {
+  // The first of some pairs.
+  struct First {
+    i32 q, k;
+  };
+  FLASHGEN_DEVICE First first_at(i32 q, i32 k) const {
+
+    return {q, k};
+  }
+
+  FLASHGEN_DEVICE float value(float s, const First& first, i32 row, i32 column) const {
 
     return hyperbolic_tangent(s * reciprocal(p.captured_limit)) * p.captured_limit;
   }
 
   // The score and its derivative with respect to s.
-  FLASHGEN_DEVICE ScoreAndSlope value_and_slope(float s, i32 q, i32 k) const {
+  FLASHGEN_DEVICE ScoreAndSlope value_and_slope(float s, const First& first, i32 row, i32 column) const {
     const float t1 = hyperbolic_tangent(s * reciprocal(p.captured_limit));
 
     return { t1 * p.captured_limit, 0x1p+0f * reciprocal(p.captured_limit) * (0x1p+0f - t1 * t1) * p.captured_limit };
@@ -4034,25 +4096,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 107
+#line 108
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 111
+#line 112
     change_scores(blocks_of(scores), Score{p, step.rows.sequence, step.rows.head}, p.scale, row, key, thread);
-#line 113
+#line 114
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 119
+#line 120
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 123
+#line 124
     release_keys(step);
-#line 125
+#line 126
     apply_spec(step);
     const float scale_log2 = kLog2E;
-#line 128
+#line 129
     bool rescales;
 #pragma unroll 1
     for (;;) {
@@ -4061,7 +4123,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown())) break;
       softmax.watch();
     }
-#line 150
+#line 151
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4076,7 +4138,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 165
+#line 166
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4088,7 +4150,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 179
+#line 180
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4097,28 +4159,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 188
+#line 189
     if (has_bad_values) {
-#line 190
+#line 191
       if (thread.lane == 0) bulk_wait<0>();
-#line 192
+#line 193
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 198
+#line 199
         const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
         return !mask.is_full(tile.first_q, end_q(p, tile), key, key_end);
       };
-#line 204
+#line 205
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 211
+#line 212
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4138,7 +4200,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists();
     if (goes_on) {
-#line 233
+#line 234
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -4181,11 +4243,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 279
+#line 280
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 299
+#line 300
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -4194,18 +4256,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 310
+#line 311
     Shape::Softmax::round(even, scores);
-#line 312
+#line 313
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 321
+#line 322
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 324
+#line 325
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -984,44 +984,64 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
-// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
-// otherwise, and so much of it at once, that nothing else found room.
+// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
+// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
+// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
   const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                            mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+  const auto allowed_in_order = [&](i32 h) {
+    return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+  };
+  if constexpr (Mask::asks_besides && Mask::is_light) {
+    // Bit 2n + c for column 8n + c.
+    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
-    const typename Mask::Key own = mask.key_at(key + thread.lane);
-    // Calls `use(h, is_allowed)` for both rows of a column.
-    const auto ask = [&](i32 column, const auto& use) {
-      const typename Mask::Key of_column = own.of_lane(column, key + column);
-      const bool exists = of_column.k < mask.len_kv;
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
-    };
-    if constexpr (Mask::is_light) {
+      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
-          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
-        });
+        for (i32 h = 0; h < 2; ++h) {
+          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
+          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+            values[0][first + i / 2][2 * h + i % 2] = value;
+        }
       }
-    } else {
-      u32 allowed = 0;
+    }
+  } else {
+    // Of bits of what is forbidden, assemblers test seven at once.
+    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
+    if constexpr (Mask::asks_besides) {
 #pragma unroll 1
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
-          if (is_allowed) allowed |= 1u << (2 * i + h);
-        });
-      }
+      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+        const i32 key = first_key + 8 * first;
+        const typename Mask::Key own = mask.key_at(key + thread.lane);
+#pragma unroll 1
+        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 4 * blocks; ++i) {
-        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * column_blocks; ++i) {
+        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
       }
     }
   }

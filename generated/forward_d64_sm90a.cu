@@ -1698,8 +1698,15 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
-  // chunks by bits of their number, so that the number may come in bit by bit.
+  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
+  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
+  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
+  // instructions, and a lane's number has none.
+  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+           ((lane / 16 ^ r % 8) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -1965,16 +1972,16 @@ struct OnlineSoftmax {
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
 // denominator share the factor. An anchor found in the first tile usually serves the whole row, so that no
-// tile needs shuffles or a rescaling. That it does not is seen in one of two ways. Where registers allow to
-// keep the scores, by sums that have grown: the tile is then taken once more, with a better anchor. Elsewhere
-// before any exponential, by comparing the bits of scores.
+// tile needs shuffles or a rescaling. That it does not is seen by sums that have grown: the tile is then
+// taken once more, with a better anchor, from the scores where registers allow to keep them, elsewhere from
+// scores that the caller computes once more.
 
 namespace flashgen {
 
 // A lane's sum over its columns of a tile beyond which the row's anchor moves. Every exponential is then
 // small enough for half_t too.
 constexpr float kGrown = 0x1p14f;
-// How far above its anchor a row whose scores are compared may reach, in powers of two.
+// How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
@@ -2299,44 +2306,64 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the keys is found for 32 of them at a time, a lane for each, and
-// handed around. Where it asks much of every pair it does so in a loop: so much code would stand there
-// otherwise, and so much of it at once, that nothing else found room.
+// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
+// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
+// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
   const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                            mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+  const auto allowed_in_order = [&](i32 h) {
+    return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+  };
+  if constexpr (Mask::asks_besides && Mask::is_light) {
+    // Bit 2n + c for column 8n + c.
+    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
-  for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-    const i32 blocks = smaller(blocks_at_once, column_blocks - first), key = first_key + 8 * first;
-    const typename Mask::Key own = mask.key_at(key + thread.lane);
-    // Calls `use(h, is_allowed)` for both rows of a column.
-    const auto ask = [&](i32 column, const auto& use) {
-      const typename Mask::Key of_column = own.of_lane(column, key + column);
-      const bool exists = of_column.k < mask.len_kv;
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) use(h, exists & mask.allows(queries[h], of_column));
-    };
-    if constexpr (Mask::is_light) {
+      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool allowed) {
-          if (!allowed) values[0][first + i / 2][2 * h + i % 2] = value;
-        });
+        for (i32 h = 0; h < 2; ++h) {
+          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
+          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+            values[0][first + i / 2][2 * h + i % 2] = value;
+        }
       }
-    } else {
-      u32 allowed = 0;
+    }
+  } else {
+    // Of bits of what is forbidden, assemblers test seven at once.
+    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
+    if constexpr (Mask::asks_besides) {
 #pragma unroll 1
-      for (i32 i = 0; i < 2 * blocks; ++i) {
-        ask(8 * (i / 2) + thread.column() + i % 2, [&](i32 h, bool is_allowed) {
-          if (is_allowed) allowed |= 1u << (2 * i + h);
-        });
-      }
+      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+        const i32 key = first_key + 8 * first;
+        const typename Mask::Key own = mask.key_at(key + thread.lane);
+#pragma unroll 1
+        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
-      for (i32 i = 0; i < 4 * blocks; ++i) {
-        if ((allowed >> i & 1u) == 0) values[0][first + i / 4][2 * (i % 2) + i / 2 % 2] = value;
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * column_blocks; ++i) {
+        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
       }
     }
   }
@@ -2858,8 +2885,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
-  const u32 lane = static_cast<u32>(thread.lane);
-  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;
@@ -3391,27 +3417,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 107
+#line 108
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 113
+#line 114
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 116
+#line 117
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 119
+#line 120
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 125
+#line 126
     apply_spec(step);
     const float scale_log2 = p.scale_log2;
-#line 137
+#line 138
     const bool rescales = softmax.anchor(scores, scale_log2);
     softmax.exponentiate(scores, probabilities, scale_log2);
-#line 141
+#line 142
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3420,7 +3446,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 150
+#line 151
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3435,7 +3461,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 165
+#line 166
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3447,7 +3473,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 179
+#line 180
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3458,7 +3484,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 211
+#line 212
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3478,7 +3504,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next);
     if (goes_on) {
-#line 233
+#line 234
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3521,10 +3547,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 280
+#line 281
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 283
+#line 284
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3537,7 +3563,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 299
+#line 300
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3546,18 +3572,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 308
+#line 309
     if (begins_again) continue;
-#line 310
+#line 311
     Shape::Softmax::round(even, scores);
-#line 317
+#line 318
     while (overlap(even, even)) {
     }
   }
-#line 321
+#line 322
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 324
+#line 325
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
+
+import torch
 
 from flashgen.errors import ArgumentError
 from flashgen.spec import Sequences
+from flashgen.spec.sequences import LENGTH_LIMIT
 from flashgen.torch.entry import attend
 from flashgen.torch.forms import Form, attend_by_form
 from flashgen.torch.packed import check_sequences
@@ -27,14 +31,28 @@ def attention(
     state: Any = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
-    left, right = limits_of(causal, window_size)
+    limits = limits_of(causal, window_size)
     reproducible = True if deterministic else None
     if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        return attend(q, k, v, (left, right, None, None), scale, reproducible, dropout_p, sequences, state)
-    slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, sequences)
-    form = Form(left, right, chunk_of(attention_chunk), None, (), cap_of(softcap), slopes)
-    tensors = () if alibi_slopes is None else (alibi_slopes,)
+        return attend(q, k, v, (*limits, None, None), scale, reproducible, dropout_p, sequences, state)
+    starts = None if sequences is None else sequences.cu_seqlens_q
+    form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, starts)
     return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state)
+
+
+def form_of(
+    q: Any,
+    limits: tuple[int | None, int | None],
+    softcap: float,
+    alibi_slopes: Any,
+    attention_chunk: int,
+    starts: Any,
+) -> tuple[Form, tuple[Any, ...]]:
+    """The form of the mask and the score, and its tensors; ``starts`` says where packed queries begin."""
+    chunk, cap = chunk_of(attention_chunk), cap_of(softcap)
+    if alibi_slopes is None:
+        return Form(*limits, chunk, None, (), cap), ()
+    return Form(*limits, chunk, None, (), cap, _slopes(alibi_slopes, q, starts)), (alibi_slopes,)
 
 
 def sequences_of(
@@ -46,13 +64,35 @@ def sequences_of(
     seqused_k: Any = None,
 ) -> Sequences:
     """Sequences that lie behind one another."""
+    max_seqlen_q, max_seqlen_k = whole(max_seqlen_q), whole(max_seqlen_k)
+    if torch.compiler.is_compiling():
+        # The compiler may know no number yet, but this of it.
+        for longest in (max_seqlen_q, max_seqlen_k):
+            torch._check(longest >= 0)
+            torch._check(longest < LENGTH_LIMIT)
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
     check_sequences(sequences)
     return sequences
 
 
+def whole(value: Any) -> Any:
+    """A whole number of another library as Python's; what is none is for others to refuse."""
+    try:
+        return value if isinstance(value, int) else index(value)
+    except TypeError:
+        return value
+
+
+def check_tensors(**given: Any) -> None:
+    """ArgumentError for what is none of torch's."""
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
+
+
 def unpack(name: str, packed: Any, count: int, rows: str = "batch, length") -> Any:
     """The tensors in one ``(*rows, count, heads, head_dim)``."""
+    check_tensors(**{name: packed})
     if packed.dim() != rows.count(",") + 4 or packed.shape[-3] != count:
         raise ArgumentError(f"{name} has shape {tuple(packed.shape)}; it must be ({rows}, {count}, heads, head_dim)")
     # unbind, not indexing: its gradient is one stack instead of padded sums.
@@ -61,10 +101,15 @@ def unpack(name: str, packed: Any, count: int, rows: str = "batch, length") -> A
 
 def limits_of(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, int | None]:
     """How far a query sees; a causal mask has no keys to the right, whatever the window says."""
-    left, right = window_size
-    for value in (left, right):
-        if not isinstance(value, int) or value < -1:
-            raise ArgumentError(f"window_size={window_size!r} must be two whole numbers >= 0, or -1 for no limit")
+    try:
+        left, right = window_size
+        # Numbers of other libraries too, which flash-attn takes.
+        left, right = (left, right) if isinstance(left, int) and isinstance(right, int) else (index(left), index(right))
+        is_known = left >= -1 and right >= -1
+    except (TypeError, ValueError):
+        is_known = False
+    if not is_known:
+        raise ArgumentError(f"window_size={window_size!r} must be two whole numbers >= 0, or -1 for no limit")
     open_right = None if right == -1 else right
     return None if left == -1 else left, 0 if causal else open_right
 
@@ -73,7 +118,7 @@ def cap_of(softcap: float) -> str | None:
     """The limit of ``tanh``, as forms have it."""
     if softcap == 0.0:
         return None
-    if not softcap > 0.0:
+    if softcap is None or not softcap > 0.0:
         raise ArgumentError(f"softcap={softcap!r} is not a limit for logits; pass a positive number, or 0.0 for none")
     return float(softcap).hex()
 
@@ -87,8 +132,9 @@ def chunk_of(attention_chunk: int) -> int | None:
     return attention_chunk
 
 
-def _slopes(slopes: Any, q: Any, sequences: Sequences | None) -> tuple[Any, int]:
-    batch = q.shape[0] if sequences is None else sequences.cu_seqlens_q.shape[0] - 1
+def _slopes(slopes: Any, q: Any, starts: Any) -> tuple[Any, int]:
+    check_tensors(q=q, alibi_slopes=slopes)
+    batch = q.shape[0] if starts is None else starts.shape[0] - 1
     heads = q.shape[-2]
     shape = tuple(slopes.shape)
     if shape not in ((heads,), (batch, heads)):

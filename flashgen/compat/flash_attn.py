@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.compat.arguments import attention, limits_of, sequences_of, unpack
-from flashgen.compat.kvcache import cache_of, with_kvcache
+from flashgen.compat.kvcache import attend_to_pages
 from flashgen.compat.kvcache import flash_attn_with_kvcache as flash_attn_with_kvcache
 from flashgen.compat.probabilities import signed_probabilities
 from flashgen.errors import ArgumentError
@@ -135,18 +135,8 @@ def flash_attn_varlen_func(
             raise ArgumentError(
                 f"dropout_p={dropout_p!r} does not go with block_table; pass 0.0, which is for inference"
             )
-        cache = cache_of(q, cu_seqlens_k.diff(), None, None, block_table, 0, cu_seqlens_q, max_seqlen_q)
-        out, lse = with_kvcache(
-            *(q, k, v, None, None),
-            rotary=None,
-            cache=cache,
-            scale=softmax_scale,
-            causal=causal,
-            window_size=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            return_lse=True,
-        )
+        where = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, block_table
+        out, lse = attend_to_pages(q, k, v, *where, softmax_scale, causal, window_size, softcap, alibi_slopes)
         return (out, lse, out.new_empty(0)) if return_attn_probs else out
     sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if not return_attn_probs:

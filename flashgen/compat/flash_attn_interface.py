@@ -10,6 +10,8 @@ from typing import Any
 
 from flashgen.compat.arguments import attention, sequences_of, unpack
 from flashgen.compat.kvcache_interface import flash_attn_with_kvcache as flash_attn_with_kvcache
+from flashgen.compat.splits import flash_attn_combine as flash_attn_combine
+from flashgen.compat.splits import get_scheduler_metadata as get_scheduler_metadata
 from flashgen.errors import ArgumentError
 
 

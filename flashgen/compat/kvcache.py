@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import torch
 
-from flashgen.compat.arguments import cap_of, chunk_of, limits_of
+from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
-from flashgen.torch.forms import Form
-from flashgen.torch.kvcache import attend_to_cache
+from flashgen.torch.kvcache import Asked, attend_to_cache
+from flashgen.torch.replay import RESULTS, again
 
 
 def flash_attn_with_kvcache(
@@ -42,6 +43,14 @@ def flash_attn_with_kvcache(
     ``(positions, rotary_dim / 2)`` k and q are turned by their positions; all queries by that of the first where
     neither ``causal`` nor a window is asked for. There are no gradients.
     """
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = lengths_of(cache_seqlens, q)
+    places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes
+    rules = "kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, num_splits, return_softmax_lse
+    found = again(given, rules)
+    if found is not None:
+        return (found[0], found[1]) if return_softmax_lse else found[0]
     return with_kvcache(
         q,
         k_cache,
@@ -49,13 +58,14 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size),
-        cache=cache_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, num_splits),
+        cache=cache_of(q, *places, num_splits),
         scale=softmax_scale,
         causal=causal,
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         return_lse=return_softmax_lse,
+        asked=(given, rules),
     )
 
 
@@ -75,11 +85,16 @@ def with_kvcache(
     alibi_slopes: Any = None,
     attention_chunk: int = 0,
     return_lse: bool,
+    asked: Asked | None = None,
 ) -> Any:
     """What both generations' functions do."""
-    of_queries = 4 if cache.cu_seqlens_q is None else 3
-    if q.dim() != of_queries or k_cache.dim() != 4 or v_cache.dim() != 4 or k is not None or v is not None:
-        _check_ranks(of_queries, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    of_call = {"k": k, "v": v, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
+    of_call |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad, "block_table": cache.block_table}
+    if rotary is not None:
+        of_call |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_seqlens": rotary.positions}
+    check_tensors(**{name: x for name, x in of_call.items() if x is not None})
+    _check_ranks(4 if cache.cu_seqlens_q is None else 3, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     if (k is None) != (v is None):
         raise ArgumentError("k and v go together: pass both, or neither")
     if k is None and rotary is not None:
@@ -88,16 +103,62 @@ def with_kvcache(
         raise ArgumentError("rotary_cos and rotary_sin do not go with cu_seqlens_q; turn q and k before, or pad q")
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
-    left, right = limits_of(causal, window_size)
-    tensors: tuple[Any, ...]
-    if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
-        form, tensors = Form(left, right), ()
-    else:
-        slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, cache)
-        form = Form(left, right, chunk_of(attention_chunk), None, (), cap_of(softcap), slopes)
-        tensors = () if alibi_slopes is None else (alibi_slopes,)
-    out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, k=k, v=v, rotary=rotary, scale=scale)
+    limits = limits_of(causal, window_size)
+    form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, cache.cu_seqlens_q)
+    given, wanted = {"k": k, "v": v, "rotary": rotary, "scale": scale}, RESULTS if return_lse else RESULTS[:1]
+    out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, **given, asked=asked, wanted=wanted)
     return (out, lse) if return_lse else out
+
+
+def lengths_of(number: Any, q: Any, starts: Any = None) -> Any:
+    """How many keys each sequence has, where that is one number for all."""
+    try:
+        # A compiler leaves a number of Python's open, and takes others for constants.
+        number = number if isinstance(number, int) else index(number)
+    except TypeError:
+        raise ArgumentError(
+            f"cache_seqlens={number!r} says not how many keys there are; pass an int, or an int32 tensor beside q"
+        ) from None
+    check_tensors(q=q)
+    batch = q.shape[0] if starts is None else starts.shape[0] - 1
+    return torch.full((batch,), number, dtype=torch.int32, device=q.device)
+
+
+def attend_to_pages(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    block_table: Any,
+    scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Any,
+) -> tuple[Any, Any]:
+    """``(out, lse)`` of packed queries that attend to keys in pages, of which each sequence has its own number."""
+    check_tensors(cu_seqlens_k=cu_seqlens_k)
+    seqlens = cu_seqlens_k.diff()
+    given = q, k, v, seqlens, block_table, cu_seqlens_q, alibi_slopes
+    rules = "pages", max_seqlen_q, scale, causal, window_size, softcap
+    found = again(given, rules)
+    if found is not None:
+        return found[0], found[1]
+    result: tuple[Any, Any] = with_kvcache(
+        *(q, k, v, None, None),
+        rotary=None,
+        cache=cache_of(q, seqlens, None, None, block_table, 0, cu_seqlens_q, max_seqlen_q),
+        scale=scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=True,
+        asked=(given, rules),
+    )
+    return result
 
 
 def _check_ranks(of_queries: int, **tensors: Any) -> None:
@@ -117,11 +178,8 @@ def cache_of(
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
 ) -> KVCache:
-    """Where the keys of each sequence lie; one length for all may be a number."""
-    if isinstance(cache_seqlens, int):
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-    longest = 0 if cu_seqlens_q is None else max_seqlen_q or max(q.shape[0], 1)
+    """Where the keys of each sequence lie."""
+    longest = 0 if cu_seqlens_q is None else whole(max_seqlen_q) or max(q.shape[0], 1)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     return KVCache(*places, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest)
 
@@ -135,11 +193,3 @@ def rotary_of(
     if cos is None:
         return None
     return Rotary(cos, sin, interleaved, positions, one_position=not causal and tuple(window_size) == (-1, -1))
-
-
-def _slopes(slopes: Any, q: Any, cache: KVCache) -> tuple[Any, int]:
-    batch = q.shape[0] if cache.cu_seqlens_q is None else cache.cu_seqlens_q.shape[0] - 1
-    shape, allowed = tuple(slopes.shape), ((q.shape[-2],), (batch, q.shape[-2]))
-    if shape not in allowed:
-        raise ArgumentError(f"alibi_slopes has shape {shape}; it must be {allowed[0]} or {allowed[1]}")
-    return slopes.dtype, len(shape)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashgen.compat.kvcache import cache_of, rotary_of, with_kvcache
+import torch
+
+from flashgen.compat.kvcache import cache_of, lengths_of, rotary_of, with_kvcache
 from flashgen.errors import ArgumentError
+from flashgen.torch.replay import again
+
+_REFUSED = ("qv", "q_descale", "k_descale", "v_descale", "cu_seqlens_k_new")
 
 
 def flash_attn_with_kvcache(
@@ -48,11 +53,16 @@ def flash_attn_with_kvcache(
     own. ``scheduler_metadata``, ``pack_gqa`` and ``sm_margin`` say how that library is to compute, and mean nothing
     here.
     """
-    refused = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    refused["cu_seqlens_k_new"] = cu_seqlens_k_new
-    for name, value in refused.items():
-        if value is not None:
-            raise ArgumentError(f"{name} is not supported; pass None")
+    _refuse(qv, q_descale, k_descale, v_descale, cu_seqlens_k_new)
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = lengths_of(cache_seqlens, q, cu_seqlens_q)
+    places = cache_seqlens, cache_batch_idx, cache_leftpad, page_table
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q
+    masking = causal, window_size, attention_chunk, softcap
+    rules = "FA3 kvcache", softmax_scale, *masking, rotary_interleaved, num_splits, max_seqlen_q, return_softmax_lse
+    found = again(given, rules)
+    if found is not None:
+        return (found[0], found[1]) if return_softmax_lse else found[0]
     return with_kvcache(
         q,
         k_cache,
@@ -60,13 +70,18 @@ def flash_attn_with_kvcache(
         k,
         v,
         rotary=rotary_of(rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, rotary_seqlens),
-        cache=cache_of(
-            q, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, num_splits, cu_seqlens_q, max_seqlen_q
-        ),
+        cache=cache_of(q, *places, num_splits, cu_seqlens_q, max_seqlen_q),
         scale=softmax_scale,
         causal=causal,
         window_size=window_size,
         softcap=softcap,
         attention_chunk=attention_chunk,
         return_lse=return_softmax_lse,
+        asked=(given, rules),
     )
+
+
+def _refuse(*values: Any) -> None:
+    for name, value in zip(_REFUSED, values, strict=True):
+        if value is not None:
+            raise ArgumentError(f"{name} is not supported; pass None")

@@ -30,6 +30,12 @@
     ``derivative(node, wrt)``; ``captured_gradients(score)``: what each captured float adds to the gradient.
 ``sides``
     ``split(roots, {"query": [...], "key": [...]})``: what each of two sides brings to the trees by itself.
+``orders``
+    ``orders(mask)``: what it asks of the order of keys, which has a word for an answer, and what besides.
+``starts``
+    ``with_starts(roots)``: scores whose whole numbers are turned into floats at one pair, for those near it.
+``products``
+    ``in_products(score)``: a score that adds to its logit, counted in logits not yet multiplied by the scale.
 ``text``, ``parse``
     ``text(node)`` and ``parse(source, {"window": Scalar("window", "int")})``, which give the same tree back.
 """
@@ -42,8 +48,11 @@ from flashgen.expr.derivative import captured_gradients, derivative
 from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, sigmoid, tanh, where
 from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.numpy import evaluate, evaluate_all
+from flashgen.expr.orders import orders
 from flashgen.expr.parse import parse
+from flashgen.expr.products import in_products
 from flashgen.expr.sides import Split, split
+from flashgen.expr.starts import with_starts
 from flashgen.expr.text import text
 from flashgen.expr.tile_nodes import Range, Search, TileVar
 from flashgen.expr.tiles import Band, TileRule, tile_rule
@@ -74,11 +83,13 @@ __all__ = [
     "evaluate",
     "evaluate_all",
     "exp",
+    "in_products",
     "is_tensor",
     "k_len",
     "log",
     "maximum",
     "minimum",
+    "orders",
     "parse",
     "postorder",
     "print_cuda",
@@ -93,4 +104,5 @@ __all__ = [
     "trace_mask",
     "trace_score",
     "where",
+    "with_starts",
 ]

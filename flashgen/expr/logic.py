@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from flashgen.expr.build import NEGATED, binary, unary
 from flashgen.expr.linear import VARYING
-from flashgen.expr.nodes import Binary, Const, Node, Select, Unary
+from flashgen.expr.nodes import ORDERS, Binary, Const, Node, Select, Unary
 
 #: Literals that hold together, in the order they were met.
 Conjunction = dict[Node, None]
 #: A condition that would need more alternatives is kept as one literal where it gets too many.
 MAX_ALTERNATIVES = 16
-_ORDERS = ("<", "<=", ">", ">=")
 
 
 def alternatives(condition: Node, *, positive: bool = True) -> list[Conjunction]:
@@ -83,7 +82,7 @@ def _taken_apart(node: Node, positive: bool) -> Node | None:
     if a.type == "bool":
         same, other = (a & b) | (negated(a) & negated(b)), (a & negated(b)) | (negated(a) & b)
         return same if op == "==" else other
-    if op in _ORDERS:
+    if op in ORDERS:
         small, big = (a, b) if op in ("<", "<=") else (b, a)
         return _order_apart("<" if op in ("<", ">") else "<=", small, big)
     return _equality_apart(op, a, b)

@@ -23,7 +23,8 @@ USES = {"b": 1, "h": 2, "q": 4, "k": 8, "s": 16}
 INDICES = ("b", "h", "q", "k")
 LENGTHS = ("q_len", "k_len")
 TILE_VARIABLES = ("q_lo", "q_hi", "k_lo", "k_hi")
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+ORDERS = ("<", "<=", ">", ">=")
+COMPARISONS = (*ORDERS, "==", "!=")
 FUNCTIONS = ("where", "minimum", "maximum", "abs", "exp", "log", "tanh", "sigmoid", "float")
 #: Names that a captured value cannot have.
 RESERVED = frozenset({*USES, *LENGTHS, *TILE_VARIABLES, *FUNCTIONS, "inf"})

@@ -118,16 +118,13 @@ def _extreme(node: Range, bounds: list[Array], env: Env) -> Array:
     """Over an empty rectangle the neutral element; bounds are clipped to the tensor, as kernels do."""
     tensor = as_numpy(env[node.tensor.name]).astype(np.int64)
     rank = node.tensor.rank
-    shape = np.broadcast_shapes(*(x.shape for x in bounds)) if bounds else ()
-    rows = np.stack([np.broadcast_to(x, shape).ravel() for x in bounds], axis=1)
-    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
     reduce, neutral = (np.min, MAX_INT) if node.kind == "min" else (np.max, MIN_INT)
-    found = np.full(len(unique), neutral, np.int64)
-    for i, row in enumerate(unique):
-        box = tensor[tuple(_clipped(*b) for b in zip(row[:rank], row[rank:], tensor.shape, strict=True))]
-        if box.size:
-            found[i] = reduce(box)
-    return found[inverse.ravel()].reshape(shape)
+
+    def of_box(ends: Array) -> int:
+        box = tensor[tuple(_clipped(*b) for b in zip(ends[:rank], ends[rank:], tensor.shape, strict=True))]
+        return int(reduce(box)) if box.size else neutral
+
+    return _one_by_one(of_box, bounds)
 
 
 def _clipped(low: int, high: int, size: int) -> slice:
@@ -140,14 +137,24 @@ def _clipped(low: int, high: int, size: int) -> slice:
 def _place(node: Search, operands: list[Array], env: Env) -> Array:
     """Where a dimension's elements first reach a value, or are last within it."""
     tensor = np.moveaxis(as_numpy(env[node.tensor.name]).astype(np.int64), node.axis, -1)
+
+    def in_row(asked: Array) -> int:
+        *others, value = asked
+        row = tensor[tuple(min(max(x, 0), size - 1) for x, size in zip(others, tensor.shape, strict=False))]
+        hits = np.flatnonzero(row >= value if node.kind == "first" else row <= value)
+        if node.kind == "first":
+            return int(hits[0]) if hits.size else row.size
+        return int(hits[-1]) if hits.size else -1
+
+    return _one_by_one(in_row, operands)
+
+
+def _one_by_one(answer: Callable[[Array], int], operands: list[Array]) -> Array:
+    """The answer for the operands of each element, found once where they are the same."""
     shape = np.broadcast_shapes(*(x.shape for x in operands))
     rows = np.stack([np.broadcast_to(x, shape).ravel() for x in operands], axis=1)
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-    found = np.empty(len(unique), np.int64)
-    for i, (*others, value) in enumerate(unique):
-        row = tensor[tuple(min(max(x, 0), size - 1) for x, size in zip(others, tensor.shape, strict=False))]
-        hits = np.flatnonzero(row >= value if node.kind == "first" else row <= value)
-        found[i] = (hits[0] if hits.size else row.size) if node.kind == "first" else (hits[-1] if hits.size else -1)
+    found = np.fromiter((answer(row) for row in unique), np.int64, len(unique))
     return found[inverse.ravel()].reshape(shape)
 
 

@@ -12,12 +12,11 @@ from itertools import count
 
 from flashgen.expr.bounds import apart_at_most_zero
 from flashgen.expr.linear import forms
-from flashgen.expr.nodes import USES, Binary, Index, Load, Node, Scalar, Unary
+from flashgen.expr.nodes import ORDERS, USES, Binary, Index, Load, Node, Scalar, Unary
 from flashgen.expr.tile_nodes import Range, Search
 from flashgen.expr.visit import postorder, substitute
 
 _COSTLY_UNARY = ("exp", "log", "tanh", "sigmoid")
-_ORDERS = ("<", "<=", ">", ">=")
 _COSTLY_BINARY = ("//", "%", "/")
 #: Above so many operations for every pair, code for pair after pair is too much of it.
 _FEW = 12
@@ -30,10 +29,10 @@ class Split:
     roots: Mapping[str, Node]
     facts: Mapping[str, Mapping[str, Node]]
 
-    @property
-    def is_light(self) -> bool:
-        """Whether little is left to be done for every pair."""
-        return sum(bool(node.children) for node in postorder(*self.roots.values())) <= _FEW
+
+def is_light(tree: Node) -> bool:
+    """Whether so little is to be done for every pair, that code for each may stand by itself."""
+    return sum(bool(node.children) for node in postorder(tree)) <= _FEW
 
 
 def split(roots: Mapping[str, Node], sides: Mapping[str, Iterable[Node]], taken: Iterable[str] = ()) -> Split:
@@ -65,7 +64,7 @@ def with_keys_apart(mask: Node) -> Node:
     done: dict[Node, Node] = {
         node: moved
         for node in postorder(mask)
-        if isinstance(node, Binary) and node.op in _ORDERS and node.left.type == "int" and _uses_both(node)
+        if isinstance(node, Binary) and node.op in ORDERS and node.left.type == "int" and _uses_both(node)
         if (moved := _key_apart(node)) is not None
     }
     return substitute(mask, done)

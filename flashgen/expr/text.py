@@ -6,6 +6,7 @@ from itertools import count
 
 from flashgen.expr.build import FLOAT_FUNCTIONS
 from flashgen.expr.nodes import Binary, Const, Index, Length, Load, Node, Scalar, Score, Select, Unary
+from flashgen.expr.pair_nodes import Start, Step
 from flashgen.expr.tile_nodes import Range, Search, TileVar, Wide
 from flashgen.expr.visit import postorder, uses_of
 
@@ -137,7 +138,7 @@ def constant(node: Const) -> str:
 
 def name_of(node: Node) -> str:
     """The name of a leaf, a load's tensor's, or nothing."""
-    if isinstance(node, (Index, Length, Scalar, TileVar)):
+    if isinstance(node, (Index, Length, Scalar, Start, Step, TileVar)):
         return node.name
     return node.tensor.name if isinstance(node, (Load, Range, Search)) else "s" if isinstance(node, Score) else ""
 

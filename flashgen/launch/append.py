@@ -8,19 +8,17 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.launch.append_arguments import DISPLAYED, append_values, check_append
 from flashgen.launch.array import ArrayInfo, Framework, canonical
-from flashgen.launch.cache_arrays import GivenArrays, append_order
-from flashgen.launch.call import Call, Output, host_buffer, make_steps, order_of
-from flashgen.launch.frameworks import common_framework, framework_of
-from flashgen.launch.packing import POINTERS
+from flashgen.launch.cache_arrays import GivenArrays
+from flashgen.launch.call import Call, Output, make_call, make_steps, remember, stretch_of
+from flashgen.launch.frameworks import UNREADABLE, common_framework, framework_of, unreadable
+from flashgen.launch.joined import Found, run
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.plan.model import Problem, Role
 from flashgen.spec import AttentionSpec, KVCache, Rotary
 
-#: How many combinations of shapes and strides are remembered.
-_CALLS_KEPT = 1024
 #: Where queries go.
 _TURNED = "rotated_q"
-_WRITTEN = ("k", "v", _TURNED)
+_WRITTEN = ("k", "v")
 _TENSORS = ("k", "v", "new_k", "new_v")
 
 #: ``load(device, stream) -> kernels by role``.
@@ -39,6 +37,13 @@ class Appender:
         self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None, stream: Any
     ) -> Any:
         """The queries, turned where there is a ``rotary``."""
+        made = run(self.find(k, v, new_k, new_v, cache, q, rotary, stream), new_k, stream)
+        return made[0] if made else q
+
+    def find(
+        self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None, stream: Any
+    ) -> Found:
+        """The call of these arguments, prepared if there was none like it before."""
         self._target.check()
         names, places = self._places.of(cache)
         if cache.seqlens is None:
@@ -52,25 +57,14 @@ class Appender:
         framework = framework_of(k)
         try:
             signature, pointers = framework.signature(arrays, stream)
-        except (AttributeError, TypeError) as error:
-            common_framework(_displayed(names), arrays)
-            raise ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}") from error
+        except UNREADABLE as error:
+            raise unreadable(_displayed(names), arrays, framework, error) from error
         key = signature, names, how
         call = self._calls.get(key)
         if call is None:
-            if len(self._calls) >= _CALLS_KEPT:
-                self._calls.clear()
-            call = self._calls[key] = self._prepare(framework, names, arrays, rotary, stream)
-        device, steps, _, layouts, order = call
-        handle = framework.stream(device, stream)
-        made, added = framework.allocate(new_k, layouts, handle)
-        if steps:
-            addresses = (*pointers, *added)
-            if order is not None:
-                addresses = order((*addresses, 0))
-            buffers = self._buffers(framework, names, arrays, call, added) if self._target.on_host else ()
-            self._target.launch(steps, device, handle, addresses, buffers)
-        return made[0] if made else q
+            call = self._prepare(framework, names, arrays, rotary, stream)
+            remember(self._calls, key, call)
+        return self._target, call, framework, arrays, pointers, ()
 
     def _infos(self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict[str, ArrayInfo]:
         """The arrays by parameter."""
@@ -88,22 +82,18 @@ class Appender:
         heads = max(new_k.shape[2], q.shape[2] if q else 0)
         rows = Problem(new_k.shape[0], heads, heads, max(new_k.shape[1], q.shape[1] if q else 0), 0)
         kernels = self._load(device, framework.stream(device, stream))
-        steps = make_steps(kernels, ("append",), rows, append_values(self._spec, infos, rotary, outputs), {})
-        layouts = tuple(framework.layout(output.shape, output.dtype) for output in outputs)
-        order = order_of((*names, *(o.name for o in outputs)), (*append_order(self._spec), *POINTERS))
-        return Call(device, steps, outputs, layouts, order)
+        values = append_values(self._spec, infos, rotary, outputs)
+        steps = make_steps(kernels, ("append",), rows, values, {}, (*names, *(o.name for o in outputs)))
+        stretches = self._stretches(infos) if self._target.on_host else None
+        return make_call(framework, device, steps, outputs, (), stretches)
 
-    def _buffers(
-        self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...], call: Call, added: list[int]
-    ) -> tuple[Buffer, ...]:
-        """What the emulator may let the kernel touch."""
-        infos = self._infos(framework, names, arrays)
-        infos |= {o.name: o.at(pointer) for o, pointer in zip(call.outputs, added, strict=True)}
+    def _stretches(self, infos: Mapping[str, ArrayInfo]) -> list[Buffer]:
+        """What the kernel may touch of the arrays of a call."""
         found = []
         for name, info in infos.items():
             item = self._spec.element.bytes if info.dtype == self._spec.dtype else 4
-            found.append(host_buffer(info, item, writable=name in _WRITTEN))
-        return tuple(found)
+            found.append(stretch_of(info, item, writable=name in _WRITTEN))
+        return found
 
 
 def _turned(rotary: Rotary, q: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,6 +92,11 @@ def canonical(info: ArrayInfo) -> ArrayInfo:
         for i, (size, stride) in enumerate(zip(info.shape, info.strides, strict=True))
     )
     return ArrayInfo(info.name, info.pointer, info.shape, strides, info.dtype, info.device)
+
+
+def low_bits(pointers: Iterable[int]) -> tuple[int, ...]:
+    """What addresses say of alignments: those of each array, since not all arrays count."""
+    return tuple([pointer & (MAX_ACCESS_BYTES - 1) for pointer in pointers])
 
 
 def alignment(infos: Sequence[ArrayInfo], item_bytes: int) -> int:

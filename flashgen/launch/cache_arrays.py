@@ -8,7 +8,7 @@ from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.plan.cache import APPENDED, PACKED_QUERIES, cache_arrays
+from flashgen.plan.cache import PACKED_QUERIES, cache_arrays
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
@@ -25,7 +25,7 @@ class GivenArrays:
 
     def of(self, cache: KVCache | None) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         """The names and the arrays of a call."""
-        if type(cache) is not KVCache:
+        if not isinstance(cache, KVCache):
             raise ArgumentError(
                 f"cache={cache!r}: this kernel was built with cache={self._spec.cache!r}; pass "
                 "cache=flashgen.KVCache(seqlens)"
@@ -50,11 +50,6 @@ class GivenArrays:
         if len(names) < 2:
             return names, lambda given: tuple(getattr(given, fields[name]) for name in names)
         return names, attrgetter(*(fields[name] for name in names))
-
-
-def append_order(spec: AttentionSpec) -> tuple[str, ...]:
-    """The order in which a call of the append kernel hands over addresses; q, k and v come after them."""
-    return (*cache_arrays(spec), *APPENDED)
 
 
 def capacity(arrays: Sequence[ArrayInfo], k: ArrayInfo) -> int:

@@ -47,13 +47,17 @@ def cached_values(
 
 
 def combine_steps(
-    kernels: Mapping[Role, Ready], rows: Problem, splits: int, values: Mapping[str | None, Value]
+    kernels: Mapping[Role, Ready],
+    rows: Problem,
+    splits: int,
+    values: Mapping[str | None, Value],
+    names: Sequence[str],
 ) -> tuple[Step, ...]:
     """What combines the results of splits: row by row, whichever sequence a row is of."""
     if splits == 1:
         return ()
     own = {**values, "batch": rows.batch, "len_q": rows.len_q, "o_batch": rows.len_q * int(values["o_row"])}
-    return make_steps(kernels, ("combine",), rows, own, {})
+    return make_steps(kernels, ("combine",), rows, own, {}, names)
 
 
 def partial_outputs(rows: Problem, splits: int, head_dim_v: int) -> tuple[Output, ...]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
-from flashgen.launch.array import ArrayInfo, contiguous_strides
-from flashgen.launch.cache_arrays import append_order
-from flashgen.launch.packing import POINTERS, Packer, Value, parameter_values
-from flashgen.launch.side import SideArguments
+from flashgen.launch.array import ArrayInfo, Framework, contiguous_strides
+from flashgen.launch.packing import Packer, Value, parameter_values
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
-from flashgen.plan.cache import PARTIALS
-from flashgen.plan.captured import gradient_parameters
-from flashgen.plan.expressions import captured_parameters
-from flashgen.plan.model import AttentionPlan, KernelPlan, Problem, Role
+from flashgen.plan.model import KernelPlan, Problem, Role
 
 #: Launch order of a backward pass; roles that a plan lacks are left out.
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
@@ -26,6 +22,10 @@ FORWARD_RESULTS, BACKWARD_RESULTS = 2, 3
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
 PARAMETER_NAMES = {"do": "dout", "out": "o"}
+#: How many combinations of shapes and strides are remembered per kernel and pass.
+_CALLS_KEPT = 1024
+#: Workspaces that share an allocation begin at multiples of so many bytes, each with some to spare before the next.
+_APART = 256
 
 
 class Output(NamedTuple):
@@ -39,52 +39,98 @@ class Output(NamedTuple):
         """The array once it has an address."""
         return ArrayInfo(self.name, pointer, self.shape, contiguous_strides(self.shape), self.dtype, 0)
 
-
-#: Puts the addresses of a call's arrays and outputs in the order of parameters. Behind them comes a 0, for all others.
-Order = Callable[[Sequence[int]], tuple[int, ...]]
+    def stretch(self) -> Buffer:
+        """The memory around its address."""
+        return stretch_of(self.at(0), RESULTS[self.dtype].bytes, writable=True)
 
 
 class Call(NamedTuple):
-    """A validated combination of arguments, ready for any addresses."""
+    """A validated combination of arguments, ready for any addresses: those of its arrays, then of its outputs."""
 
     device: int
     steps: tuple[Step, ...]
+    #: Results, then workspaces.
     outputs: tuple[Output, ...]
-    #: The outputs as their library is told of them.
+    #: What is allocated, as the arrays' library is told of it.
     layouts: tuple[Any, ...]
-    #: None where addresses are in order as they come.
-    order: Order | None
+    #: Where workspaces begin in the last that is allocated, in bytes; empty where each has an array of its own.
+    offsets: tuple[int, ...]
+    #: On the host, the stretch of memory around each address.
+    stretches: tuple[Buffer, ...]
+
+    def run(
+        self,
+        target: Target,
+        framework: Framework,
+        like: Any,
+        pointers: Sequence[int],
+        stream: Any,
+        numbers: Sequence[int] = (),
+    ) -> list[Any]:
+        """Allocates and launches, on the device of ``like``; the results, first of all that is allocated."""
+        device, steps, _, layouts, offsets, stretches = self
+        handle = framework.stream(device, stream)
+        made, added = framework.allocate(like, layouts, handle)
+        if steps:
+            if offsets:
+                base = added.pop()
+                added += [base + offset for offset in offsets]
+            addresses = (*pointers, *added)
+            buffers: Sequence[Buffer] = ()
+            if stretches:
+                buffers = [x.at(address) for x, address in zip(stretches, addresses, strict=True)]
+            target.launch(steps, device, handle, addresses, buffers, numbers)
+        return made
+
+
+def remember(calls: dict[Any, Call], key: Any, call: Call) -> None:
+    """Keeps a call for others like it."""
+    if len(calls) >= _CALLS_KEPT:
+        calls.clear()
+    calls[key] = call
+
+
+def make_call(
+    framework: Framework,
+    device: int,
+    steps: tuple[Step, ...],
+    results: Sequence[Output],
+    workspaces: Sequence[Output] = (),
+    stretches: Iterable[Buffer] | None = None,
+) -> Call:
+    """The call of these steps; ``stretches`` are those of its arrays, on the host.
+
+    Elsewhere workspaces share one allocation, which takes time. On the host the emulator watches the ends of each.
+    """
+    outputs = allocated = (*results, *workspaces)
+    offsets: list[int] = []
+    if workspaces and stretches is None:
+        *offsets, end = _places_of(workspaces)
+        allocated = (*results, Output("workspaces", (end // 4,), "fp32"))
+    layouts = tuple(framework.layout(output.shape, output.dtype) for output in allocated)
+    around = () if stretches is None else (*stretches, *(output.stretch() for output in outputs))
+    return Call(device, steps, outputs, layouts, tuple(offsets), around)
+
+
+def _places_of(workspaces: Iterable[Output]) -> list[int]:
+    """Where each begins, and the end of the last, in bytes."""
+    places = [0]
+    for output in workspaces:
+        end = places[-1] + math.prod(output.shape) * RESULTS[output.dtype].bytes
+        places.append((end // _APART + 2) * _APART)
+    return places
 
 
 def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Ready]:
     """A variant's kernels, loaded, by role, with what every launch of them needs."""
     handles = target.load(variant, device)
-    # Every kernel of a call is handed the same addresses, whether it reads what was captured or not.
-    numbers, every = SideArguments(variant.plan.spec).number_names, addressed(variant.plan)
     ready = {}
     for role, kernel in variant.kernels.items():
         plan = kernel.plan
-        order = (*append_order(plan.spec), *POINTERS) if plan.role == "append" else (*numbers, *every)
-        packer = Packer(plan.params, order, boxes=plan.boxes, map_address=target.map_address)
+        packer = Packer(plan.params, boxes=plan.boxes, map_address=target.map_address)
         most = target.multiprocessors(device) * plan.min_blocks if plan.is_persistent else None
         ready[role] = Ready(handles[role], plan, plan.smem.bytes, packer, most)
     return ready
-
-
-def addressed(plan: AttentionPlan) -> tuple[str, ...]:
-    """The parameters that hold addresses of a call's arrays, in the order in which it hands these over."""
-    expressions = plan.kernels[0].expressions
-    partials = PARTIALS if plan.spec.cache else ()
-    first = (*SideArguments(plan.spec).places, *captured_parameters(expressions), *partials)
-    return (*first, *POINTERS, *gradient_parameters(expressions))
-
-
-def order_of(names: Sequence[str], wanted: Sequence[str]) -> Order | None:
-    """How the addresses of arrays by these names come to be in the order wanted."""
-    if tuple(names) == tuple(wanted):
-        return None
-    places = {name: i for i, name in enumerate(names)}
-    return itemgetter(*(places.get(name, -1) for name in wanted))
 
 
 def make_steps(
@@ -93,8 +139,12 @@ def make_steps(
     problem: Problem,
     values: Mapping[str | None, Value],
     maps: Mapping[Role, Mapping[str | None, Value]],
+    names: Sequence[str],
 ) -> tuple[Step, ...]:
-    """The launches for those of ``roles`` that exist and have anything to do; each has tensor maps of its own."""
+    """The launches for those of ``roles`` that exist and have anything to do; each has tensor maps of its own.
+
+    ``names`` are the parameters for what a call hands over, in that order.
+    """
     steps = []
     for role in roles:
         kernel = kernels.get(role)
@@ -112,7 +162,7 @@ def make_steps(
             template = kernel.packer.template({**values, **own})
             started = _started(kernel, grid)
             arguments = (kernel.handle, *started, kernel.plan.threads, 1, 1, kernel.smem_bytes)
-            steps.append(Step(kernel, started, template, arguments))
+            steps.append(Step(kernel, started, template, kernel.packer.places(names), arguments))
     return tuple(steps)
 
 
@@ -170,10 +220,10 @@ def call_values(
     return parameter_values(problem, band, scale, strides)
 
 
-def host_buffer(info: ArrayInfo, item_bytes: int, *, writable: bool) -> Buffer:
-    """The stretch of memory an array spans."""
+def stretch_of(info: ArrayInfo, item_bytes: int, *, writable: bool) -> Buffer:
+    """The memory that an array spans, as far from 0 as it is from the array's address."""
     if 0 in info.shape:
-        return Buffer(info.name, info.pointer, 0, writable)
+        return Buffer(info.name, 0, 0, writable)
     steps = [(size - 1) * stride for size, stride in zip(info.shape, info.strides, strict=True)]
     low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
-    return Buffer(info.name, info.pointer + low * item_bytes, (high - low + 1) * item_bytes, writable)
+    return Buffer(info.name, low * item_bytes, (high - low + 1) * item_bytes, writable)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
-from flashgen.launch.array import ArrayInfo, dtype_name, elements
+from flashgen.launch.array import ArrayInfo, dtype_name, elements, low_bits
 
 
 class CupyArrays:
@@ -18,10 +18,7 @@ class CupyArrays:
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
         """Shapes, strides, dtypes, devices and low address bits; and the addresses."""
         pointers = tuple(a.data.ptr for a in arrays)
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
-        return (*((a.shape, a.strides, a.dtype, a.device.id) for a in arrays), bits & 15), pointers
+        return (*((a.shape, a.strides, a.dtype, a.device.id) for a in arrays), low_bits(pointers)), pointers
 
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one array."""

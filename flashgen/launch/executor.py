@@ -8,21 +8,17 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.launch.append import Appender
 from flashgen.launch.arguments import check_scale
-from flashgen.launch.call import BACKWARD_RESULTS, Call
+from flashgen.launch.call import BACKWARD_RESULTS, Call, remember
 from flashgen.launch.captures import Captures
-from flashgen.launch.frameworks import framework_of
+from flashgen.launch.frameworks import UNREADABLE, framework_of
 from flashgen.launch.gradients import Gradients
+from flashgen.launch.joined import Found, run
 from flashgen.launch.preparer import Preparer, Request, Workspaces
 from flashgen.launch.side import NOTHING, SideArguments, check_on_host
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
 from flashgen.launch.variants import MakeVariant, Variants
-from flashgen.spec import Dropout, KVCache, Rotary, Sequences
-
-#: How many combinations of shapes and strides are remembered per kernel and pass.
-_CALLS_KEPT = 1024
-#: What reading something else than an array of the first one's library ends in.
-_UNREADABLE = (AttributeError, TypeError)
+from flashgen.spec import Dropout, KVCache, Sequences
 
 
 class Executor:
@@ -37,10 +33,11 @@ class Executor:
         self._gradients = Gradients(expressions)
         self._side = SideArguments(spec)
         self._preparer = Preparer(spec, variants, target, workspaces, self._captures, self._gradients)
-        self._append = Appender(spec, target, lambda device, stream: variants.kernels(variants.default, device, stream))
+        #: Calls of the append kernel.
+        self.append = Appender(spec, target, lambda device, stream: variants.kernels(variants.default, device, stream))
         takes_tensors = self._captures is not None and len(self._captures.names) > 0
         #: Whether calls bring nothing but q, k and v, as most do.
-        self._is_plain = not takes_tensors and not self._side.places
+        self._is_plain = not takes_tensors and not self._side.takes_arrays
         self._forward_calls: dict[Any, Call] = {}
         self._backward_calls: dict[Any, Call] = {}
 
@@ -57,6 +54,22 @@ class Executor:
         cache: KVCache | None = None,
     ) -> tuple[Any, Any]:
         """``(o, lse)`` of a forward pass."""
+        made = run(self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache), q, stream)
+        return made[0], made[1]
+
+    def find_forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: Any = None,
+        stream: Any = None,
+        captured: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+        sequences: Sequences | None = None,
+        cache: KVCache | None = None,
+    ) -> Found:
+        """The forward call of these arguments, prepared if there was none like it before."""
         target = self.target
         target.check()
         numbers: tuple[int, ...] = ()
@@ -64,14 +77,13 @@ class Executor:
             side, arrays = NOTHING, (q, k, v)
         else:
             side, beside, numbers = self._side.of(dropout, sequences, cache)
-            extra = self._captured(captured) if captured or self._captures is not None else ()
-            arrays = (*beside, *extra, q, k, v)
+            arrays = (*beside, *self._captured(captured), q, k, v)
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
         try:
             signature, pointers = framework.signature(arrays, stream)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             request = Request("forward", framework, arrays, scale, stream, side)
             raise self._preparer.unreadable(request, error) from error
         if target.on_host and self.spec.varlen:
@@ -80,20 +92,8 @@ class Executor:
         call = self._forward_calls.get(key)
         if call is None:
             call = self._preparer.call(Request("forward", framework, arrays, scale, stream, side))
-            _remember(self._forward_calls, key, call)
-        device, steps, _, layouts, order = call
-        handle = framework.stream(device, stream)
-        made, added = framework.allocate(q, layouts, handle)
-        if steps:
-            addresses = (*pointers, *added)
-            if order is not None:
-                addresses = order((*addresses, 0))
-            buffers: Any = ()
-            if target.on_host:
-                request = Request("forward", framework, arrays, scale, stream, side)
-                buffers = self._preparer.buffers(request, call, added)
-            target.launch(steps, device, handle, addresses, buffers, numbers)
-        return made[0], made[1]
+            remember(self._forward_calls, key, call)
+        return target, call, framework, arrays, pointers, numbers
 
     def backward(
         self,
@@ -126,40 +126,18 @@ class Executor:
         request = Request("backward", framework, arrays, scale, stream, side, captured_gradients)
         try:
             signature, pointers = framework.signature(arrays, stream)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise self._preparer.unreadable(request, error) from error
         key = signature, scale, side, captured_gradients
         call = self._backward_calls.get(key)
         if call is None:
             call = self._preparer.call(request)
-            _remember(self._backward_calls, key, call)
-        device, steps, _, layouts, order = call
-        handle = framework.stream(device, stream)
-        made, added = framework.allocate(q, layouts, handle)
-        if steps:
-            addresses = (*pointers, *added)
-            if order is not None:
-                addresses = order((*addresses, 0))
-            buffers = self._preparer.buffers(request, call, added) if target.on_host else ()
-            target.launch(steps, device, handle, addresses, buffers, numbers)
+            remember(self._backward_calls, key, call)
+        made = call.run(target, framework, q, pointers, stream, numbers)
         gradients = tuple(made[:BACKWARD_RESULTS])
         if not captured_gradients:
             return gradients
         return *gradients, dict(zip(self._gradients.names, made[BACKWARD_RESULTS:], strict=False))
-
-    def append(
-        self,
-        k: Any,
-        v: Any,
-        new_k: Any,
-        new_v: Any,
-        cache: KVCache,
-        q: Any = None,
-        rotary: Rotary | None = None,
-        stream: Any = None,
-    ) -> Any:
-        """Puts new keys and values into the cache; the queries, turned where there is a ``rotary``."""
-        return self._append(k, v, new_k, new_v, cache, q, rotary, stream)
 
     def _captured(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """The captured tensors of a call, which come before its other arguments."""
@@ -168,9 +146,3 @@ class Executor:
         if given:
             raise ArgumentError(f"captured={list(given)} was given, but the spec's mask and score capture no tensors")
         return ()
-
-
-def _remember(calls: dict[Any, Call], key: Any, call: Call) -> None:
-    if len(calls) >= _CALLS_KEPT:
-        calls.clear()
-    calls[key] = call

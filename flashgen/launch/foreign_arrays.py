@@ -7,11 +7,11 @@ from typing import Any
 
 from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch import dlpack
-from flashgen.launch.array import ArrayInfo, contiguous_strides, elements
+from flashgen.launch.array import ArrayInfo, contiguous_strides, elements, low_bits
 from flashgen.launch.device_array import DeviceArray
 from flashgen.launch.driver import current_device, get_driver
 
-_TYPESTR = {"f2": "fp16", "f4": "fp32"}
+_TYPESTR = {"f2": "fp16", "f4": "fp32", "i4": "int32", "i8": "int64", "u8": "uint64"}
 #: The legacy default stream by its explicit handle, which DLPack and the CUDA array interface use too.
 LEGACY_STREAM = 1
 
@@ -25,11 +25,8 @@ class ForeignArrays:
         """Everything but the addresses, and the addresses; makes the stream wait for the producers."""
         stream = self.stream(0, requested)
         infos = [self._read("array", a, stream) for a in arrays]
-        bits = 0
-        for info in infos:
-            bits |= info.pointer
-        key = (*((i.shape, i.strides, i.dtype, i.device) for i in infos), bits & 15)
-        return key, tuple(i.pointer for i in infos)
+        pointers = tuple(i.pointer for i in infos)
+        return (*((i.shape, i.strides, i.dtype, i.device) for i in infos), low_bits(pointers)), pointers
 
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one array."""

@@ -8,6 +8,9 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import Framework
 
+#: What reading something else than an array of a library ends in.
+UNREADABLE = (AttributeError, TypeError)
+
 _by_type: dict[type, Framework] = {}
 
 
@@ -30,6 +33,12 @@ def common_framework(names: Sequence[str], arrays: Sequence[Any]) -> Framework:
                 "pass all arguments from one array library"
             )
     return found[0]
+
+
+def unreadable(names: Sequence[str], arrays: Sequence[Any], framework: Framework, error: Exception) -> ArgumentError:
+    """Most likely a mixture of array libraries, or no array at all: says which."""
+    common_framework(names, arrays)
+    return ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}")
 
 
 def _named(name: str, array: Any) -> Framework:

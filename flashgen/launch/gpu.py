@@ -129,11 +129,11 @@ class GpuTarget:
             driver.push_context(context)
         try:
             mine = self._scratch.mine
-            for kernel, _, template, arguments in steps:
+            for kernel, _, template, places, arguments in steps:
                 packer = kernel.packer
                 if packer.takes_counter:
                     pointers = (*pointers, self._counters[device].address(stream))
-                packer.write(mine, template, pointers)
+                packer.write(mine, template, places, pointers)
                 (status,) = driver.launch_kernel(*arguments, stream, mine.kernel_params, 0)
                 if status is not driver.success and status != driver.success:
                     raise driver.fail(f"launching {kernel.plan.name}", status)

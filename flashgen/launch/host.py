@@ -94,8 +94,8 @@ class HostTarget:
             pointers = [guarded.moved(pointer) if pointer else 0 for pointer in pointers]
             buffers = [replace(buffer, address=guarded.moved(buffer.address)) for buffer in buffers]
         memory = self._scratch.mine
-        for kernel, grid, template, _ in steps:
-            kernel.packer.write(memory, template, (*numbers, *pointers))
+        for kernel, grid, template, places, _ in steps:
+            kernel.packer.write(memory, template, places, (*numbers, *pointers))
             params = bytes(memory.bytes[: kernel.packer.size])
             kernel.handle.launch(grid, params, buffers, **options)
             if kernel.packer.takes_counter:

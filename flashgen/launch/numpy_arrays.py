@@ -9,7 +9,7 @@ import numpy
 
 from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
-from flashgen.launch.array import HOST, ArrayInfo, dtype_name, elements
+from flashgen.launch.array import HOST, ArrayInfo, dtype_name, elements, low_bits
 
 
 class NumpyArrays:
@@ -20,10 +20,7 @@ class NumpyArrays:
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
         """Shapes, strides, dtypes and low address bits; and the addresses."""
         pointers = tuple(_pointer(a) for a in arrays)
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
-        return (*((a.shape, a.strides, a.dtype.name) for a in arrays), bits & 15), pointers
+        return (*((a.shape, a.strides, a.dtype.name) for a in arrays), low_bits(pointers)), pointers
 
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one array."""

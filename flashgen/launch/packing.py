@@ -15,12 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from flashgen.errors import LaunchError
 from flashgen.plan.model import Box, ParamTable, Problem
 
-#: The order in which calls hand over addresses, after numbers and side and captured tensors, and before those of their
-#: gradients; a forward call stops after ``lse``. Last of all comes the counter of a persistent kernel.
-POINTERS = (
-    *("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv"),
-    *("dsum", "dq_accum", "row_stats", "head_counts", "turns"),
-)
 COUNTER = "counter"
 #: Kinds of parameters that come with a call.
 _OF_CALLS = ("void*", "uint64")
@@ -28,15 +22,17 @@ _OF_CALLS = ("void*", "uint64")
 MAX_PARAMS_BYTES = 4096
 _LOG2_E = math.log2(math.e)
 
-#: Where a kernel's counter is among the addresses, if it has one.
+#: Where a kernel's counter is among what a launch hands over, if it has one.
 _COUNTER_PLACE = -1
 #: Bytes of an address, which is what they are aligned to.
 _WORD = struct.calcsize("=Q")
 
 #: Of a parameter: a number, or the bytes of a tensor map.
 Value = float | bytes
-#: The parameters of a call, with something else in place of the addresses.
+#: The parameters of a call, with 0 in place of the addresses.
 Template = bytes
+#: Which words of the parameters a launch writes, each with where among what it hands over the new value is.
+Places = tuple[tuple[int, int], ...]
 
 
 class Memory:
@@ -61,21 +57,14 @@ class Scratch(threading.local):
 
 
 class Packer:
-    """Writes the parameter struct of one kernel, which a call hands numbers and addresses in ``order``.
+    """Writes the parameter struct of one kernel.
 
     In tensor maps the address of the tensor lies ``map_address`` bytes from the beginning.
     """
 
-    __slots__ = ("_fields", "_names", "_padding", "_places", "size", "takes_counter")
+    __slots__ = ("_addresses", "_fields", "_names", "_padding", "size", "takes_counter")
 
-    def __init__(
-        self,
-        table: ParamTable,
-        order: tuple[str, ...],
-        *,
-        boxes: Sequence[Box] = (),
-        map_address: int = 0,
-    ) -> None:
+    def __init__(self, table: ParamTable, *, boxes: Sequence[Box] = (), map_address: int = 0) -> None:
         self.size = table.bytes
         self.takes_counter = COUNTER in table.names
         if self.size > MAX_PARAMS_BYTES:
@@ -83,31 +72,30 @@ class Packer:
         self._fields = struct.Struct(table.format)
         self._padding = bytes(self.size - self._fields.size)
         self._names = tuple(None if p.kind in _OF_CALLS else p.name for p in table.params)
-        places = _addresses(table, order, boxes, map_address)
-        self._places = tuple((at // _WORD, place) for at, place in places)
+        self._addresses = tuple((at // _WORD, name) for at, name in _addresses(table, boxes, map_address))
 
     def template(self, values: Mapping[str | None, Value]) -> Template:
         """The parameters, all but addresses; these have the value of None, and those in maps are written over."""
         return self._fields.pack(*[values[name] for name in self._names]) + self._padding
 
-    def write(self, memory: Memory, template: Template, pointers: Sequence[int]) -> None:
+    def places(self, names: Sequence[str]) -> Places:
+        """Where what calls hand over, in the order of ``names``, belongs; what they lack keeps the template's 0."""
+        order = {**{name: i for i, name in enumerate(names)}, COUNTER: _COUNTER_PLACE}
+        return tuple((at, order[name]) for at, name in self._addresses if name in order)
+
+    def write(self, memory: Memory, template: Template, places: Places, pointers: Sequence[int]) -> None:
         """The complete parameters, into the first ``size`` bytes of the memory."""
         memory.bytes[: self.size] = template
         words = memory.words
-        for at, place in self._places:
+        for at, place in places:
             words[at] = pointers[place]
 
 
-def _addresses(
-    table: ParamTable, order: tuple[str, ...], boxes: Sequence[Box], map_address: int
-) -> list[tuple[int, int]]:
-    """Where in the struct lie addresses, and numbers that calls bring, in order, and which of a call's they are."""
+def _addresses(table: ParamTable, boxes: Sequence[Box], map_address: int) -> list[tuple[int, str]]:
+    """Where in the struct lie addresses, and numbers that calls bring, in order, and what these are called."""
     offsets = field_offsets(table)
-    found = [(offsets[box.parameter] + map_address, order.index(box.tensor)) for box in boxes]
-    for param in table.params:
-        if param.kind in _OF_CALLS:
-            place = _COUNTER_PLACE if param.name == COUNTER else order.index(param.name)
-            found.append((offsets[param.name], place))
+    found = [(offsets[box.parameter] + map_address, box.tensor) for box in boxes]
+    found += [(offsets[param.name], param.name) for param in table.params if param.kind in _OF_CALLS]
     return sorted(found)
 
 

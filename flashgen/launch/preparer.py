@@ -17,18 +17,16 @@ from flashgen.launch.call import (
     FORWARD_RESULTS,
     PARAMETER_NAMES,
     Call,
-    Order,
     Output,
-    addressed,
     backward_outputs,
     call_values,
     forward_outputs,
-    host_buffer,
+    make_call,
     make_steps,
-    order_of,
+    stretch_of,
 )
 from flashgen.launch.captures import Captures
-from flashgen.launch.frameworks import common_framework
+from flashgen.launch.frameworks import common_framework, unreadable
 from flashgen.launch.gradients import Gradients
 from flashgen.launch.packed import as_batch, longest, packed_values, queries_as_batch, without_batch
 from flashgen.launch.packing import Value
@@ -103,29 +101,27 @@ class Preparer:
             most = self._target.multiprocessors(device)
             problem = with_splits(problem, request.side.num_splits, plan.kernel("forward"), most)
         values = self._values(request, given, rows, problem, plan)
-        steps = make_steps(kernels, roles, problem, values, maps)
+        results, workspaces = self._allocated(request, given, rows, problem, plan)
+        names = self._parameters(request, (*results, *workspaces))
+        steps = make_steps(kernels, roles, problem, values, maps, names)
         if spec.cache:
-            steps += combine_steps(kernels, rows, problem.splits, values)
-        outputs = self._allocated(request, given, rows, problem, plan)
-        layouts = tuple(request.framework.layout(output.shape, output.dtype) for output in outputs)
-        return Call(device, steps, outputs, layouts, self._order(request, plan, outputs))
+            steps += combine_steps(kernels, rows, problem.splits, values, names)
+        stretches = self._stretches(request) if self._target.on_host else None
+        return make_call(request.framework, device, steps, results, workspaces, stretches)
 
-    def buffers(self, request: Request, call: Call, added: Sequence[int]) -> tuple[Buffer, ...]:
-        """What the emulator may let the kernels touch; ``added`` are the addresses of the call's outputs."""
+    def _stretches(self, request: Request) -> list[Buffer]:
+        """What kernels may read of the arrays of a call."""
         given = self._described(request)
         items = (*request.side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
-        outputs = [o.at(pointer) for o, pointer in zip(call.outputs, added, strict=True)]
         extra = (*given.beside, *given.captured)
-        return (
-            *(host_buffer(i, item, writable=False) for i, item in zip(extra, items, strict=True)),
-            *(host_buffer(i, RESULTS[i.dtype].bytes, writable=False) for i in given.infos),
-            *(host_buffer(i, RESULTS[i.dtype].bytes, writable=True) for i in outputs),
-        )
+        return [
+            *(stretch_of(i, item, writable=False) for i, item in zip(extra, items, strict=True)),
+            *(stretch_of(i, RESULTS[i.dtype].bytes, writable=False) for i in given.infos),
+        ]
 
     def unreadable(self, request: Request, error: Exception) -> ArgumentError:
-        """Most likely a mixture of array libraries, or no array at all: says which."""
-        common_framework(self._names(request), request.arrays)
-        return ArgumentError(f"the arguments cannot be read as {request.framework.name} arrays: {error}")
+        """Says which of the arrays is none of its library."""
+        return unreadable(self._names(request), request.arrays, request.framework, error)
 
     def _names(self, request: Request) -> tuple[str, ...]:
         """What the arrays of a call are called; those that it lacks come last."""
@@ -192,8 +188,8 @@ class Preparer:
 
     def _allocated(
         self, request: Request, given: _Given, rows: Problem, problem: Problem, plan: AttentionPlan
-    ) -> tuple[Output, ...]:
-        """What the call allocates: its results, then workspaces that have any elements."""
+    ) -> tuple[tuple[Output, ...], tuple[Output, ...]]:
+        """What the call allocates: its results, and the workspaces that have any elements."""
         spec, outputs = self._spec, self._outputs(request, rows, problem, plan)
         if spec.varlen or self._has_packed_queries(request):
             outputs = without_batch(outputs)
@@ -208,7 +204,7 @@ class Preparer:
             workspaces += self._captures.tables(given.captured, expressions.stretch)
         if spec.cache:
             workspaces += partial_outputs(rows, problem.splits, spec.head_dim_v)
-        return results + tuple(w for w in workspaces if 0 not in w.shape)
+        return results, tuple(w for w in workspaces if 0 not in w.shape)
 
     def _values(
         self, request: Request, given: _Given, rows: Problem, problem: Problem, plan: AttentionPlan
@@ -230,12 +226,9 @@ class Preparer:
             values |= self._gradients.values(given.captured, problem)
         return values
 
-    def _order(self, request: Request, plan: AttentionPlan, outputs: Sequence[Output]) -> Order | None:
-        """How kernels are handed the addresses of the call's arrays and outputs."""
+    def _parameters(self, request: Request, outputs: Sequence[Output]) -> tuple[str, ...]:
+        """The parameters for all that the call hands over, in that order."""
         first, captured_names = len(request.side.names), () if self._captures is None else self._captures.names
         own = self._names(request)[first + len(captured_names) :]
-        names = (*request.side.names, *map(captured, captured_names), *(PARAMETER_NAMES.get(n, n) for n in own))
-        wanted = addressed(plan)
-        if request.pass_ == "forward":
-            wanted = wanted[: wanted.index("lse") + 1]
-        return order_of((*names, *(o.name for o in outputs)), wanted)
+        arrays = (*request.side.names, *map(captured, captured_names), *(PARAMETER_NAMES.get(n, n) for n in own))
+        return (*self._side.number_names, *arrays, *(o.name for o in outputs))

@@ -10,7 +10,6 @@ from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.cache_arrays import GivenArrays, check_cache
 from flashgen.launch.packing import Value
-from flashgen.plan.cache import cache_arrays
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
@@ -57,10 +56,8 @@ class SideArguments:
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
         self._has_dropout, self._is_packed = spec.dropout, spec.varlen
-        #: The parameters that point to arrays, in the order in which a call hands over their addresses.
-        self.places: tuple[str, ...] = (STATE,) * spec.dropout + (*STARTS, *COUNTS) * spec.varlen
-        if spec.cache:
-            self.places += cache_arrays(spec)
+        #: Whether calls may bring arrays.
+        self.takes_arrays = spec.dropout or spec.varlen or spec.cache is not None
         self.number_names: tuple[str, ...] = NUMBERS if spec.dropout else ()
         self._cache_arrays = GivenArrays(spec)
         self._sides: dict[Hashable, Side] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from flashgen.launch.packing import Packer, Template
+from flashgen.launch.packing import Packer, Places, Template
 from flashgen.launch.tensor_map import TensorMap
 from flashgen.launch.variant import Variant
 from flashgen.plan.model import KernelPlan, Role
@@ -22,6 +22,10 @@ class Buffer:
     writable: bool
     #: Whether a grid that may still be running writes it (programmatic dependent launch).
     from_primary: bool = False
+
+    def at(self, address: int) -> Buffer:
+        """The same as far from ``address`` as it is from 0."""
+        return Buffer(self.name, self.address + address, self.bytes, self.writable, self.from_primary)
 
 
 class Ready(NamedTuple):
@@ -41,8 +45,14 @@ class Step(NamedTuple):
     kernel: Ready
     grid: tuple[int, int, int]
     template: Template
+    #: Which of the numbers and addresses of the call go where.
+    places: Places
     #: Handle, grid, block and shared memory, as the driver's launch takes them.
     arguments: tuple[Any, ...]
+
+    def moved(self, order: Sequence[int]) -> Step:
+        """The same in a call that hands the i-th of its addresses over as number ``order[i]``."""
+        return self._replace(places=tuple((at, i if i < 0 else order[i]) for at, i in self.places))
 
 
 class Target(Protocol):

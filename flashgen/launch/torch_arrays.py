@@ -59,20 +59,19 @@ class TorchArrays:
         # without a loop, for the three last tensors, which most calls have no others than.
         q, k, v = arrays[-3:]
         pointers: tuple[int, ...] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        bits = pointers[0] | pointers[1] | pointers[2]
+        bits = pointers[0] & 15, pointers[1] & 15, pointers[2] & 15
         layout = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
         place = q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()
         types = type(q), type(k), type(v)
         if len(arrays) == 3:
-            return (bits & 15, layout, place, types), pointers
-        key: tuple[Any, ...] = layout, place, types
+            return (bits, layout, place, types), pointers
+        key: tuple[Any, ...] = bits, layout, place, types
         before: tuple[int, ...] = ()
         for a in arrays[:-3]:
             pointer = a.data_ptr()
-            bits |= pointer
             before += (pointer,)
-            key += (a.shape, a.stride(), a.dtype, a.get_device(), type(a))
-        return (bits & 15, key), before + pointers
+            key += (pointer & 15, a.shape, a.stride(), a.dtype, a.get_device(), type(a))
+        return key, before + pointers
 
     def describe(self, name: str, array: Any) -> ArrayInfo:
         """Everything about one tensor."""

@@ -9,8 +9,8 @@ from flashgen.arch import Arch
 from flashgen.plan.backward_frame import BackwardFrame
 from flashgen.plan.backward_tiles_sm90 import CONSUMERS
 from flashgen.plan.budget import Choice
-from flashgen.plan.forward_sm90 import PANEL, WARPGROUP
 from flashgen.plan.model import Box, Constant, KernelPlan, ParamTable, Role
+from flashgen.plan.sm90 import PANEL, WARPGROUP, is_listed
 from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, Schedule
 
@@ -34,7 +34,7 @@ class BackwardSm90(BackwardFrame):
     def switches(self) -> frozenset[str]:
         """What the templates are told of the mask and the score."""
         mask = self.spec.mask
-        named = (("masked", not mask.is_full), ("listed", not mask.is_band), ("scales", self.scales))
+        named = (("masked", not mask.is_full), ("listed", is_listed(self.spec)), ("scales", self.scales))
         return frozenset(name for name, on in named if on)
 
     def section_heads(self, in_order: bool = False) -> int:
@@ -43,7 +43,7 @@ class BackwardSm90(BackwardFrame):
         So it is where tiles of one head add in a fixed order, and few of them are to be in work at once.
         """
         mask = self.spec.mask
-        return 16 if mask.has_upper or not mask.is_band or in_order else 1
+        return 16 if mask.has_upper or is_listed(self.spec) or in_order else 1
 
     def constants(
         self, choice: Choice, *tiles: Constant, share: str, in_order: bool = False, own: tuple[Constant, ...] = ()

@@ -8,8 +8,8 @@ from flashgen.plan.backward_frame_sm90 import BackwardSm90
 from flashgen.plan.backward_tiles_sm90 import CONSUMERS, DS_SLOTS, SUM_LINE, TILE_KV, held_besides, one_kernel
 from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
 from flashgen.plan.budget import Choice
-from flashgen.plan.forward_sm90 import PANEL, STORED_ROWS, WARPGROUP, why_not_hopper
 from flashgen.plan.model import Box, Constant, KernelPlan
+from flashgen.plan.sm90 import PANEL, STORED_ROWS, WARPGROUP, why_not_hopper
 from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from flashgen.arch import Arch
 from flashgen.plan.budget import Budget, Choice, Tiles, first_that_fits, registers_of
-from flashgen.plan.forward_sm90 import PANEL, ROWS, STORED_ROWS
+from flashgen.plan.sm90 import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_listed, row_bytes
 from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec
 
@@ -21,8 +21,6 @@ TILE_KV = ROWS * CONSUMERS
 TILE_Q = ROWS * CONSUMERS
 #: Tiles of dS that wait for dQ.
 DS_SLOTS = 2
-#: Tiles that a block keeps and is told of ahead.
-_TILE_SLOTS = 2
 #: What a warp hands to the copy engine of dQ at a time: 16 rows of 64 floats.
 DQ_BYTES = STORED_ROWS * PANEL * 4
 #: Floats of a line of the workspace; it comes and goes two lines at a time.
@@ -68,18 +66,6 @@ def _split(held: Held, wanted: int = 40) -> tuple[int, int]:
     return next(splits, _SPLITS[-1])
 
 
-def _is_listed(spec: AttentionSpec) -> bool:
-    """Whether the mask leaves holes, so that producers look for tiles, and so do those who add in order."""
-    return not spec.mask.is_band
-
-
-def _row_bytes(spec: AttentionSpec) -> tuple[int, int]:
-    """Of rows of Q or K, and of V or dO, in panels of 64 columns."""
-    size = spec.element.bytes
-    dim, dim_v = (-(-d // PANEL) * PANEL * size for d in (spec.head_dim, spec.head_dim_v))
-    return dim, dim_v
-
-
 # ---- one kernel that keeps dK and dV of its keys and adds to a sum of dQ
 
 
@@ -104,8 +90,8 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
     ):
         # With a mask that leaves holes few registers are too few for producers; a score has all of P rounded at once.
         has_score = spec.score is not None and spec.score.changes_logits
-        sparing = tile_q == 128 and _is_listed(spec) and not has_score
-        wanted = 56 if _is_listed(spec) and spec.deterministic else 40
+        sparing = tile_q == 128 and is_listed(spec) and not has_score
+        wanted = 56 if is_listed(spec) and spec.deterministic else 40
         split = _split(_one_kernel_held(spec, tile_q, sparing), wanted)
         for q in q_slots:
             for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
@@ -131,7 +117,7 @@ def held_besides(spec: AttentionSpec, tiles: Tiles) -> frozenset[str]:
 
 def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     size, tile_q = spec.element.bytes, tiles.rows
-    dim, dim_v = _row_bytes(spec)
+    dim, dim_v = row_bytes(spec)
     q, do = tiles.count("Q"), tiles.count("dO")
     q_slots, do_slots = f"{q} slots", f"{do} slots"
     layout = (
@@ -164,8 +150,8 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("sum_parts", 32 * sums, "which parts of dQ the slots hold")
     else:
         layout.then("dq_barriers", 32)
-    layout.then("tile_barriers", 32).then("tiles", 32, "which tiles of keys come next")
-    if not spec.mask.is_band:
+    layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
+    if is_listed(spec):
         layout.then("listed_queries", 16 * q, "which tiles of queries the slots hold")
     if not spec.mask.is_full:
         layout.then("found_bad", 16 * CONSUMERS, "whether keys of each warp have bad values")
@@ -198,7 +184,7 @@ def _keys_held(spec: AttentionSpec, tile_q: int) -> Held:
 
 
 def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
-    dim, dim_v = _row_bytes(spec)
+    dim, dim_v = row_bytes(spec)
     q, do, p = (tiles.count(name) for name in ("Q", "dO", "P"))
     q_slots, do_slots = f"{q} slots", f"{do} slots"
     layout = (
@@ -216,9 +202,9 @@ def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("do_barriers", 16 * do)
         .then("p_barriers", 16 * p)
     )
-    layout.then("tile_barriers", 16 * _TILE_SLOTS)
-    layout.then("tiles", 16 * _TILE_SLOTS, "which tiles of keys come next")
-    if not spec.mask.is_band:
+    layout.then("tile_barriers", 16 * TILE_SLOTS)
+    layout.then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
+    if is_listed(spec):
         layout.then("listed_queries", 16 * q, "which tiles of queries the slots hold")
     return Budget(_keys_held(spec, tiles.rows), layout.map())
 
@@ -250,7 +236,7 @@ def _query_held(spec: AttentionSpec, tile_kv: int) -> Held:
 
 
 def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
-    dim, dim_v = _row_bytes(spec)
+    dim, dim_v = row_bytes(spec)
     k, v = tiles.count("K"), tiles.count("V")
     layout = (
         SmemLayout()
@@ -264,12 +250,12 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("k_barriers", 16 * k)
         .then("v_barriers", 16 * v)
     )
-    layout.then("tile_barriers", 16 * _TILE_SLOTS)
-    layout.then("tiles", 32 * _TILE_SLOTS, "which tiles of queries come next")
-    if not spec.mask.is_band:
+    layout.then("tile_barriers", 16 * TILE_SLOTS)
+    layout.then("tiles", 32 * TILE_SLOTS, "which tiles of queries come next")
+    if is_listed(spec):
         layout.then("listed_keys", 12 * k, "which tiles of keys the slots hold")
     if not spec.mask.is_full:
         layout.then("scores_taken", 8 * k, "all have their scores of K_j")
         layout.then("looked_through", 8 * k, "K_j has no bad values any more")
-        layout.then("written", 8 * _TILE_SLOTS, "results of a tile of queries are where they belong")
+        layout.then("written", 8 * TILE_SLOTS, "results of a tile of queries are where they belong")
     return Budget(_query_held(spec, tiles.rows), layout.map())

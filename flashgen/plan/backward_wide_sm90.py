@@ -7,8 +7,8 @@ from flashgen.plan import params
 from flashgen.plan.backward_frame_sm90 import BackwardSm90
 from flashgen.plan.backward_tiles_sm90 import TILE_Q, keys_kernel, query_kernel
 from flashgen.plan.budget import chosen
-from flashgen.plan.forward_sm90 import ROWS
 from flashgen.plan.model import Box, Constant, KernelPlan
+from flashgen.plan.sm90 import ROWS
 
 
 def plan_wide_sm90(frame: BackwardSm90) -> tuple[KernelPlan, ...]:

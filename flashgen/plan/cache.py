@@ -11,8 +11,6 @@ from flashgen.spec import AttentionSpec, full
 
 #: Where the splits of a call leave their results.
 PARTIALS = ("o_partial", "lse_partial")
-#: What a call of the append kernel brings beside q, k and v, in this order and after what says where sequences lie.
-APPENDED = ("rotary_positions", "rotary_cos", "rotary_sin", "new_k", "new_v", "rotated_q")
 #: Says where those of each sequence begin.
 PACKED_QUERIES = "cu_seqlens_q"
 _WARPS = 4

@@ -117,12 +117,6 @@ def gradients_of(expressions: Expressions | None) -> tuple[CapturedGradient, ...
     )
 
 
-def gradient_parameters(expressions: Expressions | None) -> tuple[str, ...]:
-    """The pointers to gradients and sums, in the order in which a call hands over their addresses."""
-    gradients = gradients_of(expressions)
-    return (*(g.parameter for g in gradients), *(g.sums for g in gradients if g.how == "sum"))
-
-
 def _shares(root: Node | None, expressions: Expressions) -> tuple[Share, ...]:
     from flashgen.expr import Const, Load, captured_gradients
 

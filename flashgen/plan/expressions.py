@@ -180,13 +180,6 @@ def with_captures(table: ParamTable, expressions: Expressions, *, writes_tables:
     return ParamTable.widest_first(every)
 
 
-def captured_parameters(expressions: Expressions | None) -> tuple[str, ...]:
-    """The pointers to captured tensors and tables, in the order in which a call hands over their addresses."""
-    if expressions is None:
-        return ()
-    return (*(captured(t.name) for t in expressions.tensors), *(t.parameter for t in expressions.tables))
-
-
 def captured(name: str) -> str:
     """The parameter that holds a captured value."""
     return f"captured_{name}"

@@ -11,6 +11,7 @@ from flashgen.plan.model import KernelPlan
 
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node, Split, TileRule
+    from flashgen.expr.orders import Orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,9 @@ class Code:
     surveys: tuple[Survey, ...]
     #: Whether a tile between the first and the last may hold no allowed pair.
     has_holes: bool
-    #: Whether so little is asked of every pair that code for each of them may stand by itself.
+    #: Whether the mask asks more of a pair than how keys are ordered; and whether that is so little that code for
+    #: each of them may stand by itself.
+    asks_besides: bool
     is_light: bool
     bodies: Mapping[str, Body]
     #: Elements of captured tensors that the score of a pair may be given.
@@ -72,8 +75,10 @@ class Code:
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
-    from flashgen.expr import Scalar, text
+    from flashgen.expr import Const, Scalar, orders, text
     from flashgen.expr.cuda import C_TYPES
+    from flashgen.expr.sides import is_light as is_light_tree
+    from flashgen.expr.sides import with_keys_apart
     from flashgen.expr.visit import substitute
 
     e = plan.expressions
@@ -82,15 +87,20 @@ def expression_code(plan: KernelPlan) -> Code:
     bodies: dict[str, Body] = {}
     facts: dict[str, tuple[Fact, ...]] = {}
     is_light = True
+    asks_besides = False
     if e.mask is not None and e.rule is not None:
-        pairs, tiles = _pairs(e.mask), _tiles(e.rule)
-        is_light = pairs.is_light
+        mask = with_keys_apart(e.mask)
+        by_order = orders(mask)
+        pairs, tiles = _pairs(mask, by_order), _tiles(e.rule)
         for sides, places in ((pairs, _OF_PAIR), (tiles, _OF_TILE)):
             for side, found in sides.facts.items():
                 bodies[side] = body_of(found, names)
                 facts[side] = tuple(Fact(n, C_TYPES[found[n].type], x) for n, x in bodies[side].results.items())
             for name, root in sides.roots.items():
                 bodies[name] = body_of({name: root}, names | places)
+        bodies["ordered"] = _ordered_keys(by_order.ordered, pairs, names | _OF_PAIR)
+        besides = pairs.roots["besides"]
+        asks_besides, is_light = besides is not Const(True), is_light_tree(besides)
         bodies["whole_may"] = body_of({"may": e.rule.may}, names)
         bodies["whole_full"] = body_of({"full": e.rule.full}, names)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
@@ -98,8 +108,13 @@ def expression_code(plan: KernelPlan) -> Code:
     ahead = _ahead(e.loads_ahead(), plan, names) if "ahead" in plan.switches else {}
     if e.score is not None and e.slope is not None:
         given: dict[Node, Node] = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
-        bodies["score"] = body_of({"value": substitute(e.score, given)}, names)
-        bodies["score_and_slope"] = body_of({"value": e.score, "slope": e.slope}, names)
+        roots, starts = _from_first_pair(e.score, e.slope, plan)
+        near = names | _NEAR_FIRST
+        bodies["first"] = body_of(starts, names)
+        facts["first"] = tuple(Fact(name, "float", x) for name, x in bodies["first"].results.items())
+        bodies["score"] = body_of({"value": substitute(roots["value"], given)}, near)
+        if "slope" in roots:
+            bodies["score_and_slope"] = body_of({name: roots[name] for name in ("value", "slope")}, near)
     if e.sink is not None:
         bodies["sink"] = body_of({"value": e.sink}, names)
     return Code(
@@ -109,6 +124,7 @@ def expression_code(plan: KernelPlan) -> Code:
         tensors=e.tensors,
         surveys=tuple(_survey(table, e) for table in e.tables),
         has_holes=e.rule is not None and not e.rule.hull_exact,
+        asks_besides=asks_besides,
         is_light=is_light,
         bodies=bodies,
         ahead=tuple(ahead.values()),
@@ -135,17 +151,60 @@ def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) 
     return found
 
 
+#: How scores spell a pair that is some rows and columns from the first one.
+_NEAR_FIRST = {"q": "(first.q + row)", "k": "(first.k + column)", "step.q": "row", "step.k": "column"}
+
+
+def _from_first_pair(score: Node, slope: Node, plan: KernelPlan) -> tuple[Mapping[str, Node], dict[str, Node]]:
+    """The score of a pair, and its slope if needed, in terms of the first pair; and what is found out at that one."""
+    from flashgen.expr import in_products, with_starts
+
+    roots = {"value": score, "slope": slope}
+    if "in_products" in plan.switches:
+        value = in_products(score)
+        assert value is not None, "the plan has found that out"
+        roots = {"value": value}
+    started = with_starts(roots)
+    return started.roots, {name.removeprefix("first."): start for name, start in started.starts.items()}
+
+
 #: How kernels spell the bounds of what they ask about.
 _OF_PAIR = {"q": "query.q", "k": "key.k"}
 _OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi": "keys.hi"}
 
 
-def _pairs(mask: Node) -> Split:
+def _pairs(mask: Node, by_order: Orders) -> Split:
     """The mask of a pair, and what its query and its key bring to it."""
     from flashgen.expr import Index, split
-    from flashgen.expr.sides import with_keys_apart
+    from flashgen.expr.orders import leaves
 
-    return split({"allows": with_keys_apart(mask)}, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
+    roots = {"allows": mask, "besides": by_order.besides}
+    roots |= {f"of_row{number}": leaf for number, leaf in enumerate(leaves(by_order.ordered).values())}
+    return split(roots, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
+
+
+def _ordered_keys(ordered: Node, pairs: Split, names: Mapping[str, str]) -> Body:
+    """Which keys the mask allows as far as their order goes: a word, made of those of keys from some key on."""
+    from flashgen.expr.orders import leaves
+
+    rows = body_of({name: root for name, root in pairs.roots.items() if name.startswith("of_row")}, names)
+    values = dict(zip(leaves(ordered), rows.results.values(), strict=True))
+    return Body(rows.statements, {"word": _word(ordered, values)})
+
+
+def _word(ordered: Node, values: Mapping[Node, str]) -> str:
+    """The C++ of a condition for many keys at once."""
+    from flashgen.expr.nodes import Binary
+    from flashgen.expr.orders import is_comparison_of_key
+
+    if ordered not in values:
+        words = [_word(child, values) for child in ordered.children]
+        return f"({words[0]} {ordered.op} {words[1]})" if isinstance(ordered, Binary) else f"~{words[0]}"
+    if not is_comparison_of_key(ordered):
+        return f"every_bit({values[ordered]})"
+    assert isinstance(ordered, Binary), "comparisons have two sides"
+    first = values[ordered] if ordered.op in ("<", ">=") else f"after({values[ordered]})"
+    return f"{'~' if ordered.op in ('<', '<=') else ''}from({first})"
 
 
 def _tiles(rule: TileRule) -> Split:
@@ -161,7 +220,7 @@ def names_of(plan: KernelPlan) -> dict[str, str]:
     e = plan.expressions
     assert e is not None
     of_call = "" if plan.spec.has_own_lengths else "p."
-    names = {"q_len": f"{of_call}len_q", "k_len": f"{of_call}len_kv"}
+    names = {"q_len": f"{of_call}len_q", "k_len": f"{of_call}len_kv", "products.of_logit": "reciprocal_approx(p.scale)"}
     names |= {
         name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
     }

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from flashgen.render.amalgamate import Line
 from flashgen.render.source import Origin
 
-#: Macros that print the plan's tables. Their lines are counted on from what stands above: directives around
-#: each would be longer than the table, and their exact origins are kept with the source.
-_TABLES = "kernels/common.j2"
+#: Macros that print the plan's tables and expressions. Their lines are counted on from what stands above: directives
+#: around each would be longer than the table, and their exact origins are kept with the source.
+_TABLES = ("kernels/common.j2", "kernels/expressions.j2")
 _DIRECTIVE = re.compile(r'#line ([0-9]+)(?: "([^"]*)")?$')
 _COMMENT = re.compile(r"\s*//")
 #: Lines that no compiler complains about: closing braces and the ends of conditionals.
@@ -58,7 +58,7 @@ class _Placing:
     def add(self, text: str, origin: Origin) -> None:
         """Append one line, and a directive above it if it needs one."""
         is_comment = not text or _COMMENT.match(text) is not None
-        needs_none = is_comment or origin.file == _TABLES or _CLOSING.match(text) or self.continued
+        needs_none = is_comment or origin.file in _TABLES or _CLOSING.match(text) or self.continued
         if not needs_none and origin != self.presumed and origin != self.previous:
             self._direct(origin)
         self.out.append((text, origin))

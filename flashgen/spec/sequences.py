@@ -9,7 +9,7 @@ from flashgen.errors import ArgumentError
 from flashgen.spec.show import show
 
 #: No sequence is as long.
-_LIMIT = 2**30
+LENGTH_LIMIT = 2**30
 
 
 # Not frozen: one is made for every call of some functions, and freezing takes most of the time of that.
@@ -33,12 +33,12 @@ class Sequences:
     def __post_init__(self) -> None:
         len_q, len_k = self.max_seqlen_q, self.max_seqlen_k
         has_starts = self.cu_seqlens_q is not None and self.cu_seqlens_k is not None
-        if has_starts and type(len_q) is type(len_k) is int and 0 <= len_q < _LIMIT and 0 <= len_k < _LIMIT:
+        if has_starts and type(len_q) is type(len_k) is int and 0 <= len_q < LENGTH_LIMIT and 0 <= len_k < LENGTH_LIMIT:
             return
         problems = []
         for name in ("max_seqlen_q", "max_seqlen_k"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LIMIT:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LENGTH_LIMIT:
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to below 2^30")
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
             if getattr(self, name) is None:

@@ -85,6 +85,13 @@ for _function in (text_for, order_for):
     _function._dynamo_marked_constant = True
 
 
+def recorded(form: Form, tensors: Sequence[Any]) -> tuple[str, list[Any]]:
+    """The program's text and its tensors while torch.compile records, to which limits are no sizes to leave open."""
+    left, right, chunk, *types = form
+    said = (constant(left), constant(right), constant(chunk), *types)
+    return text_for(*said), [tensors[i] for i in order_for(*said)]
+
+
 def attend_by_form(
     q: Any,
     k: Any,
@@ -99,10 +106,8 @@ def attend_by_form(
 ) -> tuple[Any, Any]:
     """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
     if torch.compiler.is_compiling():
-        left, right, chunk, *types = form
-        said = (constant(left), constant(right), constant(chunk), *types)
-        captured = tuple(tensors[i] for i in order_for(*said))
-        return by_operator(q, k, v, captured, text_for(*said), scale, deterministic, dropout_p, sequences, state)
+        text, given = recorded(form, tensors)
+        return by_operator(q, k, v, given, text, scale, deterministic, dropout_p, sequences, state)
     program, order = program_for(form)
     captured = tuple(tensors[i] for i in order)
     return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences, state)

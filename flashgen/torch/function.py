@@ -19,6 +19,15 @@ def rows_contiguous(x: Any) -> Any:
     return x if x.stride()[-1] == 1 else x.contiguous()
 
 
+def wants_gradients(*tensors: Any) -> bool:
+    """Whether somebody may ask for gradients by one of them; what is no tensor is for others to refuse."""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if getattr(x, "requires_grad", False):
+                return True
+    return False
+
+
 def incoming(out: Any, do: Any, dlse: Any) -> tuple[Any, Any]:
     """Gradients of out and lse as kernels take them: an expanded one (as ``out.sum()`` gives) is copied.
 

@@ -16,6 +16,7 @@ from flashgen.spec import AttentionSpec, Mask
 from flashgen.spec.attention import CacheKind
 from flashgen.spec.mask import Band
 from flashgen.torch.programs import Limits, spec_of
+from flashgen.torch.replay import forget_host
 from flashgen.torch.switch import Switch
 
 NO_LIMITS: Limits = (None, None, None, None)
@@ -92,6 +93,7 @@ def _stop_emulating() -> None:
     if not _emulating:
         for key in [key for key in _kernels if key[-1] == HOST]:
             del _kernels[key]
+        forget_host()
 
 
 def _build(

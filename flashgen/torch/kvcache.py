@@ -6,21 +6,28 @@ Both are for inference, and have no gradients. Lengths and places stay on the de
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.errors import ArgumentError
+from flashgen.kernel import Kernel
+from flashgen.launch.joined import Part, run
 from flashgen.spec import KVCache, Rotary
 from flashgen.torch.entry import is_watched
-from flashgen.torch.forms import Form, order_for, program_for, text_for
-from flashgen.torch.function import rows_contiguous
+from flashgen.torch.forms import Form, program_for, recorded
+from flashgen.torch.function import rows_contiguous, wants_gradients
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.ops import library
 from flashgen.torch.programs import Program, check_tensors, program_named
+from flashgen.torch.replay import RESULTS, remember
 
+#: Where captured tensors are among the arguments of ``cache_forward``.
+_CAPTURED = 3
+#: The arguments of a function: those that may be tensors, and all others.
+Asked = tuple[tuple[Any, ...], tuple[Any, ...]]
 _PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
 library.define(
     "cache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor q, str program, "
@@ -46,15 +53,24 @@ def attend_to_cache(
     v: Any = None,
     rotary: Rotary | None = None,
     scale: float | None = None,
+    asked: Asked | None = None,
+    wanted: Collection[str] = RESULTS,
 ) -> tuple[Any, Any]:
-    """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given."""
+    """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given.
+
+    What was done is remembered for calls that ask the same, of which the ``wanted`` results alone are asked for.
+    """
     if torch.compiler.is_compiling():
-        text, captured = text_for(*form), [tensors[i] for i in order_for(*form)]
+        text, captured = recorded(form, tensors)
     else:
         program, order = program_for(form)
         text, captured = program.text, [tensors[i] for i in order]
-        if not (is_watched(q, k_cache, v_cache) or _wants_gradients(q, k_cache, v_cache, k, v, *captured)):
-            return _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale)
+        if not (is_watched(q, k_cache, v_cache) or wants_gradients(q, k_cache, v_cache, k, v, *captured)):
+            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale)
+            if asked is not None:
+                remember(*asked, parts, wanted)
+            _, (out, lse, *_) = parts[-1]
+            return out, lse
     places = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table
     appended = 0
     if k is not None:
@@ -69,15 +85,6 @@ def attend_to_cache(
     return result
 
 
-def _wants_gradients(*tensors: Any) -> bool:
-    """Whether somebody may ask for gradients, and then has to be told that there are none."""
-    if torch.is_grad_enabled():
-        for x in tensors:
-            if x is not None and x.requires_grad:
-                return True
-    return False
-
-
 def _attend(
     q: Any,
     k_cache: Any,
@@ -89,17 +96,18 @@ def _attend(
     v: Any,
     rotary: Rotary | None,
     scale: float | None,
-) -> tuple[Any, Any]:
-    """What the two operators do, without the dispatcher."""
-    kernel = _kernel(q, v_cache, program.text, cache.block_table)
-    appended = 0
+) -> list[Part]:
+    """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
+    kernel, parts = _kernel(q, v_cache, program.text, cache.block_table), []
+    cache = _with_plain_arrays(cache, 0 if k is None else k.shape[1])
     if k is not None:
-        q, appended = _put(kernel, k_cache, v_cache, k, v, q, _with_plain_arrays(cache), rotary), k.shape[1]
-    return _read(kernel, q, k_cache, v_cache, program, captured, _with_plain_arrays(cache, appended), scale)
+        parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
+        q = _turned(parts[0], q)
+    return [*parts, _read(kernel, q, k_cache, v_cache, program, captured, cache, scale)]
 
 
-def _with_plain_arrays(cache: KVCache, appended: int = 0) -> KVCache:
-    """The same with the numbers of each row side by side, as kernels take them."""
+def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
+    """The same for so many new keys, with the numbers of each row side by side, as kernels take them."""
     arrays = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q
     if not appended and all([x is None or x.is_contiguous() for x in arrays]):  # noqa: C419 (takes half the time)
         return cache
@@ -107,17 +115,25 @@ def _with_plain_arrays(cache: KVCache, appended: int = 0) -> KVCache:
     return KVCache(seqlens, rows, leftpad, table, appended, cache.num_splits, starts, cache.max_seqlen_q)
 
 
-def _put(kernel: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, q: Any, cache: KVCache, rotary: Rotary | None) -> Any:
-    """Puts k and v into the cache; the queries, turned where there is a ``rotary``."""
+def _put(
+    kernel: Kernel, k_cache: Any, v_cache: Any, k: Any, v: Any, q: Any, cache: KVCache, rotary: Rotary | None
+) -> Part:
+    """Puts k and v into the cache; the result is the queries turned, where there is a ``rotary``."""
     if rotary is not None:
         angles = rows_contiguous(rotary.cos), rows_contiguous(rotary.sin)
         rotary = Rotary(*angles, rotary.interleaved, _plain(rotary.positions), rotary.one_position)
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    return kernel.append(k_cache, v_cache, k, v, cache=cache, q=q, rotary=rotary)
+    found = kernel.executor.append.find(k_cache, v_cache, k, v, cache, q, rotary, None)
+    return found, run(found, k)
+
+
+def _turned(part: Part, q: Any) -> Any:
+    _, results = part
+    return results[0] if results else q
 
 
 def _read(
-    kernel: Any,
+    kernel: Kernel,
     q: Any,
     k_cache: Any,
     v_cache: Any,
@@ -125,17 +141,17 @@ def _read(
     captured: Sequence[Any],
     cache: KVCache,
     scale: float | None,
-) -> tuple[Any, Any]:
-    """``(out, lse)`` of queries that attend to what is in the cache."""
+) -> Part:
+    """Queries attend to what is in the cache; the results are out and lse."""
     q, given = rows_contiguous(q), None
     if captured:
         check_tensors(program.names, tuple(captured), q.device)
         given = dict(zip(program.names, captured, strict=True))
-    found: tuple[Any, Any] = kernel(q, k_cache, v_cache, scale=scale, captured=given, cache=cache)
-    return found
+    found = kernel.executor.find_forward(q, k_cache, v_cache, scale, captured=given, cache=cache)
+    return found, run(found, q)
 
 
-def _kernel(q: Any, v_cache: Any, program: str, block_table: Any) -> Any:
+def _kernel(q: Any, v_cache: Any, program: str, block_table: Any) -> Kernel:
     return cached_kernel_for(q, v_cache, program, "contiguous" if block_table is None else "paged")
 
 
@@ -167,7 +183,7 @@ def _append(
         # An operator's result is no tensor that it was given.
         return q.new_empty(0)
     rotary = Rotary(rotary_cos, rotary_sin, interleaved, rotary_positions, one_position)
-    return _put(kernel, k_cache, v_cache, k, v, q, cache, rotary)
+    return _turned(_put(kernel, k_cache, v_cache, k, v, q, cache, rotary), q)
 
 
 def _forward(
@@ -189,7 +205,8 @@ def _forward(
     places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
     cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q)
     kernel = _kernel(q, v_cache, program, block_table)
-    return _read(kernel, q, k_cache, v_cache, program_named(program), captured, cache, scale)
+    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, program_named(program), captured, cache, scale)
+    return out, lse
 
 
 # CPU tensors reach the same functions, whose errors say what to do.
@@ -226,11 +243,29 @@ torch.library.register_fake("flashgen::cache_append", _append_shapes, lib=librar
 torch.library.register_fake("flashgen::cache_forward", _forward_shapes, lib=library)
 
 
-def _no_gradient(*_: Any) -> Any:
+library.define("cache_gradient(Tensor do, Tensor q) -> Tensor")
+
+
+def _no_gradient(do: Any, q: Any) -> Any:
     raise ArgumentError("attention to a cache has no gradients; train with flashgen.attention or flash_attn_func")
 
 
-torch.library.register_autograd("flashgen::cache_forward", _no_gradient, lib=library)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _differentiate(ctx: Any, do: Any, _: Any) -> Any:
+    # An operator, since a compiler asks what gradients would be as soon as there might be any; and one that takes
+    # what only a backward pass has, or it would be part of the forward pass.
+    (q,) = ctx.saved_tensors
+    dq = torch.ops.flashgen.cache_gradient(do, q)
+    captured = [None] * len(ctx.needs_input_grad[_CAPTURED]) if ctx.needs_input_grad[_CAPTURED] else []
+    return dq, None, None, captured, *(None for _ in ctx.needs_input_grad[_CAPTURED + 1 :])
+
+
+library.impl("cache_gradient", _no_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake("flashgen::cache_gradient", lambda do, q: torch.empty_like(q), lib=library)
+torch.library.register_autograd("flashgen::cache_forward", _differentiate, setup_context=_keep, lib=library)
 
 
 @register_flop_formula(torch.ops.flashgen.cache_forward)

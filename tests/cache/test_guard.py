@@ -10,7 +10,7 @@ import pytest
 from flashgen.cache import Cache
 from flashgen.errors import CacheError
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 KEY = "e" * 64
 
 

@@ -176,7 +176,7 @@ def test_a_lock_directory_that_others_control_is_not_used(lock_root: Path, tmp_p
         lock_root.write_text("")
     else:
         if os.geteuid() != 0:
-            pytest.skip("only root can give files away")
+            pytest.skip("only root can give files to other users")
         lock_root.mkdir(mode=0o700)
         os.chown(lock_root, 12345, -1)
     assert lock_directory() != lock_root

@@ -36,7 +36,8 @@ def source(tiny: KernelPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     real, root = paths.templates_dir(), tmp_path / "templates"
     (root / "kernels").mkdir(parents=True)
     (root / "include").symlink_to(real / "include")
-    (root / "kernels" / "common.j2").symlink_to(real / "kernels" / "common.j2")
+    for macros in ("common.j2", "expressions.j2"):
+        (root / "kernels" / macros).symlink_to(real / "kernels" / macros)
     monkeypatch.setattr(paths, "templates_dir", lambda: root)
 
     def make(template: str, **changes: object) -> KernelSource:

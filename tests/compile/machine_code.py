@@ -18,12 +18,18 @@ def compiled(kernel: KernelPlan) -> Binary:
     return default_cache().get_or_compile(render(kernel), compile_source)[0]
 
 
+def disassembled(image: bytes) -> str:
+    """A cubin's text; where nothing can read it, the test is skipped."""
+    text = disassemble(image)
+    if text is None:
+        pytest.skip("no disassembler is installed that reads this cubin: pip install nvidia-cuda-nvdisasm")
+    return text
+
+
 @cache
 def machine_code(kernel: KernelPlan) -> list[str]:
     """One instruction a line, without predicates."""
-    text = disassemble(compiled(kernel).image)
-    if text is None:
-        pytest.skip("no disassembler reads this cubin")
+    text = disassembled(compiled(kernel).image)
     found: list[str] = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", text, re.M)
     assert len(found) > 500
     return found

@@ -17,8 +17,8 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan
-from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.plan.model import KernelPlan
+from flashgen.plan.sm90 import HEAD_DIMS
 from tests.compile.machine_code import compiled, has_own_memory, machine_code
 
 Build = tuple[tuple[int, int], str, str]
@@ -28,6 +28,7 @@ CASES = {
     "window": fg.AttentionSpec(64, mask=fg.window(1024, 0)),
     "documents": fg.AttentionSpec(64, mask=fg.causal() & fg.document(np.zeros((1, 1), np.int32))),
     "softcap": fg.AttentionSpec(64, score=fg.softcap(30.0)),
+    "slopes": fg.AttentionSpec(64, mask=fg.causal(), score=fg.alibi(np.zeros(1, np.float32))),
     "bias": fg.AttentionSpec(64, mask=fg.causal(), score=fg.bias(np.zeros((1, 1, 1, 1), np.float16))),
     "bias, documents": fg.AttentionSpec(
         64, mask=fg.document(np.zeros((1, 1), np.int32)), score=fg.bias(np.zeros((1, 1, 1, 1), np.float16))
@@ -40,7 +41,7 @@ BUILDS: list[Build] = [
 ]
 SAMPLE: list[Build] = [
     ((128, 128), "causal", "bf16"),
-    ((64, 64), "full", "bf16"),
+    ((64, 64), "slopes", "bf16"),
     ((192, 192), "bias, documents", "bf16"),
 ]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
@@ -103,8 +104,16 @@ def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int]
         assert not [line for line in after if "MUFU.EX2" in line]
 
 
+@each([build for build in BUILT if build[1] == "slopes"])
+def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
+    kernel = forward(dims, name, dtype)
+    # In the first scores of a stream, and in each copy of a step.
+    copies = 3 if "keeps_scores" in kernel.switches else 2
+    assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= copies
+
+
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == set(HEAD_DIMS)
     switches = frozenset().union(*(forward(*build).switches for build in BUILDS))
-    assert switches >= {"o_tile", "keeps_scores", "inspector", "listed", "score"}
+    assert switches >= {"o_tile", "keeps_scores", "inspector", "listed", "score", "in_products"}
     assert set(SAMPLE) <= set(BUILDS)

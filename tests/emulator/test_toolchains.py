@@ -25,6 +25,7 @@ TOOLCHAINS = {
     "g++ with ucontext": ("g++", "-DFLASHGEN_EMU_PORTABLE -O0"),
     "g++ without F16C, FMA or AVX": ("g++", "-mno-f16c -mno-fma -mno-avx -O0"),
 }
+PACKAGES = {"g++": "g++", "clang++": "clang"}
 # Two warps: copies, a barrier, matrices, a product, shuffles and votes.
 BODY = """
 const int t = thread_idx(), lane = t % 32, warp = t / 32;
@@ -70,9 +71,9 @@ def compiler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     name, options = TOOLCHAINS[request.param]
     program = shutil.which(name)
     if program is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"{name} is not installed (Debian, Ubuntu: apt install {PACKAGES[name]})")
     if "-mno" in options and os.uname().machine != "x86_64":
-        pytest.skip("those are features of x86-64")
+        pytest.skip(f"F16C, FMA and AVX are features of x86-64, and this is {os.uname().machine}")
     if not options:
         # Under the name by which other tests have built the runtime, if it is the same one.
         usual = find_toolchain().path

@@ -32,7 +32,10 @@ def torch_dtype(spec: fg.AttentionSpec) -> Any:
 
 @pytest.fixture(autouse=True)
 def guarded_outputs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every output starts as NaN, so that unwritten elements show, between margins that nobody may touch."""
+    """Every output starts as NaN, so that unwritten elements show, between margins that nobody may touch.
+
+    Workspaces of a call are one: the emulator looks at the ends of each.
+    """
     if torch is None or "plain_outputs" in request.fixturenames:
         yield
         return

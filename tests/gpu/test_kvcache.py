@@ -22,6 +22,7 @@ from flashgen.verify.cached import Filling
 torch = pytest.importorskip("torch")
 
 from tests.gpu.flash_attn_matrix import HEADS, WHOLE, band, distances, reference  # noqa: E402
+from tests.torch.results import Recorder  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -211,6 +212,52 @@ def test_a_captured_step_of_decoding_goes_on_at_each_replay(plain_outputs: None)
         graph.replay()
         assert torch.equal(out, right)
     assert all(torch.equal(a, b) for a, b in zip(caches, after, strict=True))
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_steps_like_one_before_give_the_bits_of_the_operators(plain_outputs: None, page_size: int | None) -> None:
+    """What is found out for the first step alone, against what operators find out each time."""
+    torch.manual_seed(0)
+    steps = torch.randn(5, 3, 2, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
+    angles = torch.rand(192, 32, device="cuda")
+    tables = angles.cos().bfloat16(), angles.sin().bfloat16()
+    shape = (2, 192, 2, 64) if page_size is None else (30, page_size, 2, 64)
+    table = None if page_size is None else torch.randperm(30, device="cuda")[:24].view(2, 12).int()
+
+    def decode() -> Any:
+        caches = [torch.zeros(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        lengths, found = torch.tensor([3, 150], dtype=torch.int32, device="cuda"), []
+        for q, k, v in steps.unbind():
+            options = {"block_table": table, "causal": True, "num_splits": 3, "return_softmax_lse": True}
+            found += fg.flash_attn_with_kvcache(q, *caches, k, v, *tables, lengths, **options)
+            lengths.add_(1)
+        return [*found, *caches]
+
+    plain = decode()
+    with Recorder():
+        watched = decode()
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+
+
+def test_a_step_like_one_before_goes_to_the_current_stream(plain_outputs: None) -> None:
+    q, caches = torch.randn(2, 1, 8, 64, device="cuda").half(), torch.randn(2, 2, 4096, 2, 64, device="cuda").half()
+    lengths = torch.tensor([4000, 9], dtype=torch.int32, device="cuda")
+
+    def step() -> Any:
+        return fg.flash_attn_with_kvcache(q, *caches.unbind(), cache_seqlens=lengths)
+
+    step()
+    lengths.copy_(torch.tensor([30, 40], dtype=torch.int32))
+    expected = step()
+    lengths.copy_(torch.tensor([4000, 9], dtype=torch.int32))
+    torch.cuda.synchronize()
+    later = torch.tensor([30, 40], dtype=torch.int32, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        lengths.copy_(later)
+        found = step()
+    torch.cuda.synchronize()
+    assert torch.equal(found, expected)
 
 
 def test_packed_queries_are_those_of_each_sequence(plain_outputs: None) -> None:

@@ -115,7 +115,7 @@ def test_a_forked_child_is_told_to_spawn(inputs: Any) -> None:
 
 def test_tensors_on_another_gpu_are_served_there(inputs: Any) -> None:
     if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip(f"needs two GPUs; this machine has {torch.cuda.device_count()}")
     expected = fg.flash_attn_func(*inputs, causal=True)
     there = [x.to("cuda:1").requires_grad_() for x in inputs]
     assert torch.cuda.current_device() == 0
@@ -128,7 +128,7 @@ def test_tensors_on_another_gpu_are_served_there(inputs: Any) -> None:
 
 
 def test_cupy_arrays_come_back_as_cupy_arrays() -> None:
-    cupy = pytest.importorskip("cupy")
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed (pip install cupy-cuda12x, or cupy-cuda13x)")
     spec = fg.AttentionSpec(64, dtype="fp16", mask=fg.causal())
     kernel = fg.build(spec)
     q, k, v, do = (cupy.random.standard_normal((2, 100, 4, 64)).astype(cupy.float16) for _ in range(4))

@@ -111,7 +111,7 @@ def test_strides_beyond_32_bits(make: Any, verify: Any) -> None:
     free, _ = torch.cuda.mem_get_info()
     far = 2**31 + 64
     if free < 3 * far * 2:
-        pytest.skip(f"needs {3 * far * 2 >> 30} GiB of free GPU memory")
+        pytest.skip(f"needs {3 * far * 2 >> 30} GiB of free GPU memory; {free >> 30} GiB are free")
     spec = fg.AttentionSpec(64, dtype="bf16")
     storage = torch.empty(far + 2**20, dtype=torch.bfloat16, device="cuda")
     tensors = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -47,13 +48,12 @@ def test_flash_attns_function_is_within_the_oracles_bounds(inputs: Any, judge: A
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_results_are_the_same(inputs: Any, backend: str) -> None:
+    if backend == "inductor":
+        pytest.importorskip("triton", reason="Triton is not installed; torch's inductor needs it")
+        if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+            pytest.skip("no C compiler is installed (cc, gcc or clang); Triton needs one")
     do = torch.randn_like(inputs[0])
-    try:
-        compiled = forward_and_backward(torch.compile(causal, fullgraph=True, backend=backend), inputs, do)
-    except Exception as error:
-        if backend == "inductor" and "compiler" in str(error).lower():
-            pytest.skip(f"torch's own compiler cannot run here: {error}")
-        raise
+    compiled = forward_and_backward(torch.compile(causal, fullgraph=True, backend=backend), inputs, do)
     for a, b in zip(compiled, forward_and_backward(causal, inputs, do), strict=True):
         assert torch.equal(a, b)
 

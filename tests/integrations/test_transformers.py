@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 import flashgen as fg
+from flashgen.launch.call import Call
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed (pip install '.[transformers]')"
+)
 pytestmark = pytest.mark.torch
 
 fgen = pytest.importorskip("flashgen.integrations.transformers")
@@ -58,14 +61,14 @@ def model(request: pytest.FixtureRequest, device: str) -> Any:
 
 def both(model: Any, call: Any) -> tuple[Any, Any]:
     """What the call gives by flashgen, and by eager attention; and that kernels ran."""
-    kernel_call, calls = fg.Kernel.__call__, []
+    run, calls = Call.run, []
 
-    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+    def counted(self: Any, *arguments: Any) -> Any:
         calls.append(self)
-        return kernel_call(self, *arguments, **options)
+        return run(self, *arguments)
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fg.Kernel, "__call__", counted)
+        patch.setattr(Call, "run", counted)
         model.set_attn_implementation("eager")
         expected = call()
         assert not calls
@@ -266,6 +269,22 @@ def test_a_model_compiles_in_one_graph(model: Any, device: str) -> None:
         for options in ({}, {"attention_mask": mask}):
             found, expected = (call(ids, use_cache=False, **options)[0] for call in (compiled, model.model))
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("model", ["gpt-oss"], indirect=True)
+def test_steps_with_a_cache_of_fixed_size_are_one_graph(model: Any, device: str) -> None:
+    """Windows, sinks, and a cache of which the positions beyond the last token are not there yet."""
+    ids = tokens(device)
+    compiled, logits = torch.compile(model, fullgraph=True, backend="aot_eager"), []
+    for implementation, step in (("eager", model), ("fgen", compiled)):
+        model.set_attn_implementation(implementation)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 3)
+        with torch.no_grad():
+            model(ids[:, :-3], past_key_values=cache, cache_position=torch.arange(LENGTH - 3, device=device))
+            for i in range(LENGTH - 3, LENGTH):
+                place = torch.tensor([i], device=device)
+                logits.append(step(ids[:, i : i + 1], past_key_values=cache, cache_position=place).logits)
+    assert close(torch.cat(logits[3:]), torch.cat(logits[:3]))
 
 
 @pytest.mark.parametrize("model", ["gpt-oss"], indirect=True)

@@ -23,7 +23,6 @@ from flashgen.verify import Case, Expectation, Mode, expect, run_case
 from flashgen.verify.trial import ORDERS
 from tests.kernels.test_forward_sm90 import (
     CASES,
-    IDS,
     LEVEL,
     LOGITS,
     LONGEST,
@@ -254,101 +253,6 @@ def test_scores_may_be_hostile(name: str) -> None:
     """Of queries that do not exist, and of pairs that are forbidden, nothing is to be seen."""
     spec = fg.AttentionSpec(64, **SCORES[name])
     check(spec, expect(spec, Case("hostile", 70, 90, heads=2)))
-
-
-# ---- Bad values
-
-
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("name", ["causal", "window", "documents"])
-def test_a_bad_value_stays_where_it_is_attended_to(dim: int, name: str) -> None:
-    """NaN and infinities in V reach dQ of queries that may attend to their keys, and what these reach; no other bit."""
-    spec = fg.AttentionSpec(dim, **SPECS[name])
-    stays_where_it_is_attended_to(spec, "v", Mode("random", seed=dim), 200)
-
-
-@pytest.mark.parametrize(
-    ("dim", "name"), [(64, "causal"), (96, "window"), (128, "documents"), (192, "documents"), (256, "causal")]
-)
-def test_a_bad_key_stays_where_it_is_attended_to(dim: int, name: str) -> None:
-    stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
-
-
-@pytest.mark.parametrize("which", ["k", "v"])
-@pytest.mark.parametrize("name", ["top-left", "softcap, top-left", "holes"])
-def test_a_bad_value_that_nobody_attends_to_is_not_seen(name: str, which: str) -> None:
-    """Neither where a mask would allow queries beyond the last to attend to it."""
-    fields = {"top-left": {"mask": fg.causal("top-left")}, "holes": {"mask": fg.causal("top-left") & fg.document(IDS)}}
-    spec = fg.AttentionSpec(64, **fields.get(name, {"mask": fg.causal("top-left"), "score": fg.softcap(3.0)}))
-    random = np.random.default_rng(5)
-    x = {
-        n: random.standard_normal((1, length, 1, 64)).astype(spec.element.numpy())
-        for n, length in (("do", 70), ("q", 70), ("k", 120), ("v", 120))
-    }
-    captured = {n: np.zeros((1, 120), np.int32) for n in spec.tensors} or None
-    x[which][:, 100, 0, 3] = np.nan
-    kernel = built(spec)
-    exact = oracle.backward(spec, x["q"], x["k"], x["v"], x["do"], captured=captured)
-    for gradient, expected in zip(backward(kernel, x, captured), exact, strict=True):
-        assert np.isfinite(expected).all()
-        assert within_rounding(gradient, expected)
-
-
-def test_nothing_of_a_bad_value_is_lost_where_probabilities_vanish() -> None:
-    """Most are 0 in float32; times what is no number they are none either."""
-    spec = fg.AttentionSpec(64, **SPECS["causal"])
-    x = Case("vanishing", 100, 100, fill="huge").inputs(spec)
-    x.v[:, 95, :, 3] = np.nan
-    kernel = built(spec)
-    arrays = (x.q, x.k, x.v)
-    found = kernel.backward(x.do, *arrays, *kernel(*arrays))
-    for gradient, expected in zip(found, oracle.backward(spec, *arrays, x.do), strict=True):
-        assert (np.isfinite(gradient.astype(np.float64)) == np.isfinite(expected)).all()
-
-
-@pytest.mark.parametrize(("dim", "role"), [(128, "main"), (256, "query")])
-def test_a_bad_key_is_worked_on_without_a_race(dim: int, role: str) -> None:
-    stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS["causal"]), "k", Mode(race=True), 60, role)
-
-
-def stays_where_it_is_attended_to(
-    spec: fg.AttentionSpec, which: str, mode: Mode, length: int, role: str = "main"
-) -> None:
-    kernel = built(spec)
-    dtype, random = spec.element.numpy(), np.random.default_rng(5)
-    x = {n: random.standard_normal((1, length, 2, spec.head_dim)).astype(dtype) for n in ("do", "q", "k", "v")}
-    captured = {n: ids[:1, :length] for n, ids in spec.tensors.items()} or None
-    clean = backward(kernel, x, captured)
-    bad = {length // 3: np.nan, length // 2: np.inf}
-    for key, value in bad.items():
-        x[which][:, key, 0, 3] = value
-    with launches(kernel, mode, role) as done:
-        found = backward(kernel, x, captured)
-    assert done == {NAME}
-    allowed = oracle.Rules(spec, oracle.problem.read_problem(spec, x["q"], x["k"], x["v"])).allowed(0, 0)
-    queries = allowed[:, list(bad)].any(axis=1)
-    keys = allowed[queries].any(axis=0)
-    assert queries.any()
-    assert not queries.all()
-    exact = oracle.backward(spec, x["q"], x["k"], x["v"], x["do"], captured=captured)
-    for gradient, before, expected, reached in zip(found, clean, exact, (queries, keys, keys), strict=True):
-        # The other head has nothing of it.
-        assert within_rounding(gradient[:, :, 1], before[:, :, 1])
-        assert within_rounding(gradient[:, ~reached, 0], before[:, ~reached, 0])
-        assert (np.isfinite(gradient.astype(np.float64)) == np.isfinite(expected)).all()
-    assert not np.isfinite(exact[0]).all()
-    assert not np.isfinite(exact[1]).all()
-
-
-def within_rounding(a: Any, b: Any) -> bool:
-    """Tiles with bad keys are computed otherwise, and dQ is summed in any order."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return bool(np.abs(a - b).max(initial=0.0) <= 0.02 * np.abs(b).max(initial=1.0))
-
-
-def backward(kernel: fg.Kernel, x: dict[str, Any], captured: Any) -> Any:
-    o, lse = kernel(x["q"], x["k"], x["v"], captured=captured)
-    return kernel.backward(x["do"], x["q"], x["k"], x["v"], o, lse, captured=captured)
 
 
 # ---- Gradients of captured tensors

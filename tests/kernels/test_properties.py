@@ -23,8 +23,8 @@ from flashgen.cli.check_report import describe_failure
 from flashgen.cli.checking import Subject
 from flashgen.emulator import load
 from flashgen.plan import plan
-from flashgen.plan.forward_sm90 import HEAD_DIMS
 from flashgen.plan.model import AttentionPlan
+from flashgen.plan.sm90 import HEAD_DIMS
 from flashgen.render import render
 from flashgen.verify import Mode, Tiles, Trial, draw, modes
 

@@ -50,6 +50,11 @@ def test_reading_leaves_the_capsule_to_its_producer() -> None:
     assert np.array_equal(array, np.zeros(3))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
+def test_integers_that_say_where_sequences_lie_are_read(dtype: str) -> None:
+    assert dlpack.read("x", np.zeros(2, dtype).__dlpack__()).dtype == dtype
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int16", "complex64"])
 def test_types_that_kernels_do_not_know_are_described(dtype: str) -> None:
     assert dlpack.read("q", np.zeros(2, dtype).__dlpack__()).dtype.startswith("DLPack type")

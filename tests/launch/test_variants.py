@@ -10,6 +10,7 @@ import pytest
 from flashgen.errors import LaunchError
 from flashgen.launch.frameworks import framework_of
 from flashgen.launch.preparer import Request
+from flashgen.spec import KVCache
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,15 @@ def test_the_same_shapes_at_another_alignment_are_another_call(bench: Any, array
     for offset in (0, 4, 0):
         b.executor.forward(array(2, 8, 4, 64, offset=offset), kv, kv)
     assert [x.name.partition(":")[0] for x in b.driver.launches] == ["access16", "access4", "access16"]
+
+
+def test_whose_address_it_is_counts(bench: Any, array: Any) -> None:
+    """The alignment of lengths is of no account, and that of another array does not stand for it."""
+    b, caches = bench(64, cache="contiguous", direction="forward"), [array(2, 40, 4, 64) for _ in range(2)]
+    for of_q, of_seqlens in ((0, 8), (8, 0), (8, 8)):
+        cache = KVCache(array(2, dtype="<i4", offset=of_seqlens), num_splits=1)
+        b.executor.forward(array(2, 8, 4, 64, offset=of_q), *caches, cache=cache)
+    assert [x.name.partition(":")[0] for x in b.driver.launches] == ["access16", "access8", "access8"]
 
 
 def test_a_head_dim_that_allows_no_wide_access_needs_no_other_variant(bench: Any, array: Any) -> None:

@@ -15,8 +15,8 @@ from flashgen.launch.call import tile_counts
 from flashgen.plan import default_access_bytes, plan, workspaces
 from flashgen.plan.algorithm import describe_algorithm
 from flashgen.plan.backward_sm90 import HEAD_DIMS, NARROW_DIMS, why_not_backward
-from flashgen.plan.forward_sm90 import registers_at_launch
 from flashgen.plan.model import KernelPlan, Problem
+from flashgen.plan.sm90 import registers_at_launch
 from flashgen.render.summary import header
 
 ARCH = get_arch("sm_90a")

@@ -12,8 +12,9 @@ import pytest
 import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import default_access_bytes, plan
-from flashgen.plan.forward_sm90 import HEAD_DIMS, registers_at_launch, why_not
+from flashgen.plan.forward_sm90 import why_not
 from flashgen.plan.model import KernelPlan, Problem
+from flashgen.plan.sm90 import HEAD_DIMS, registers_at_launch
 
 ARCH = get_arch("sm_90a")
 IDS = np.zeros((2, 300), np.int32)

@@ -32,11 +32,12 @@ def tiny() -> KernelPlan:
 @pytest.fixture
 def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes files of a templates directory that stands in for the real one: ``templates(path=text)``."""
-    common = (paths.templates_dir() / "kernels" / "common.j2").read_text()
+    macros = {name: (paths.templates_dir() / "kernels" / name).read_text() for name in ("common.j2", "expressions.j2")}
     root = tmp_path / "templates"
     for directory in ("kernels", "include/flashgen"):
         (root / directory).mkdir(parents=True)
-    (root / "kernels" / "common.j2").write_text(common)
+    for name, text in macros.items():
+        (root / "kernels" / name).write_text(text)
     monkeypatch.setattr(paths, "templates_dir", lambda: root)
 
     def write(kernel: str, **headers: str) -> None:

@@ -49,6 +49,17 @@ def inputs() -> Any:
 
 
 @pytest.fixture
+def rows(inputs: Any) -> Any:
+    """q, k and v of so many rows, without a batch."""
+
+    def make(total_q: int = 14, total_k: int = 18, heads: int = 6, heads_kv: int = 2) -> Any:
+        made = inputs(1, total_q, total_k, heads, heads_kv)
+        return tuple(x.detach()[0].requires_grad_() for x in made)
+
+    return make
+
+
+@pytest.fixture
 def reference() -> Any:
     """Attention in float64 with torch's own autograd, and -inf masks."""
 

@@ -13,6 +13,8 @@ from flashgen import oracle
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from tests.torch.results import same  # noqa: E402
+
 P = 0.3
 STATE = torch.tensor([2**61 + 7, 2**33 + 5]) if torch else None
 
@@ -39,10 +41,6 @@ def forward_and_backward(call: Any, *inputs: Any) -> tuple[Any, ...]:
     torch.manual_seed(5)
     out = call(*inputs)
     return (out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs))
-
-
-def same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def test_pairs_of_the_state_are_dropped_in_both_passes(emulated: Any, inputs: Any) -> None:

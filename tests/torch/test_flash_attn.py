@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashgen as fg
@@ -107,8 +108,12 @@ def test_packed_inputs_have_packed_gradients(emulated: Any, inputs: Any, packed:
     [
         ({"dropout_p": 1.0}, "dropout_p=1.0 is no probability to drop a pair with"),
         ({"softcap": -1.0}, "softcap=-1.0 is not a limit for logits"),
+        ({"alibi_slopes": [1.0]}, r"alibi_slopes is a list; pass a torch\.Tensor"),
         ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes has shape \(3,\); it must be \(4,\) or \(2, 4\)"),
         ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\)"),
+        ({"window_size": 4}, "window_size=4 must be two whole numbers"),
+        ({"window_size": (None, None)}, r"window_size=\(None, None\) must be"),
+        ({"softcap": None}, "softcap=None is not a limit for logits"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(emulated: Any, inputs: Any, option: Any, words: str) -> None:
@@ -117,9 +122,18 @@ def test_what_is_not_done_is_refused_by_name(emulated: Any, inputs: Any, option:
     assert emulated == []
 
 
+def test_numbers_may_be_other_libraries(emulated: Any, inputs: Any) -> None:
+    inputs = [x.detach() for x in inputs()]
+    expected = fg.flash_attn_func(*inputs, window_size=(4, 0), softmax_scale=0.5)
+    found = fg.flash_attn_func(*inputs, window_size=(np.int64(4), torch.tensor(0)), softmax_scale=np.float32(0.5))
+    assert torch.equal(found, expected)
+
+
 def test_a_wrongly_packed_tensor_is_described() -> None:
     with pytest.raises(fg.ArgumentError, match=r"qkv has shape \(2, 9, 2, 4, 16\); it must be"):
         fg.flash_attn_qkvpacked_func(torch.zeros(2, 9, 2, 4, 16))
+    with pytest.raises(fg.ArgumentError, match=r"qkv is a list; pass a torch\.Tensor"):
+        fg.flash_attn_qkvpacked_func([1])
 
 
 @pytest.mark.parametrize(("asked", "torch_wants"), [(True, False), (False, True)])

@@ -12,14 +12,7 @@ import flashgen as fg
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-
-def forward_and_backward(call: Any, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-    out = call(q, k, v)
-    return (out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v)))
-
-
-def same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+from tests.torch.results import Recorder, forward_and_backward, same  # noqa: E402
 
 
 def causal(q: Any, k: Any, v: Any) -> Any:
@@ -114,17 +107,9 @@ def test_flash_attns_function_compiles_too(emulated: Any, inputs: Any) -> None:
 
 
 def test_a_dispatch_mode_sees_the_operator(emulated: Any, inputs: Any) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    seen: list[Any] = []
-    with Recorder():
+    with Recorder() as recorder:
         causal(*(x.detach() for x in inputs()))
-    assert torch.ops.flashgen.forward.default in seen
+    assert torch.ops.flashgen.forward.default in recorder.seen
 
 
 def test_selective_checkpointing_saves_the_operator(emulated: Any, inputs: Any) -> None:

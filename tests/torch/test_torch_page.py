@@ -27,6 +27,7 @@ def test_the_blocks_run_and_print_what_the_page_shows(emulated: Any, capsys: pyt
 def test_the_readmes_section_is_five_lines_of_names_that_exist() -> None:
     import flashgen as fg
 
+    pytest.importorskip("transformers", reason="transformers is not installed (pip install '.[transformers]')")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^## PyTorch\n\n(.*?)\n\n", readme, flags=re.MULTILINE | re.DOTALL)
     assert len(section.splitlines()) == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashgen as fg
@@ -13,43 +14,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 fa3 = pytest.importorskip("flashgen.compat.flash_attn_interface")
 
-LENGTHS = ((5, 7), (0, 3), (9, 8))
+from tests.torch.packed import LENGTHS, close, forward_and_backward, sequences, starts  # noqa: E402
+from tests.torch.results import same  # noqa: E402
+
 P = 0.3
-
-
-def starts(*lengths: int) -> Any:
-    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-
-
-def sequences(lengths: Any = LENGTHS, **more: Any) -> fg.Sequences:
-    of_q, of_k = zip(*lengths, strict=True)
-    return fg.Sequences(starts(*of_q), starts(*of_k), max(of_q), max(of_k), **more)
-
-
-@pytest.fixture
-def rows(inputs: Any) -> Any:
-    """q, k and v of so many rows, without a batch."""
-
-    def make(total_q: int = 14, total_k: int = 18, heads: int = 6, heads_kv: int = 2) -> Any:
-        made = inputs(1, total_q, total_k, heads, heads_kv)
-        return tuple(x.detach()[0].requires_grad_() for x in made)
-
-    return make
-
-
-def forward_and_backward(call: Any, *tensors: Any) -> tuple[Any, ...]:
-    torch.manual_seed(5)
-    out, lse = call(*tensors)
-    loss = out.float().square().sum() + lse.square().nan_to_num(0, 0, 0).sum()
-    return (out.detach(), lse.detach(), *torch.autograd.grad(loss, tensors))
-
-
-def same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def close(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(torch.allclose(x.double(), y.double(), atol=4e-3) for x, y in zip(a, b, strict=True))
 
 
 def causal(q: Any, k: Any, v: Any, of: Any = None, **options: Any) -> Any:
@@ -145,42 +113,6 @@ def test_opcheck_finds_nothing(emulated: Any, rows: Any) -> None:
         more = options | {"wanted": wanted, "dlse": torch.ones_like(lse)}
         checks = ("test_schema", "test_faketensor")
         torch.library.opcheck(torch.ops.flashgen.varlen_backward.default, gradients, more, test_utils=checks)
-
-
-def test_compiled_once_for_all_lengths(emulated: Any, rows: Any) -> None:
-    def call(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, longest_q: int, longest_k: int) -> Any:
-        of = fg.Sequences(of_q, of_k, longest_q, longest_k)
-        out, lse = fg.attention(q, k, v, mask=fg.causal(), sequences=of, return_lse=True)
-        capped = fg.flash_attn_varlen_func(q, k, v, of_q, of_k, longest_q, longest_k, causal=True, softcap=2.0)
-        return out + capped, lse
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
-
-    def arguments(lengths: Any) -> Any:
-        of = sequences(lengths)
-        return of.cu_seqlens_q, of.cu_seqlens_k, of.max_seqlen_q, of.max_seqlen_k
-
-    where = arguments(LENGTHS)
-    forward_and_backward(lambda *x: compiled(*x, *where), *rows())
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for lengths in (((4, 6), (9, 12)), ((2, 3), (3, 4), (5, 13), (0, 2), (11, 9))):
-            tensors, where = rows(*(sum(n) for n in zip(*lengths, strict=True))), arguments(lengths)
-            found = forward_and_backward(lambda *x, where=where: compiled(*x, *where), *tensors)
-            assert close(found, forward_and_backward(lambda *x, where=where: call(*x, *where), *tensors))
-
-
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_a_compiled_function_follows_its_window(emulated: Any, rows: Any, softcap: float) -> None:
-    """A kernel's limits are no sizes to leave open."""
-    of, tensors = sequences(), tuple(x.detach() for x in rows())
-
-    def call(q: Any, k: Any, v: Any, window: int) -> Any:
-        options = {"window_size": (window, 0), "softcap": softcap}
-        return fg.flash_attn_varlen_func(q, k, v, of.cu_seqlens_q, of.cu_seqlens_k, 9, 8, **options)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
-    for window in (2, 4):
-        assert torch.equal(compiled(*tensors, window), call(*tensors, window))
 
 
 def test_flops_are_counted_within_sequences(emulated: Any, rows: Any) -> None:
@@ -292,6 +224,16 @@ def test_what_is_not_done_is_refused_by_name(emulated: Any, rows: Any, change: A
     where = {name: getattr(of, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")}
     with pytest.raises(fg.ArgumentError, match=words):
         fg.flash_attn_varlen_func(**(given | where | {"causal": True} | change))
+
+
+def test_lengths_may_be_numbers_of_other_libraries(emulated: Any, rows: Any) -> None:
+    of, tensors = sequences(), [x.detach() for x in rows()]
+    found = [
+        fg.flash_attn_varlen_func(*tensors, of.cu_seqlens_q, of.cu_seqlens_k, number(9), number(8))
+        for number in (int, np.int64, torch.tensor)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_sequences_and_ranks_go_together(emulated: Any, rows: Any) -> None:

@@ -1,9 +1,9 @@
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
 // denominator share the factor. An anchor found in the first tile usually serves the whole row, so that no
-// tile needs shuffles or a rescaling. That it does not is seen in one of two ways. Where registers allow to
-// keep the scores, by sums that have grown: the tile is then taken once more, with a better anchor. Elsewhere
-// before any exponential, by comparing the bits of scores.
+// tile needs shuffles or a rescaling. That it does not is seen by sums that have grown: the tile is then
+// taken once more, with a better anchor, from the scores where registers allow to keep them, elsewhere from
+// scores that the caller computes once more.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/softmax.cuh"
@@ -13,7 +13,7 @@ namespace flashgen {
 // A lane's sum over its columns of a tile beyond which the row's anchor moves. Every exponential is then
 // small enough for half_t too.
 constexpr float kGrown = 0x1p14f;
-// How far above its anchor a row whose scores are compared may reach, in powers of two.
+// How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.

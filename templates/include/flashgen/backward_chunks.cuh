@@ -85,17 +85,10 @@ FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
 template <class DSTile>
 FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
                                  Thread thread) {
-  // Sixteen bytes c of row r lie at c ^ (r % 8). Of two neighbours one bit tells which is the lane's, and two
-  // more which two they are. Signs would cost instructions: a lane's number has none.
-  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
-  const u32 first = tile.address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
-                    ((lane / 16 ^ r % 8) * kChunkBytes);
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
-  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n) {
-    stmatrix_x4(
-        (first ^ static_cast<u32>(n % 4 * 2 * kChunkBytes)) + static_cast<u32>(n / 4 * DSTile::panel_stride),
-        ds[n]);
-  }
+  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n)
+    stmatrix_x4(DSTile::chunk_after(first, n), ds[n]);
 }
 
 }  // namespace flashgen

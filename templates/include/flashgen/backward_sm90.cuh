@@ -174,16 +174,15 @@ template <class T, class Score, i32 count>
 FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
                                         const Score& score, float scale, const float* negated_lse_log2,
                                         i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = thread.column(), key = first_key + thread.row();
+  const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
   for (i32 i = 0; i < count; i += 2) {
     float p[2];
 #pragma unroll
     for (i32 c = 0; c < 2; ++c) {
-      const i32 column = q + 2 * (i - i % 4) + c;
-      const ScoreAndSlope of =
-          score.value_and_slope(products[i + c] * scale, first_q + column, key + 8 * (i % 4 / 2));
-      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[column]));
+      const i32 q = 2 * (i - i % 4) + c;
+      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2));
+      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
       products[i + c] = p[c] * of.slope;
     }
     probabilities[i / 8][i % 8 / 2] = pack(T{}, p[0], p[1]);
@@ -209,8 +208,8 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 }
 
 // Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, and if queries end for those beyond the last. The warp's rows begin at first_key.
-template <i32 count, bool queries_end, bool has_lower, bool has_upper, class Forbid>
+// not allow, and for those of queries beyond the last. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
                                    Thread thread, const Forbid& forbid) {
   const i32 q = first_q + thread.column();
@@ -218,15 +217,14 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
   for (i32 h = 0; h < 2; ++h) {
     const i32 key = first_key + thread.row() + 8 * h;
     // Allowed are queries from q + first to q + last.
-    i32 first = key < mask.len_kv ? -1 : 2 * count, last = 2 * count;
+    i32 first = key < mask.len_kv ? -1 : 2 * count, last = mask.len_q - 1 - q;
     if constexpr (has_upper) first = larger(first, key - mask.upper - q);
-    if constexpr (has_lower) last = key - mask.lower - q;
-    if constexpr (queries_end) last = smaller(last, mask.len_q - 1 - q);
+    if constexpr (has_lower) last = smaller(last, key - mask.lower - q);
 #pragma unroll
     for (i32 n = 0; n < count / 4; ++n) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || ((has_lower || queries_end) && 8 * n + c > last)) forbid(4 * n + 2 * h + c);
+        if (8 * n + c < first || 8 * n + c > last) forbid(4 * n + 2 * h + c);
       }
     }
   }
@@ -235,7 +233,7 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
 // The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
 // 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
 // loop: so much code would stand there otherwise.
-template <i32 count, bool queries_end, class Mask, class Forbid>
+template <i32 count, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
   constexpr i32 at_once = kWarpSize / 2;
@@ -289,13 +287,12 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
   }
 }
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
-// those that compute, so that each instruction counts: addresses are as in store_chunk().
+// those that compute, so that each instruction counts.
 template <i32 box, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
-  const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
-  const u32 first = rows.address + r * kPanelBytes + ((lane / 16 ^ r % 8) * kChunkBytes);
-  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + lane;
+  const u32 first = rows.first_chunk(0, thread);
+  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
 #pragma unroll
   for (i32 n = 2 * box; n < 2 * box + 2; ++n) {
     u32 words[4];
@@ -307,7 +304,7 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
         words[2 * i + h] =
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
-    stmatrix_x4(first ^ static_cast<u32>(2 * n * kChunkBytes), words);
+    stmatrix_x4(Tile::chunk_after(first, n), words);
   }
 }
 

@@ -134,11 +134,11 @@ template <class Score, i32 count>
 FLASHGEN_DEVICE void score_slopes(float (&products)[count], const Score& score, float scale,
                                   const float (&negated_lse_log2)[2], i32 first_q, i32 first_key,
                                   Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 i = 0; i < count; ++i) {
     const i32 h = i / 2 % 2;
-    const ScoreAndSlope of = score.value_and_slope(products[i] * scale, q + 8 * h, key + 8 * (i / 4) + i % 2);
+    const ScoreAndSlope of = score.value_and_slope(products[i] * scale, first, 8 * h, 8 * (i / 4) + i % 2);
     products[i] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[h])) * of.slope;
   }
 }

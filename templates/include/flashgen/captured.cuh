@@ -47,7 +47,7 @@ FLASHGEN_DEVICE void differentiate_scores(Accumulator<row_blocks, column_blocks>
                                           Accumulator<row_blocks, column_blocks>& dp, const Score& score,
                                           float scale, const float* lse, const float* dsum, i32 first_q,
                                           i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
@@ -59,7 +59,7 @@ FLASHGEN_DEVICE void differentiate_scores(Accumulator<row_blocks, column_blocks>
 #pragma unroll
         for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
           const float s = products[m][n][e] * scale;
-          const float value = score.value(s, q + row, key + 8 * n + e % 2);
+          const float value = score.value(s, first, row, 8 * n + e % 2);
           products[m][n][e] = s;
           dp[m][n][e] = exp2_approx(fused_multiply_add(value, kLog2E, -lse_log2)) * (dp[m][n][e] - d);
         }

@@ -45,6 +45,11 @@ FLASHGEN_DEVICE i32 floor_mod(i32 a) {
   return rest < 0 ? rest + divisor : rest;
 }
 
+// The next number, if there is one.
+FLASHGEN_DEVICE i32 after(i32 x) { return x < kLargestInt ? x + 1 : x; }
+
+FLASHGEN_DEVICE u32 every_bit(bool value) { return value ? ~0u : 0u; }
+
 FLASHGEN_DEVICE i32 magnitude(i32 x) { return x < 0 ? -x : x; }
 
 // An exact result moved to the nearest 32-bit number: bounds of tiles must not wrap around.
@@ -234,6 +239,15 @@ struct Extremes {
 // Rows of up to so many stretches are not searched: walks look at all of their tiles in less time.
 constexpr i32 kFewStretches = 512;
 
+// How many rows a tensor has along `axis`.
+template <i32 axis, class T, i32 rank>
+FLASHGEN_DEVICE i64 rows_along(const Captured<T, rank>& tensor) {
+  i64 rows = 1;
+#pragma unroll
+  for (i32 i = 0; i < rank; ++i) rows *= i == axis ? 1 : tensor.sizes[i];
+  return rows;
+}
+
 // What a survey has found out about a tensor along one dimension, for each `stretch` of elements of each row:
 // the smallest and the largest of them; and behind those of all rows, if it is searched, the largest so far,
 // and the smallest from there on, which never decrease from stretch to stretch.
@@ -243,12 +257,6 @@ struct Survey {
   const i32* table;
 
   FLASHGEN_DEVICE i32 stretches() const { return ceil_div(tensor.sizes[axis], stretch); }
-  FLASHGEN_DEVICE i64 rows() const {
-    i64 count = 1;
-#pragma unroll
-    for (i32 i = 0; i < rank; ++i) count *= i == axis ? 1 : tensor.sizes[i];
-    return count;
-  }
   // The entries of one row, at the indices of the other dimensions.
   template <class... Indices>
   FLASHGEN_DEVICE const i32* entries(Indices... others) const {
@@ -271,7 +279,7 @@ struct Survey {
   template <class... Indices>
   FLASHGEN_DEVICE i32 first(i32 value, Indices... others) const {
     if (stretches() <= kFewStretches) return 0;
-    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32* const entry = entries(others...) + 2 * rows_along<axis>(tensor) * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i] >= value; });
     return smaller(found * stretch, tensor.sizes[axis]);
   }
@@ -279,7 +287,7 @@ struct Survey {
   template <class... Indices>
   FLASHGEN_DEVICE i32 last(i32 value, Indices... others) const {
     if (stretches() <= kFewStretches) return tensor.sizes[axis] - 1;
-    const i32* const entry = entries(others...) + 2 * rows() * stretches();
+    const i32* const entry = entries(others...) + 2 * rows_along<axis>(tensor) * stretches();
     const i32 found = bisect([&](i32 i) { return entry[2 * i + 1] > value; });
     return smaller(found * stretch, tensor.sizes[axis]) - 1;
   }

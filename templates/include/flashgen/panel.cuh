@@ -71,8 +71,15 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Of one row's chunk `first + 2 n` from where its chunk `first` lies, which is 0 or 1: swizzling exchanges
-  // chunks by bits of their number, so that the number may come in bit by bit.
+  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
+  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
+  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
+  // instructions, and a lane's number has none.
+  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
+    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
+           ((lane / 16 ^ r % 8) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }

@@ -12,8 +12,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
                                  Thread thread) {
   using T = typename Tile::Element;
   const float low = scale[0], high = scale[1];
-  const u32 lane = static_cast<u32>(thread.lane);
-  const u32 first = tile.chunk_at(row + static_cast<i32>(lane % 16), static_cast<i32>(lane / 16));
+  const u32 first = tile.first_chunk(row, thread);
 #pragma unroll
   for (i32 n = 0; n < Tile::cols / 16; ++n) {
     const float* const o = strip + 8 * n;

@@ -10,8 +10,7 @@ struct SurveyConfig {
   i32 warps;
 };
 
-// The elements of a tensor along `axis`, with rows counted in the order of the other dimensions; and how many
-// rows there are.
+// The elements of a tensor along `axis`, with rows counted in the order of the other dimensions.
 template <i32 axis, class T, i32 rank>
 FLASHGEN_DEVICE Captured<T, 1> row_along(const Captured<T, rank>& tensor, i64 row) {
   i64 offset = 0;
@@ -22,13 +21,6 @@ FLASHGEN_DEVICE Captured<T, 1> row_along(const Captured<T, rank>& tensor, i64 ro
     row /= tensor.sizes[i];
   }
   return {tensor.pointer + offset, {tensor.strides[axis]}, {tensor.sizes[axis]}};
-}
-template <i32 axis, class T, i32 rank>
-FLASHGEN_DEVICE i64 rows_along(const Captured<T, rank>& tensor) {
-  i64 rows = 1;
-#pragma unroll
-  for (i32 i = 0; i < rank; ++i) rows *= i == axis ? 1 : tensor.sizes[i];
-  return rows;
 }
 
 // The smallest and the largest element of `count` stretches from `first` on, which a warp reads at once.

@@ -1,0 +1,145 @@
+"""``explain(spec)``: which tiles a mask leaves out, and what it costs: from the rule that kernels follow, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flashgen.errors import ArgumentError, SpecError
+from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
+from flashgen.explanation.model import Explanation
+from flashgen.spec import AttentionSpec, Mask, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.arch import Arch
+    from flashgen.plan.model import KernelPlan
+
+__all__ = ["DEFAULT_LENGTH", "EMPTY", "FULL", "PARTIAL", "Explanation", "explain"]
+
+#: Lengths where neither the caller nor a captured tensor names any.
+DEFAULT_LENGTH = 1024
+
+
+def explain(
+    spec: AttentionSpec | Mask | Callable[..., Any],
+    len_q: int | None = None,
+    len_kv: int | None = None,
+    *,
+    batch: int = 0,
+    head: int = 0,
+    tile: tuple[int, int] | None = None,
+    captured: Mapping[str, Any] | None = None,
+    width: int = 80,
+    arch: str | Arch = "sm_80",
+    schedule: Schedule | None = None,
+) -> Explanation:
+    """Which tiles of one head's score matrix a spec's mask skips; nothing is evaluated pair by pair.
+
+    ``spec`` may be a mask alone, or a function of b, h, q and k. Lengths that are left out are those of the
+    captured tensors where they tell, else 1024. ``tile`` is (queries, keys) and by default the plan's for
+    ``arch`` and ``schedule``. ``captured`` gives tensors by name in place of those that the mask was made with.
+    """
+    kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
+    backward = _backward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else ()
+    main = backward[0] if backward else None
+    if not isinstance(spec, AttentionSpec):
+        spec = AttentionSpec(64, mask=Mask.of(spec))
+    tile_q, tile_kv = _tile(kernel or _forward(spec, schedule, arch)) if tile is None else tile
+    values = _captured(spec, captured or {})
+    sizes = _sizes(spec, values)
+    len_q = sizes.get("q", len_kv or DEFAULT_LENGTH) if len_q is None else len_q
+    len_kv = sizes.get("k", len_q) if len_kv is None else len_kv
+    for name, number, least in (
+        ("len_q", len_q, 0),
+        ("len_kv", len_kv, 0),
+        ("tile queries", tile_q, 1),
+        ("tile keys", tile_kv, 1),
+        ("batch", batch, 0),
+        ("head", head, 0),
+        ("width", width, 20),
+    ):
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= 2**30:
+            raise ArgumentError(f"{name}={number!r} is out of range; use a whole number from {least} to 2**30")
+    from flashgen.expr import text
+    from flashgen.plan.algorithm import why_not_fa3
+
+    rule = spec.mask.rule
+    env = values | {"b": batch, "h": head, "q_len": len_q, "k_len": len_kv}
+    return Explanation(
+        spec=spec,
+        len_q=len_q,
+        len_kv=len_kv,
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+        batch=batch,
+        head=head,
+        kinds=kinds_of_tiles(spec.mask, len_q, len_kv, tile_q, tile_kv, env),
+        mask=spec.mask.describe(),
+        score="" if spec.score is None else spec.score.describe(),
+        key_begin=text(rule.key_begin),
+        key_end=text(rule.key_end),
+        query_begin=text(rule.query_begin),
+        query_end=text(rule.query_end),
+        closed=rule.hull_exact,
+        algorithm=kernel.algorithm if kernel else "",
+        why_not_fa3=why_not_fa3(kernel) if kernel else None,
+        backward_algorithm=main.algorithm if main else "",
+        backward_why_not_fa3=why_not_fa3(main) if main else None,
+        backward_kernels=backward,
+        width=width,
+    )
+
+
+def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> KernelPlan:
+    """The forward kernel that would be built."""
+    from flashgen.plan import plan
+
+    return plan(replace(spec, direction="forward"), schedule, arch).kernel("forward")
+
+
+def _backward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> tuple[KernelPlan, ...]:
+    """The backward kernels with products that would be built, that of keys first; none where none can be planned."""
+    from flashgen.errors import PlanError
+    from flashgen.plan import plan
+
+    if not spec.needs_backward:
+        return ()
+    try:
+        kernels = plan(spec, schedule, arch).kernels
+    except PlanError:
+        return ()
+    return tuple(kernel for kernel in kernels if kernel.pass_ == "backward" and kernel.role in ("main", "query"))
+
+
+def _tile(kernel: KernelPlan) -> tuple[int, int]:
+    return int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
+
+
+def _captured(spec: AttentionSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name for all that the mask captured."""
+    from flashgen.spec.declared import Declared
+
+    mask = spec.mask.traced
+    unknown = sorted(set(given) - set(spec.tensors) - set(spec.scalars))
+    if unknown:
+        known = ", ".join([*spec.tensors, *spec.scalars]) or "nothing"
+        raise ArgumentError(f"captured={{{unknown[0]!r}: ...}} is not captured; this spec captured {known}")
+    values = {name: given.get(name, value) for name, value in {**mask.scalars, **mask.tensors}.items()}
+    missing = [name for name, value in values.items() if isinstance(value, Declared)]
+    if missing:
+        raise SpecError(f"the captured tensor {missing[0]} has no value; pass captured={{{missing[0]!r}: tensor}}")
+    return values
+
+
+def _sizes(spec: AttentionSpec, values: Mapping[str, Any]) -> dict[str, int]:
+    """The lengths that captured tensors tell: those of dimensions that q or k alone indexes."""
+    from flashgen.expr import Index, Load, postorder
+
+    sizes: dict[str, int] = {}
+    for node in postorder(spec.mask.traced.root):
+        if isinstance(node, Load):
+            for index, size in zip(node.indices, values[node.tensor.name].shape, strict=True):
+                if isinstance(index, Index):
+                    sizes[index.name] = min(int(size), sizes.get(index.name, int(size)))
+    return sizes

@@ -1,0 +1,112 @@
+"""What is told of a mask and of the kernels that it gets, as numbers and words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
+from flashgen.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from flashgen.plan.model import KernelPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """What becomes of each tile of the score matrix of one head; ``str()`` draws it.
+
+    ``kinds[i, j]`` is EMPTY, PARTIAL or FULL (0, 1, 2) for tile i of queries and tile j of keys. Empty tiles are
+    skipped; in full ones no pair is tested.
+    """
+
+    spec: AttentionSpec
+    len_q: int
+    len_kv: int
+    tile_q: int
+    tile_kv: int
+    batch: int
+    head: int
+    kinds: NDArray[np.uint8]
+    #: The mask, the score and the sink as text; a score or a sink that there is not is empty.
+    mask: str
+    score: str
+    #: Bounds of the loops, as text over ``q_lo q_hi`` or ``k_lo k_hi``: the first and last rows of a tile.
+    key_begin: str
+    key_end: str
+    query_begin: str
+    query_end: str
+    #: Whether those bounds alone find the tiles, forward and backward; otherwise each tile between them is tested.
+    closed: bool
+    #: What the forward kernel runs by; empty where only a mask is explained, which has no kernel.
+    algorithm: str
+    #: Why that is not FlashAttention-3, in a clause; None where it is, or where the GPU is none that has it.
+    why_not_fa3: str | None
+    #: The same of the backward kernels; empty where there are none.
+    backward_algorithm: str
+    backward_why_not_fa3: str | None
+    #: Those of them that multiply: how their work is cut, what that takes of a block, and why it is cut so.
+    backward_kernels: tuple[KernelPlan, ...]
+    width: int = field(default=80, repr=False)
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are."""
+        return int(self.kinds.size)
+
+    @property
+    def empty(self) -> int:
+        """Tiles that hold no allowed pair as far as the rule knows: they are skipped."""
+        return self._count(EMPTY)
+
+    @property
+    def partial(self) -> int:
+        """Tiles in which every pair is tested."""
+        return self._count(PARTIAL)
+
+    @property
+    def full(self) -> int:
+        """Tiles in which every pair is allowed."""
+        return self._count(FULL)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the forward pass of this head: two products over the tiles not skipped."""
+        import numpy as np
+
+        rows = np.minimum(np.arange(1, self.kinds.shape[0] + 1) * self.tile_q, self.len_q)
+        columns = np.minimum(np.arange(1, self.kinds.shape[1] + 1) * self.tile_kv, self.len_kv)
+        heights, widths = np.diff(rows, prepend=0), np.diff(columns, prepend=0)
+        pairs = int(heights @ ((self.kinds != EMPTY) @ widths)) if self.tiles else 0
+        return pairs * self._flops_per_pair
+
+    @property
+    def dense_flops(self) -> int:
+        """The same for every tile."""
+        return self.len_q * self.len_kv * self._flops_per_pair
+
+    @property
+    def _flops_per_pair(self) -> int:
+        return 2 * (self.spec.head_dim + self.spec.head_dim_v)
+
+    def _count(self, kind: int) -> int:
+        return int((self.kinds == kind).sum())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers and texts as plain values; the map is left out."""
+        from flashgen.plan.choices import choice_plain
+
+        sizes = ("len_q", "len_kv", "tile_q", "tile_kv", "batch", "head")
+        counts = ("tiles", "empty", "partial", "full", "flops", "dense_flops", "closed")
+        texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end")
+        kernels = ("algorithm", "why_not_fa3", "backward_algorithm", "backward_why_not_fa3")
+        plain = {name: getattr(self, name) for name in (*sizes, *counts, *texts, *kernels)}
+        return plain | {"backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels]}
+
+    def __str__(self) -> str:
+        from flashgen.explanation.drawing import drawn
+
+        return "\n".join(drawn(self))

@@ -1,0 +1,213 @@
+"""The tiles of the forward kernel for Hopper: the schedule table, what a spec makes of a row, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from flashgen.arch import Arch
+from flashgen.plan.ahead import loads_ahead
+from flashgen.plan.expressions import element_of
+from flashgen.plan.model import SmemMap
+from flashgen.plan.sm90 import ROWS, TILE_SLOTS, WARPGROUP, is_listed, registers_at_launch, row_bytes
+from flashgen.plan.smem import SmemLayout
+from flashgen.spec import AttentionSpec, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.expr import Load
+
+#: What a thread needs beside accumulators.
+_OTHER_REGISTERS = 30
+_CONSUMERS = (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the schedule table."""
+
+    consumers: int
+    tile_kv: int
+    stages: int
+    q_slots: int
+    #: Whether O has shared memory of its own and leaves by the copy engine.
+    o_tile: bool
+    #: Whether exponentials have registers of their own, so that the scores can be used again.
+    keeps_scores: bool
+    #: Tiles of keys where the score reads an element for every pair, whose addresses and values take registers: of
+    #: masks that are bands, and of others; and where all such elements are fetched before the products.
+    tile_kv_reading: tuple[int, int]
+    tile_kv_ahead: tuple[int, int]
+    reason: str
+    registers: tuple[int, int] | None = None
+
+    @property
+    def tile_q(self) -> int:
+        """Queries of a block."""
+        return ROWS * self.consumers
+
+    def split(self) -> tuple[int, int]:
+        """Registers per thread of producers and consumers."""
+        return self.registers or ((40, 232) if self.consumers == 2 else (32, 160))
+
+
+_TABLE = {
+    (64, 64): Row(
+        3,
+        128,
+        4,
+        2,
+        True,
+        False,
+        (64, 48),
+        (64, 48),
+        "three warpgroups, as exponentials and not products set the pace at this width",
+    ),
+    (96, 96): Row(2, 128, 2, 2, True, True, (80, 80), (112, 112), "rows of 96 columns take the room of 128"),
+    (128, 128): Row(
+        2,
+        128,
+        2,
+        2,
+        True,
+        True,
+        (80, 80),
+        (112, 80),
+        "the widest tile of keys that leaves room for two tiles of Q and one of O",
+    ),
+    (192, 128): Row(2, 112, 2, 1, True, False, (80, 80), (80, 80), "the widest tile of keys that leaves room for O"),
+    (192, 192): Row(2, 112, 2, 1, False, False, (64, 48), (64, 48), "the widest tile of keys; O leaves from registers"),
+    (256, 256): Row(
+        2, 64, 2, 1, False, False, (48, 48), (48, 48), "two tiles of keys and values under way; O leaves from registers"
+    ),
+}
+
+
+def row_of(spec: AttentionSpec) -> Row:
+    """The row of the table, with what the mask and the score take of its registers."""
+    row = _TABLE[spec.head_dim, spec.head_dim_v]
+    narrow = row.consumers == 3
+    if is_listed(spec):
+        # The producer looks at tiles of keys for everyone, and needs registers for it.
+        registers = (56, 152) if narrow else (56, 224)
+        row = replace(row, registers=registers, tile_kv=96 if narrow else row.tile_kv)
+    elif narrow and (spec.mask.has_lower or spec.score is not None):
+        row = replace(row, tile_kv=112)
+    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors:
+        row = replace(row, tile_kv=112)
+    if loads := _pair_loads(spec):
+        tiles = row.tile_kv_ahead if _all_ahead(spec, loads) else row.tile_kv_reading
+        row = replace(row, tile_kv=tiles[is_listed(spec)])
+    return row
+
+
+def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
+    """The row as a schedule would have it."""
+    row = row_of(spec)
+    consumers = row.consumers
+    if schedule.warps is not None and schedule.warps.consumers is not None:
+        consumers = schedule.warps.consumers
+    elif schedule.tile_q is not None:
+        consumers = schedule.tile_q // ROWS
+    row = replace(
+        row,
+        consumers=consumers,
+        tile_kv=schedule.tile_kv or row.tile_kv,
+        stages=schedule.stages or row.stages,
+        registers=schedule.registers or (row.registers if consumers == row.consumers else None),
+    )
+    # What was asked for may leave no room for what is only good to have.
+    return next((r for r in _roomier(row) if smem_of(spec, r).bytes <= arch.max_smem_per_block), row)
+
+
+def _roomier(row: Row) -> Iterator[Row]:
+    yield row
+    yield replace(row, q_slots=1)
+    yield replace(row, q_slots=1, o_tile=False)
+
+
+def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
+    """What is wrong with the tiles, in a sentence."""
+    row = chosen_row(spec, schedule, arch)
+    if row.consumers not in _CONSUMERS or schedule.tile_q not in (None, row.tile_q):
+        return f"tile_q={schedule.tile_q or row.tile_q} is not 64 rows for each of 2 or 3 consumers; use 128 or 192."
+    described = f"tile_q={row.tile_q}, tile_kv={row.tile_kv}, stages={row.stages}"
+    producer, consumer = row.split()
+    accumulators = row.tile_kv // 2 + row.tile_kv // 4 + spec.head_dim_v // 2
+    needed = smem_of(spec, row).bytes
+    if row.stages < 2:
+        return f"{described} leaves no tile to copy into while another is used; use stages=2 or more."
+    at_launch = registers_at_launch(row.consumers + 1)
+    there_are = WARPGROUP * (row.consumers + 1) * at_launch
+    if WARPGROUP * (producer + row.consumers * consumer) > there_are:
+        return (
+            f"registers={(producer, consumer)} for 1 producer and {row.consumers} consumers are more than the "
+            f"{there_are} that a block begins with; use {replace(row, registers=None).split()}."
+        )
+    if not producer <= at_launch <= consumer:
+        return (
+            f"registers={(producer, consumer)} cannot be made of the {at_launch} that all warps begin with; "
+            f"use {replace(row, registers=None).split()}."
+        )
+    if accumulators + _OTHER_REGISTERS > consumer:
+        return (
+            f"{described} needs {accumulators} registers per thread for scores, probabilities and output, and "
+            f"consumers have {consumer}; use a smaller tile_kv or fewer consumers."
+        )
+    if needed > arch.max_smem_per_block:
+        return (
+            f"{described} needs {needed} bytes of shared memory per block, but {arch.name} has "
+            f"{arch.max_smem_per_block}; use smaller tiles or fewer stages."
+        )
+    return None
+
+
+def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
+    """What lies where in a block's shared memory."""
+    dim, dim_v = row_bytes(spec)
+    layout = SmemLayout()
+    slots = f"{row.stages} slots"
+    layout.then("q", row.q_slots * row.tile_q * dim, f"Q_i, {row.q_slots} slots")
+    layout.then("k", row.stages * row.tile_kv * dim, f"K_j, {slots}")
+    layout.then("v", row.stages * row.tile_kv * dim_v, f"V_j, {slots}")
+    if row.o_tile:
+        layout.then("o", row.tile_q * dim_v, "O_i, on its way out")
+    layout.then("q_barriers", 16 * row.q_slots, "for each slot: it is full, it is empty")
+    layout.then("k_barriers", 16 * row.stages)
+    layout.then("v_barriers", 16 * row.stages)
+    layout.then("tile_barriers", 16 * TILE_SLOTS)
+    layout.then("tiles", 16 * TILE_SLOTS, "which tiles of queries come next")
+    if looks_through(spec) and not is_listed(spec):
+        layout.then("reaches", 32 * row.consumers * TILE_SLOTS, "and where each consumer's keys lie")
+    if is_listed(spec):
+        layout.then("listed_keys", 16 * row.stages, "which tiles of keys the slots hold")
+    if looks_through(spec):
+        layout.then("looked_through", 8 * row.stages, "V_j has no bad values any more")
+        layout.then("found_bad", 16 * row.stages, "and when it had some")
+    return layout.map()
+
+
+def looks_through(spec: AttentionSpec) -> bool:
+    """Whether tiles can be cut, so that V is looked through for values that must not spread."""
+    return not spec.mask.is_full
+
+
+def _pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
+    """What the score reads of captured tensors that depends on both the query and the key."""
+    if spec.score is None or not spec.score.traced.tensors:
+        return ()
+    from flashgen.expr import Load, postorder
+    from flashgen.plan.over import over_of
+
+    loads = (node for node in postorder(spec.score.traced.root) if isinstance(node, Load))
+    return tuple(load for load in loads if over_of(load.indices) in ("diagonals", "pairs"))
+
+
+def _all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether all of these loads come before the products."""
+    from flashgen.expr import element_type
+
+    assert spec.score is not None, "only a score loads"
+    tensors = spec.score.traced.tensors
+    elements = {name: element_of(name, element_type(value)) for name, value in tensors.items()}
+    return set(loads) <= set(loads_ahead(spec.score.traced.root, elements))

@@ -1,0 +1,56 @@
+"""What planning for Hopper has to know in every pass: the units of its instructions, and which specs they are for."""
+
+from __future__ import annotations
+
+from flashgen.arch import Arch
+from flashgen.spec import AttentionSpec, Schedule
+
+#: Rows of a warpgroup's product, and its threads.
+ROWS = 64
+WARPGROUP = 128
+#: Columns of rows in shared memory that lie together.
+PANEL = 64
+#: Rows that one warp hands to the copy engine.
+STORED_ROWS = 16
+#: Tiles that a block which stays is told of ahead.
+TILE_SLOTS = 2
+#: What the register file has for one block.
+_REGISTERS = 65536
+
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
+
+
+def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
+    """What keeps either pass from Hopper's kernels, in a clause; None where nothing does."""
+    if schedule.algorithm == "fa2":
+        return "its schedule says algorithm='fa2'"
+    if not arch.has_wgmma:
+        return f"it needs sm_90a, and this is {arch.name}"
+    if not spec.element.is_half:
+        return f"its tensor-core instructions take fp16 and bf16, and dtype is {spec.dtype!r}"
+    if spec.dropout:
+        return "it has no dropout"
+    if spec.varlen:
+        return "it takes no packed sequences"
+    if spec.cache:
+        return "it takes no cache of keys and values"
+    # Rows of other head dims may be why the alignment is less, and then it is these that matter.
+    if access_bytes != 16 and (spec.head_dim, spec.head_dim_v) in HEAD_DIMS:
+        return "the copy engine needs tensors aligned to 16 bytes"
+    return None
+
+
+def registers_at_launch(warpgroups: int) -> int:
+    """Registers per thread that all warps of a block begin with; what roles have later is made of these."""
+    return _REGISTERS // (WARPGROUP * warpgroups) // 8 * 8
+
+
+def is_listed(spec: AttentionSpec) -> bool:
+    """Whether the mask is more than a band, so that the producer tells which tiles come and what they are."""
+    return not spec.mask.is_band
+
+
+def row_bytes(spec: AttentionSpec) -> tuple[int, int]:
+    """Of rows of Q or K in shared memory, and of V, O or dO, in panels."""
+    dim, dim_v = (-(-d // PANEL) * PANEL * spec.element.bytes for d in (spec.head_dim, spec.head_dim_v))
+    return dim, dim_v

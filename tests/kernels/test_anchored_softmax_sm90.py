@@ -1,0 +1,171 @@
+"""Values that a softmax without maxima could go wrong on: Hopper's forward kernel on the emulator, each way it keeps
+exponentials."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen import oracle
+from flashgen.plan import plan
+from flashgen.spec import Score
+from flashgen.verify import Case, Expectation, Inputs
+from flashgen.verify.rounding import rounding_errors
+from tests.kernels.test_forward_sm90 import DTYPES, LEVEL, NAME, OTHER, Array, check, forward_spec
+
+#: One plan of each way to keep exponentials: in registers of their own, or in the place of scores.
+WAYS = {
+    "scores kept": (128, fg.Schedule()),
+    "scores replaced": (64, fg.Schedule()),
+    "running maximum": (64, fg.Schedule(softmax="running-max")),
+    "running maximum, wide": (128, fg.Schedule(softmax="running-max")),
+}
+HOSTILE = (
+    "4 times",
+    "30 times",
+    "400 times",
+    "one huge key",
+    "growing",
+    "falling",
+    "heavy tails",
+    "far below zero",
+    "every key far below the first",
+)
+LEN_Q, LEN_KV = 140, 430
+
+
+def expected_of(spec: fg.AttentionSpec, q: Array, k: Array, v: Array, scale: float | None = None) -> Expectation:
+    """What given values must come to; they are rounded to the spec's dtype here."""
+    dtype = spec.element.numpy()
+    inputs = Inputs(q.astype(dtype), k.astype(dtype), v.astype(dtype), np.zeros((*q.shape[:3], v.shape[3])))
+    scale = spec.default_scale if scale is None else scale
+    arrays = (inputs.q, inputs.k, inputs.v)
+    exact = oracle.forward(spec, *arrays, scale=scale)
+    strict = oracle.bounds(spec, *arrays, None, scale, exact=exact)
+    reach = rounding_errors(spec, inputs, scale, exact)
+    limits = tuple(np.maximum(getattr(strict, name), reach[name]) for name in ("o", "lse"))
+    case = Case("given", q.shape[1], k.shape[1], batch=q.shape[0], heads=q.shape[2], heads_kv=k.shape[2], scale=scale)
+    return Expectation(case, inputs, scale, exact, limits, spec.tensors)
+
+
+def hostile(name: str, dim: int, random: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Queries, keys and values of two heads."""
+    q, k, v = (random.standard_normal((1, n, 2, dim)) for n in (LEN_Q, LEN_KV, LEN_KV))
+    along = np.linspace(0, 1, LEN_KV)[:, None]
+    root = dim**0.5
+    if name.endswith(" times"):
+        q *= float(name.split()[0])
+    elif name == "one huge key":
+        k[:, 200] *= 50
+    elif name in ("growing", "falling"):
+        # Logits go from -60 to 240 along the keys, for rows at different rates.
+        q[..., 0] = 16
+        q[:, 1::3, :, 0] = 4
+        k[..., 0] = (along if name == "growing" else 1 - along) * root * 300 / 16 - root * 60 / 16
+    elif name == "heavy tails":
+        q, k = (np.clip(random.standard_cauchy(x.shape), -200, 200) for x in (q, k))
+    elif name == "far below zero":
+        q[..., 0], k[..., 0] = 16, -(2 + along) * root * 10
+    elif name == "every key far below the first":
+        # In the order in which tiles come: these begin with the last keys.
+        q[..., 0], k[..., 0] = 16, -30 * root
+        k[:, -40:, :, 0] = 30 * root
+    return q, k, v
+
+
+def sampled(number: int, *choices: Any) -> list[Any]:
+    """What a hostile case is combined with: in a developer's run one combination, another one for each case."""
+    every = list(product(*choices))
+    return every if LEVEL != "sample" else [every[number % len(every)]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_logits_may_be_hostile(name: str, way: str) -> None:
+    dim, schedule = WAYS[way]
+    number = HOSTILE.index(name) + list(WAYS).index(way)
+    for dtype, mask in sampled(number, DTYPES, (fg.full(), fg.causal(), fg.window(100, 10))):
+        spec = forward_spec(dim, dtype=dtype, mask=mask)
+        values = hostile(name, dim, np.random.default_rng(number))
+        check(spec, expected_of(spec, *values), schedule=schedule)
+
+
+HOSTILE_SCORES: dict[str, dict[str, Any]] = {
+    "500 below": {"score": Score.of(lambda s, b, h, q, k: s - 500.0)},
+    "500 above": {"score": Score.of(lambda s, b, h, q, k: s + 500.0)},
+    "far apart from tile to tile": {"score": Score.of(lambda s, b, h, q, k: fg.where(k < 200, s + 300.0, s - 300.0))},
+    "growing towards zero": {"score": Score.of(lambda s, b, h, q, k: s - k * 1.5)},
+    "a huge sink": {"mask": fg.causal(), "score": fg.sink(np.array([1e4, 60.0], np.float32))},
+    "a sink far below": {"mask": fg.causal(), "score": fg.sink(np.array([-1e4, -300.0], np.float32))},
+    "no key in the first tiles": {"mask": fg.window(300, 0)},
+    "forbidden by the score": {
+        "score": Score.of(lambda s, b, h, q, k: fg.where(k > 3 * q, float("-inf"), s + 40.0)),
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", HOSTILE_SCORES)
+def test_scores_may_be_hostile(name: str, way: str) -> None:
+    dim, schedule = WAYS[way]
+    number = list(HOSTILE_SCORES).index(name) + list(WAYS).index(way)
+    for (dtype,) in sampled(number, DTYPES):
+        spec = forward_spec(dim, dtype=dtype, **HOSTILE_SCORES[name])
+        values = hostile("4 times", dim, np.random.default_rng(7))
+        check(spec, expected_of(spec, *values), schedule=schedule)
+
+
+SLOPES = np.array([0.25, -3.0], np.float32)
+#: What goes with q and k is added to products where nothing else is done to them, else to what a score makes of logits.
+SLANTED: dict[str, dict[str, Any]] = {
+    "products": {"mask": fg.causal(), "score": Score.of(lambda s, b, h, q, k: s + SLOPES[h] * (k - q))},
+    "logits": {
+        "mask": fg.Mask.of(lambda b, h, q, k: (q % 3 != 1) & (k >= q)),
+        "score": fg.softcap(3.0) >> Score.of(lambda s, b, h, q, k: s - SLOPES[h] * (k - q)),
+    },
+    "distances": {"mask": fg.window(300, 40), "score": fg.alibi(np.abs(SLOPES))},
+    "squares": {"score": Score.of(lambda s, b, h, q, k: s - 0.01 * (k - 2 * q) * (k - 2 * q) + 0.5 * k)},
+}
+
+
+@pytest.mark.parametrize(("way", "name"), list(zip(WAYS, SLANTED, strict=True)))
+def test_scores_may_go_with_the_position(name: str, way: str) -> None:
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, dtype="fp16", **SLANTED[name])
+    assert ("in_products" in plan(spec, schedule, "sm_90a").kernel("forward").switches) == (name != "logits")
+    values = hostile("4 times", dim, np.random.default_rng(11))
+    check(spec, expected_of(spec, *values), schedule=schedule)
+
+
+def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
+    spec = forward_spec(64, **SLANTED["products"])
+    values = hostile("4 times", 64, np.random.default_rng(12))
+    for scale, by in ((1e-29, NAME), (1e-31, OTHER)):
+        check(spec, expected_of(spec, *values, scale=scale), by=by)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_row_does_not_depend_on_others_of_its_warp(way: str, masked: bool) -> None:
+    """Bit for bit: another row's anchor may move, and have its warp take a tile again; this row's stays."""
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, mask=fg.window(150, 30) if masked else fg.full())
+    kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
+    dtype = spec.element.numpy()
+    q, k, v = hostile("heavy tails", dim, np.random.default_rng(3))
+    q = np.clip(q, -2, 2)
+    arrays = [x.astype(dtype) for x in (q, k, v)]
+    plain = kernel(*arrays)
+    # Of every second warp's sixteen rows one is changed, and of each of these another one.
+    changed = np.arange(LEN_Q) % 37 == 5
+    for wild in (300.0, -300.0, 0.0, np.nan):
+        other = arrays[0].copy()
+        other[:, changed] = (arrays[0][:, changed].astype(np.float32) * wild).astype(dtype)
+        out, lse = kernel(other, *arrays[1:])
+        assert out[:, ~changed].tobytes() == plain[0][:, ~changed].tobytes()
+        assert lse[:, :, ~changed].tobytes() == plain[1][:, :, ~changed].tobytes()
+        assert out[:, changed].tobytes() != plain[0][:, changed].tobytes()
