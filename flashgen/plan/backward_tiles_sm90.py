@@ -108,9 +108,9 @@ def held_besides(spec: AttentionSpec, tiles: Tiles) -> frozenset[str]:
     named = {
         "packed": packed,
         # K_j as left operand of S.
-        "holds_keys": roomy and not has_score and not _is_listed(spec) and spec.head_dim < 2 * PANEL,
+        "holds_keys": roomy and not has_score and not is_listed(spec) and spec.head_dim < 2 * PANEL,
         # What the next step's scores begin with.
-        "ahead": roomy and not _is_listed(spec),
+        "ahead": roomy and not is_listed(spec),
     }
     return frozenset(name for name, on in named.items() if on)
 
