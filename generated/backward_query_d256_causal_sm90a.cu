@@ -205,13 +205,6 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-// Two products of packed numbers, rounded.
-FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-
 FLASHGEN_DEVICE u16 to_half_bits(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -2272,7 +2265,6 @@ struct RingPlace {
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance() { ++count; }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-  FLASHGEN_DEVICE RingPlace after() const { return {count + 1}; }
 };
 
 // Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
@@ -2290,11 +2282,6 @@ struct RingPlace<slots> {
     const bool wraps = at == slots - 1;
     at = wraps ? 0 : at + 1;
     round ^= wraps ? 1u : 0u;
-  }
-  FLASHGEN_DEVICE RingPlace after() const {
-    RingPlace next = *this;
-    next.advance();
-    return next;
   }
 };
 

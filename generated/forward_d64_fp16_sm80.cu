@@ -192,13 +192,6 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-// Two products of packed numbers, rounded.
-FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-
 FLASHGEN_DEVICE u16 to_half_bits(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));

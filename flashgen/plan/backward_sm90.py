@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.plan import params
 from flashgen.plan.backward_frame_sm90 import BackwardSm90
-from flashgen.plan.backward_tiles_sm90 import CONSUMERS, DS_SLOTS, SUM_LINE, TILE_KV, held_besides, one_kernel
+from flashgen.plan.backward_tiles_sm90 import CONSUMERS, DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
 from flashgen.plan.budget import Choice
 from flashgen.plan.model import Box, Constant, KernelPlan
@@ -99,8 +99,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Box("dv", STORED_ROWS, PANEL),
             *(() if ordered else finished),
         ),
-        switches={name for name, on in (("ordered", ordered), ("sparing", tiles.sparing)) if on}
-        | held_besides(frame.spec, tiles),
+        switches=tiles.switches | ({"ordered"} if ordered else set()),
         sums=_sums(frame),
     )
 

@@ -2,6 +2,7 @@
 // of a product, which runs while the next chunk is computed.
 #pragma once
 #include "flashgen/backward_sm90.cuh"
+#include "flashgen/primitives_packed.cuh"
 
 namespace flashgen {
 

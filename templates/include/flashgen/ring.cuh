@@ -16,7 +16,6 @@ struct RingPlace {
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance() { ++count; }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-  FLASHGEN_DEVICE RingPlace after() const { return {count + 1}; }
 };
 
 // Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
@@ -34,11 +33,6 @@ struct RingPlace<slots> {
     const bool wraps = at == slots - 1;
     at = wraps ? 0 : at + 1;
     round ^= wraps ? 1u : 0u;
-  }
-  FLASHGEN_DEVICE RingPlace after() const {
-    RingPlace next = *this;
-    next.advance();
-    return next;
   }
 };
 
