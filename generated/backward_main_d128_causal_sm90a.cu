@@ -3176,7 +3176,25 @@ FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Mask& mask, i32 first_q,
 
 }  // namespace flashgen
 
-#line 3 "flashgen/backward_chunks.cuh"
+// The same door for arithmetic of numbers that lie in a word by twos.
+
+#if !defined(FLASHGEN_EMULATOR)
+#line 3 "flashgen/ptx/packed.cuh"
+// Arithmetic of two 16-bit numbers in a word (sm_90).
+
+namespace flashgen {
+
+// Two products of packed numbers, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+}  // namespace flashgen
+
+#endif
+#line 4 "flashgen/backward_chunks.cuh"
 // A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
 // of a product, which runs while the next chunk is computed.
 
@@ -3201,6 +3219,16 @@ FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&str
     rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
 }
 
+// dS = P (dP - D) of a chunk, of P rounded.
+template <i32 count>
+FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
+                                    const u32 (&p)[count / 8][4], i32 chunk) {
+#pragma unroll
+  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
+    ds[i / 4][i % 4] =
+        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), p[i / 4][i % 4]);
+}
+
 // Issues the chunk's part of O += P V, which is a group of its own.
 template <class VTile>
 FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
@@ -3211,6 +3239,26 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
 #pragma unroll
   for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
     wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
+  wgmma_commit();
+}
+
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
+template <class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
+#pragma unroll
+  for (i32 step = 0; step < Tile::steps; ++step)
+    ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
+}
+
+// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
+template <class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
+  using T = typename B::Element;
+  const MatrixDescriptor right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < B::steps; ++step)
+    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
   wgmma_commit();
 }
 
@@ -3598,6 +3646,9 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     for (i32 i = index; i < kConfig.tile_q * kConfig.head_dim; i += threads) {
       const i32 row = i / kConfig.head_dim, column = i % kConfig.head_dim;
       float total = 0.0f;
+      // Some at a time: left to itself the compiler takes conversions from fp16 for nothing and all keys at once, and
+      // then the loop over tiles of queries, for which this is the rare case, lacks registers.
+#pragma unroll 4
       for (i32 key = 0; key < kConfig.tile_kv; ++key) {
         if (mask.allows(first_q + row, keys.first_key + key))
           total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
@@ -3610,7 +3661,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
   fence_proxy_async();
 }
 
-#line 3 "kernels/backward_main_sm90/consumer.j2"
+#line 5 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -3623,15 +3674,15 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
-#line 16
-  const u32 out = shared_address(shared.out(out_warp));
 #line 18
+  const u32 out = shared_address(shared.out(out_warp));
+#line 20
   KRing::Where kv_at;
   QRing::Where q_at;
   // Of the slots of dO and dS, which go by together; dS is read two steps after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
-#line 24
+#line 26
   // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
   const auto say_added = [&]() {
     if (thread.lane == 0) {
@@ -3640,7 +3691,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     }
   };
 
-#line 33
+#line 35
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -3662,7 +3713,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 59
+#line 61
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3674,7 +3725,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 81
+#line 83
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3686,27 +3737,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 93
-    if (goes_on) shared.k_ring.wait_full(kv_at);
 #line 95
+    if (goes_on) shared.k_ring.wait_full(kv_at);
+#line 97
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 102
+#line 104
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 107
-    if (is_bad) {
 #line 109
+    if (is_bad) {
+#line 111
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 112
+#line 114
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 116
+#line 118
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3715,22 +3766,23 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 125
+#line 127
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 128
+#line 130
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 132
+#line 134
         spread_columns(scores, shared.lse(at), thread);
-#line 136
+#line 138
         wgmma_pin(scores);
       };
+#line 148
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 148
+#line 159
       const auto add_to_sum = [&](i32 number) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3741,7 +3793,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 159
+#line 170
       // Line 15: dQ_i += dS_ij K_j, of a step before.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at) {
         shared.ds_ring.wait_full(at);
@@ -3755,7 +3807,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         shared.ds_ring.release(at, thread);
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 177
+#line 188
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
       // To which tile's sum the dQ of the step before belongs, and that of the step before that, which is multiplied
@@ -3789,15 +3841,20 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 186 "kernels/backward_main_sm90/consumer.j2"
+#line 197 "kernels/backward_main_sm90/consumer.j2"
+      Shape::Scores scores;
+      const auto start_scores = [&](QRing::Where at) {
+        shared.q_ring.wait_full(at);
+        preset_scores(scores, at);
+      };
+#line 205
       while (goes_on) {
-#line 3 "kernels/backward_main_sm90/step.j2"
-        shared.q_ring.wait_full(q_at);
+#line 4 "kernels/backward_main_sm90/step.j2"
+        start_scores(q_at);
+#line 6
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
         // This step's scores run while the dQ that was multiplied before them is written out.
-        Shape::Scores scores;
-        preset_scores(scores, q_at);
         if (number_out != kNone) {
           Shape::DQ dq;
           multiply_scores(dq, at.before().before());
@@ -3841,16 +3898,16 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 #line 61
             allowed.forbid(scores, -kInfinity);
           }
-#line 78
+#line 80
           // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 82
+#line 84
             for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
-#line 86
+#line 88
             round_chunk<element_t>(probabilities, scores, chunk);
             if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-#line 89
+#line 91
             issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
           }
 
@@ -3863,8 +3920,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
+#line 106
             for_chunk(chunk, [&](i32 i) { dp[i] *= scores[i]; });
             round_chunk<element_t>(ds, dp, chunk);
+#line 109
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
           }
@@ -3876,10 +3935,11 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<chunks>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
+#line 127
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 188 "kernels/backward_main_sm90/consumer.j2"
+#line 207 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -3903,9 +3963,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 212
+#line 231
   say_added();
-#line 214
+#line 233
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -99,7 +99,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Box("dv", STORED_ROWS, PANEL),
             *(() if ordered else finished),
         ),
-        switches={name for name, on in (("ordered", ordered), ("sparing", tiles.sparing)) if on},
+        switches=tiles.switches | ({"ordered"} if ordered else set()),
         sums=_sums(frame),
     )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashgen.arch import Arch
-from flashgen.plan.budget import Budget, Choice, Tiles, first_that_fits, registers_of
+from flashgen.plan.budget import Budget, Choice, Held, Tiles, first_that_fits, registers_of
+from flashgen.plan.shortcuts_sm90 import held, is_sparing, shortcuts
 from flashgen.plan.sm90 import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_listed, row_bytes
 from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec
@@ -37,8 +38,6 @@ _KEYS = (
 )
 _QUERY = "rows of S and dP are queries, so that dS is the left operand of dQ in registers; Q and dO stay"
 
-Held = tuple[tuple[str, int], ...]
-
 
 def one_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:
     """How dK, dV and what is added to dQ are made together; what there is too little of where they cannot be."""
@@ -60,25 +59,13 @@ def _faults(found: Choice | tuple[str, ...]) -> tuple[str, ...]:
     return found.passed_over if isinstance(found, Choice) else found
 
 
-def _split(held: Held, wanted: int = 40) -> tuple[int, int]:
+def _split(of: Held, wanted: int = 40) -> tuple[int, int]:
     """The registers of both sides: for producers as many as are wanted there, if consumers can do without."""
-    splits = (split for split in _SPLITS if split[0] <= wanted and registers_of(held) <= split[1])
+    splits = (split for split in _SPLITS if split[0] <= wanted and registers_of(of) <= split[1])
     return next(splits, _SPLITS[-1])
 
 
 # ---- one kernel that keeps dK and dV of its keys and adds to a sum of dQ
-
-
-def _one_kernel_held(spec: AttentionSpec, tile_q: int, sparing: bool) -> Held:
-    return (
-        ("dK", spec.head_dim // 2),
-        ("dV", spec.head_dim_v // 2),
-        ("S", tile_q // 2),
-        ("dP", tile_q // 2),
-        # Of sparing ones three parts of four: two are multiplied when the third is rounded.
-        ("P rounded", tile_q // 4 * 3 // 4 if sparing else tile_q // 4),
-        ("addresses", 16),
-    )
 
 
 def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
@@ -88,15 +75,26 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
         (128, (2,), "the longest tile of queries whose scores and gradients find registers"),
         (64, (3, 2), "dK and dV take half of the registers, which leaves them for 64 queries"),
     ):
-        # With a mask that leaves holes few registers are too few for producers; a score has all of P rounded at once.
-        has_score = spec.score is not None and spec.score.changes_logits
-        sparing = tile_q == 128 and is_listed(spec) and not has_score
-        wanted = 56 if is_listed(spec) and spec.deterministic else 40
-        split = _split(_one_kernel_held(spec, tile_q, sparing), wanted)
+        wanted, most = _room(spec)
+        taken, notes = shortcuts(spec, tile_q, most)
+        switches = taken | ({"sparing"} if is_sparing(spec, tile_q, taken) else set())
+        split = _split(held(spec, tile_q, switches), wanted)
         for q in q_slots:
             for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
                 slots = (("Q", q), ("dO", 2), ("dS", DS_SLOTS), ("sums of dQ", sums), ("them rounded", rounded))
-                yield Tiles(tile_q, "queries", slots, split, reason, sparing)
+                yield Tiles(tile_q, "queries", slots, split, reason, switches, notes)
+
+
+def _room(spec: AttentionSpec) -> tuple[int, int]:
+    """Registers that producers want, and the most that consumers can have.
+
+    Producers make do with few, but not where a mask leaves holes and they look for them.
+    """
+    splits = dict(_SPLITS)
+    if not is_listed(spec):
+        return 40, max(splits.values())
+    wanted = 56 if spec.deterministic else 40
+    return wanted, splits[wanted]
 
 
 def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
@@ -141,7 +139,7 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("found_bad", 16 * CONSUMERS, "whether keys of each warp have bad values")
         if not sums:
             layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
-    return Budget(_one_kernel_held(spec, tile_q, tiles.sparing), layout.map())
+    return Budget(held(spec, tile_q, tiles.switches), layout.map())
 
 
 # ---- two kernels for wide heads: dK and dV

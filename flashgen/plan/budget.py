@@ -10,6 +10,9 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.model import SmemMap
 
+#: What registers of a thread are for, and how many.
+Held = tuple[tuple[str, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -23,8 +26,9 @@ class Tiles:
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int]
     reason: str
-    #: Whether fewer products are under way at once, as their operands take registers.
-    sparing: bool = False
+    #: How a step is done besides, as switches of the template, and why, in sentences.
+    switches: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
     @property
     def step(self) -> str:
@@ -46,7 +50,7 @@ class Budget:
     """What tiles take of a block, and what for."""
 
     #: Of a thread that computes.
-    registers: tuple[tuple[str, int], ...]
+    registers: Held
     smem: SmemMap
 
     @property
@@ -76,6 +80,7 @@ class Choice:
             f"registers: {self.budget.all_registers} of {self.tiles.registers[1]}: {held}",
             f"shared memory: {self.budget.smem.bytes} of {self.max_smem} bytes: {self.budget.smem.sizes}",
             f"because: {self.tiles.reason}",
+            *self.tiles.notes,
             *(f"not {fault}" for fault in self.passed_over),
         )
 
@@ -86,6 +91,8 @@ class Choice:
             "operands": self.operands,
             "registers": dict(self.budget.registers),
             "max_registers": self.tiles.registers[1],
+            "switches": sorted(self.tiles.switches),
+            "notes": list(self.tiles.notes),
             "passed_over": list(self.passed_over),
         }
 

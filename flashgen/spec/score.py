@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from flashgen.errors import SpecError
+from flashgen.expr import Const, Traced, derivative, k_len, maximum, minimum, q_len, tanh, text, trace_score
 from flashgen.expr import Score as Logit
-from flashgen.expr import Traced, k_len, maximum, minimum, q_len, tanh, text, trace_score
 from flashgen.spec.form import Form, form_of
 from flashgen.spec.mask import Mask
 from flashgen.spec.show import show
@@ -84,6 +84,11 @@ class Score:
     def changes_logits(self) -> bool:
         """Whether a score differs from its logit."""
         return self.traced.root is not Logit()
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether it adds to its logit what does not depend on it, so that its slope is 1 everywhere."""
+        return derivative(self.traced.root, Logit()) is Const(1.0)
 
     def describe(self) -> str:
         """The score in words."""

@@ -111,7 +111,7 @@ WARPGROUP = """
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_pin(accumulators);
-  out[thread_idx()] = accumulators[3];
+  out[thread_idx()] = accumulators[3] + float_of(multiply_packed(bfloat16_t{}, r4[0], r4[1]));
 """
 
 
@@ -132,7 +132,9 @@ def test_every_architecture_compiles_every_primitive_it_has(source: Source, name
     body = EVERYWHERE + GRID + (AMPERE if arch.has_cp_async else "") + (ADA if arch.capability >= 89 else "")
     body += (HOPPER if arch.has_vector_reduction else "") + (WARPGROUP if name == "sm_90a" else "")
     text = (
-        TOP.replace("primitives", "primitives_sm90")
+        TOP.replace("primitives", "primitives_sm90").replace(
+            "#include", '#include "flashgen/primitives_packed.cuh"\n#include', 1
+        )
         + "{{ common.kernel(plan) }}(float* out) {\n  FLASHGEN_SHARED_MEMORY(shared);\n"
         + body
         + "}\n"

@@ -57,6 +57,36 @@ def test_pack_bfloat16_puts_the_first_value_low_and_rounds_to_nearest_even(run: 
     assert (low[~numbers] == 0x7FFF).all()
 
 
+def test_packed_products_are_rounded_to_nearest_even(run: Any) -> None:
+    bits = np.random.default_rng(1).integers(0, 2**16, (4, 20_000), dtype=np.uint16)
+    numbers = bits.view(ml_dtypes.bfloat16)
+    numbers[~np.isfinite(numbers.astype(np.float32))] = 1
+    a, b = (low.astype(np.uint32) | high.astype(np.uint32) << 16 for low, high in (bits[:2], bits[2:]))
+    out = np.zeros(a.size, np.uint32)
+    run(LOOP.format(n=a.size) + "out[i] = multiply_packed(bfloat16_t{}, a[i], b[i]);", a=a, b=b, out=out)
+    with np.errstate(over="ignore"):
+        expected = (numbers[:2].astype(np.float32) * numbers[2:].astype(np.float32)).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(out & 0xFFFF, expected[0].view(np.uint16))
+    np.testing.assert_array_equal(out >> 16, expected[1].view(np.uint16))
+
+
+def test_packed_products_of_probabilities_are_three_roundings_from_the_truth_at_most(run: Any) -> None:
+    """However small the probability and however large the other factor: bf16 has the exponents of float32."""
+    random = np.random.default_rng(2)
+    p = np.exp2(-random.uniform(0, 126, 40_000) * (random.random(40_000) < 0.7)).astype(np.float32)
+    x = (random.standard_normal(p.size) * np.exp2(random.uniform(-60, 124, p.size))).astype(np.float32)
+    x[:200], p[:100] = np.float32(3.3895e38), 0
+    out = np.zeros(p.size, np.uint32)
+    product = "multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, x[i], -x[i]), pack(bfloat16_t{}, p[i], p[i]))"
+    run(LOOP.format(n=p.size) + f"out[i] = {product};", p=p, x=x, out=out)
+    exact, step = p.astype(np.float64) * x, 2.0**-7
+    for sign, bits in ((1, out << 16), (-1, out & 0xFFFF0000)):
+        found = bits.astype(np.uint32).view(np.float32).astype(np.float64)
+        assert np.isfinite(found).all()
+        # Half a step each, and below the smallest normal number a step of those there.
+        assert (np.abs(found - sign * exact) <= ((1 + step / 2) ** 3 - 1) * np.abs(exact) + 2.0**-133).all()
+
+
 def test_exp2_is_close_and_flushes_subnormals(run: Any) -> None:
     x = np.concatenate([np.linspace(-160, 129, 30_001), [0.0, -np.inf, np.inf, np.nan]]).astype(np.float32)
     out = np.zeros_like(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import flashgen as fg
@@ -94,6 +95,7 @@ def test_a_choice_says_where_operands_lie_what_they_take_and_what_was_passed_ove
         "registers: 224 of 232: dK 64, dV 64, S 32, dP 32, P rounded 16, addresses 16",
         f"shared memory: {kernel.smem.bytes} of {ARCH.max_smem_per_block} bytes: k 32768, v 32768, q 49152, ",
         f"because: {kernel.reasons[0]}",
+        "no shortcuts: 565 beside 575",
         "not 128 queries a step: 304 registers, and there are 240",
         "3 of sums of dQ, 2 of them rounded: 233888 bytes of shared memory",
     ):
@@ -125,11 +127,52 @@ def test_where_producers_look_for_tiles_they_have_registers_for_it_and_fewer_pro
 
     for dim in (64, 96, 128):
         assert main(dim, "causal").constant("producer_registers") == (24 if dim == 64 else 40)
-        wanted = 56 if deterministic and dim > 64 else 40
-        assert main(dim, "documents").constant("producer_registers") == wanted
-        assert ("sparing" in main(dim, "documents").switches) == (dim == 64)
-        assert "sparing" not in main(dim, "causal").switches
+        # Few at once where P's floats are needed until dS is made; else there are registers for both.
+        assert "sparing" not in main(dim, "causal", dtype="fp16").switches
+        assert ("sparing" in main(dim, "documents", dtype="fp16").switches) == (dim == 64)
+        assert "sparing" not in main(dim, "documents").switches
+        assert main(dim, "documents").constant("producer_registers") == (56 if deterministic else 40)
+    assert main(64, "documents", dtype="fp16").constant("producer_registers") == 40
     # All of P is rounded at once there.
     scored = main(64, "documents", score=fg.softcap(30.0))
     assert "sparing" not in scored.switches
     assert scored.constant("producer_registers") == 24
+
+
+#: By head_dim, and what is no other spec's: shortcuts that are taken, and words of why others are not.
+SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
+    "64": (64, {}, {"packed", "holds_keys", "ahead"}, "all shortcuts: 544 beside 487 at 16,384, full"),
+    "64, deterministic": (64, {"deterministic": True}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
+    "64, window": (64, {"mask": fg.window(100, 0)}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
+    "64, documents": (
+        64,
+        {"mask": MASKS["documents"]},
+        {"packed", "ahead"},
+        "not K_j in registers: 240 registers, and there are 232",
+    ),
+    "64, fp16": (64, {"dtype": "fp16"}, set(), "not packed dS: a small P has lost bits in fp16"),
+    "64, fp16, keys": (64, {"dtype": "fp16"}, set(), "not K_j in registers: 256 registers, and there are 240"),
+    "64, fp16, ahead": (64, {"dtype": "fp16"}, set(), "not the next step's scores ahead: P's floats have"),
+    "64, added": (
+        64,
+        {"score": fg.alibi(np.ones(1, np.float32)) >> fg.sink(np.ones(1, np.float32))},
+        {"packed", "holds_keys"},
+        "not the next step's scores ahead: scores that a score changes begin with zeros",
+    ),
+    "64, sink": (64, {"score": fg.sink(np.ones(1, np.float32))}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
+    "64, slope": (64, {"score": fg.softcap(30.0)}, set(), "not packed dS: dS has the slope of the score for a factor"),
+    "96": (96, {}, {"holds_keys"}, "K_j in registers: for that there is room"),
+    "96, fp16, slope": (96, {"dtype": "fp16", "score": fg.softcap(30.0)}, {"holds_keys"}, "not measured"),
+    "128": (128, {}, set(), "no shortcuts: 565 beside 575 at 16,384, full"),
+}
+
+
+@pytest.mark.parametrize("case", SHORTCUTS)
+def test_shortcuts_are_those_that_a_head_dim_is_better_with_where_they_may_be_taken(case: str) -> None:
+    dim, fields, wanted, words = SHORTCUTS[case]
+    kernel = plan(fg.AttentionSpec(dim, **fields), None, ARCH).kernel("main")  # type: ignore[arg-type]
+    assert kernel.switches & {"packed", "holds_keys", "ahead"} == wanted
+    assert any(words in line for line in choice_lines(kernel))
+    plain = choice_plain(kernel)
+    assert set(plain["switches"]) == wanted
+    assert ("K_j" in plain["registers"]) == ("holds_keys" in wanted)

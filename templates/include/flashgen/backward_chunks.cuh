@@ -2,6 +2,7 @@
 // of a product, which runs while the next chunk is computed.
 #pragma once
 #include "flashgen/backward_sm90.cuh"
+#include "flashgen/primitives_packed.cuh"
 
 namespace flashgen {
 
@@ -24,6 +25,16 @@ FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&str
     rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
 }
 
+// dS = P (dP - D) of a chunk, of P rounded.
+template <i32 count>
+FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
+                                    const u32 (&p)[count / 8][4], i32 chunk) {
+#pragma unroll
+  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
+    ds[i / 4][i % 4] =
+        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), p[i / 4][i % 4]);
+}
+
 // Issues the chunk's part of O += P V, which is a group of its own.
 template <class VTile>
 FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
@@ -34,6 +45,26 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
 #pragma unroll
   for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
     wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
+  wgmma_commit();
+}
+
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
+template <class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
+#pragma unroll
+  for (i32 step = 0; step < Tile::steps; ++step)
+    ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
+}
+
+// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
+template <class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
+  using T = typename B::Element;
+  const MatrixDescriptor right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < B::steps; ++step)
+    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
   wgmma_commit();
 }
 

@@ -180,6 +180,12 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return to_bfloat16_bits(low) | static_cast<u32>(to_bfloat16_bits(high)) << 16;
 }
 
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  const float low = float_of(a << 16) * float_of(b << 16);
+  const float high = float_of(a & 0xffff0000u) * float_of(b & 0xffff0000u);
+  return pack(bfloat16_t{}, low, high);
+}
+
 // GCC describes the type wherever C has it; in C++ it came to other processors than x86 with version 13.
 #if defined(__FLT16_MAX__) && (defined(__clang__) || defined(__x86_64__) || __GNUC__ >= 13)
 #define FLASHGEN_EMU_HAS_FLOAT16

@@ -1,0 +1,121 @@
+"""What makes a step of the one backward kernel for Hopper shorter: by the clock, and where registers allow it.
+
+``packed``: dS is made of P as it was rounded for dV, two elements at a time, so that P's floats are needed no longer
+than exponentials are. ``holds_keys``: K_j is the left operand of S from registers and not from shared memory, which has
+most to do. ``ahead``: what the next step's scores begin with is fetched while this one's dK is multiplied.
+
+Rates are TFLOP/s on an H200 by the launcher, bf16; docs/variants.md has all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from flashgen.plan.budget import Held, registers_of
+from flashgen.plan.sm90 import is_listed
+from flashgen.spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Which shortcuts a head_dim is better with."""
+
+    wanted: tuple[str, ...]
+    reason: str
+
+
+TABLE = {
+    64: Row(
+        ("packed", "holds_keys", "ahead"),
+        "all shortcuts: 544 beside 487 at 16,384, full (502 with packed dS alone), and 502 beside 470, causal",
+    ),
+    96: Row(
+        ("holds_keys",),
+        "K_j in registers: for that there is room, and it is 192 of some 2,500 cycles of shared memory a step; others "
+        "lose at head_dim 128, whose steps are as long; not measured",
+    ),
+    128: Row((), "no shortcuts: 565 beside 575 at 16,384, full, with packed dS and scores ahead; 577 if packed alone"),
+}
+_NAMES = {
+    "packed": "packed dS",
+    "holds_keys": "K_j in registers",
+    "ahead": "the next step's scores ahead",
+}
+
+
+def changes_scores(spec: AttentionSpec) -> bool:
+    """Whether there is a score that differs from its logit."""
+    return spec.score is not None and spec.score.changes_logits
+
+
+def held(spec: AttentionSpec, tile_q: int, switches: Collection[str]) -> Held:
+    """What a thread of a consumer has in registers."""
+    # Of P rounded sparing consumers have three parts of four: two are multiplied when the third is rounded. If P's
+    # floats are needed no longer, what is rounded takes their place, but for what is on its way.
+    rounded = tile_q // 8 if "packed" in switches else tile_q // 4 * 3 // 4 if "sparing" in switches else tile_q // 4
+    return (
+        ("dK", spec.head_dim // 2),
+        ("dV", spec.head_dim_v // 2),
+        ("S", tile_q // 2),
+        ("dP", tile_q // 2),
+        ("P rounded", rounded),
+        *((("K_j", spec.head_dim // 4),) if "holds_keys" in switches else ()),
+        ("addresses", 16),
+    )
+
+
+def shortcuts(spec: AttentionSpec, tile_q: int, most: int) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Which are taken where a consumer's threads have at most so many registers, and why those and no others."""
+    row = TABLE.get(spec.head_dim)
+    if row is None:
+        return frozenset(), ()
+    taken: set[str] = set()
+    notes = [row.reason]
+    for name in row.wanted:
+        fault = _fault(name, spec, tile_q, taken, most)
+        if fault is None:
+            taken.add(name)
+        else:
+            notes.append(f"not {_NAMES[name]}: {fault}")
+    return frozenset(taken), tuple(notes)
+
+
+def is_sparing(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool:
+    """Whether few parts of dV are under way at once, so that producers have registers for a mask that leaves holes.
+
+    A score has all of P rounded at once, and if P's floats are needed no longer there are registers for both.
+    """
+    return tile_q == 128 and is_listed(spec) and not changes_scores(spec) and "packed" not in taken
+
+
+def _fault(name: str, spec: AttentionSpec, tile_q: int, taken: Collection[str], most: int) -> str | None:
+    """Why a shortcut cannot be taken, given those that are."""
+    if name == "packed":
+        return _why_not_packed(spec)
+    if name == "ahead":
+        return _why_not_ahead(spec, taken)
+    registers = registers_of(held(spec, tile_q, {*taken, name}))
+    return f"{registers} registers, and there are {most}" if registers > most else None
+
+
+def _why_not_packed(spec: AttentionSpec) -> str | None:
+    # Two elements are multiplied as numbers of their own type, and bf16 has the exponents of float32. So the product
+    # of two rounded factors is at most three roundings from P (dP - D), relative to that, however small P is and
+    # however large dP - D. P is at most 1: a product is too large for bf16 only if dP - D is, by less than a rounding
+    # of the largest number. Below the smallest normal number dS loses bits in any case. In fp16 a P below 2**-14, as
+    # where many keys share a row, has lost bits that P (dP - D) would have, and a dP - D above 65504 is infinite, of
+    # which a P of 0 makes no number.
+    if spec.dtype != "bf16":
+        return f"a small P has lost bits in {spec.dtype}, and a large dP - D is infinite"
+    if spec.score is not None and not spec.score.only_adds:
+        return "dS has the slope of the score for a factor besides, and dV has not"
+    return None
+
+
+def _why_not_ahead(spec: AttentionSpec, taken: Collection[str]) -> str | None:
+    if "packed" not in taken:
+        return "P's floats have their registers until dS is made"
+    if changes_scores(spec):
+        return "scores that a score changes begin with zeros, which take no time to come"
+    return None

@@ -1,0 +1,14 @@
+// Arithmetic of two 16-bit numbers in a word (sm_90).
+#pragma once
+#include "flashgen/ptx/types.cuh"
+
+namespace flashgen {
+
+// Two products of packed numbers, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+}  // namespace flashgen

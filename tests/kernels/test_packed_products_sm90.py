@@ -1,0 +1,63 @@
+"""dS of P as it was rounded: as near to the oracle's as every gradient must be, whatever P and dP are like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashgen as fg
+from flashgen import oracle
+from flashgen.verify import Case, Inputs
+from tests.kernels.test_backward_sm90 import SLOPES, built
+from tests.kernels.test_forward_sm90 import LOGITS
+
+SPECS: dict[str, dict[str, Any]] = {
+    "causal": {"mask": fg.causal()},
+    "slopes and sink": {"score": fg.alibi(SLOPES) >> fg.sink(LOGITS)},
+    "in order": {"mask": fg.window(40, 0) | fg.global_tokens(3), "deterministic": True},
+}
+
+
+def times(name: str, factor: float, rows: Any = ...) -> Callable[[Inputs], None]:
+    def change(x: Inputs) -> None:
+        array = getattr(x, name)
+        array[:, rows] = (array[:, rows].astype(np.float32) * factor).astype(array.dtype)
+
+    return change
+
+
+def small_probabilities(x: Inputs) -> None:
+    """Nearly all of a row for its first key, and values of the others that are as large as their P is small."""
+    x.k[:, 0] = 8
+    x.q[...] = np.abs(x.q.astype(np.float32))
+    times("v", 1e4, slice(1, None))(x)
+
+
+HOSTILE: dict[str, Callable[[Inputs], None]] = {
+    "large queries": times("q", 30),
+    "one huge key": times("k", 100, 17),
+    "one huge gradient": times("do", 1e30, 60),
+    "tiny gradients": times("do", 1e-30),
+    "small probabilities of large values": small_probabilities,
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients_are_within_their_bounds(name: str, hostile: str) -> None:
+    spec = fg.AttentionSpec(64, **SPECS[name])
+    kernel = built(spec)
+    assert "packed" in kernel.plan.kernel("main").switches
+    x = Case("hostile", 70, 140, heads=2, heads_kv=2).inputs(spec)
+    HOSTILE[hostile](x)
+    arrays = (x.q, x.k, x.v)
+    o, lse = kernel(*arrays)
+    exact, bounds = oracle.backward(spec, *arrays, x.do), oracle.bounds(spec, *arrays, x.do)
+    found = kernel.backward(x.do, *arrays, o, lse)
+    for result, reference, bound in zip(found, exact, (bounds.dq, bounds.dk, bounds.dv), strict=True):
+        assert bound is not None
+        verdict = oracle.check(result, reference, bound)
+        assert verdict.ok, verdict
