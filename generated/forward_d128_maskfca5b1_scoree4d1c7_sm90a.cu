@@ -3916,10 +3916,9 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 
   RowTile rows = announce(block_idx_x());
   while (rows.exists) {
-    const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 56
+#line 55
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
     // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
@@ -3939,13 +3938,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       return found;
     };
-#line 76
+#line 75
     const auto load_keys = [&](i32 tile, ListedKeys keys) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 80
+#line 79
         shared.listed[k_at.slot()] = keys;
-#line 82
+#line 81
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3961,11 +3960,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       v_at.advance();
     };
+    // The next tile of queries is drawn late, so that no block has one waiting that another could begin.
+    i32 drawn = 0;
+    const auto draw = [&]() {
+      if (elected) drawn = draw_tile(p);
+    };
     RowTile next = {};
     bool announced = false;
-#line 100
+#line 104
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slots is still to be brought; those without a slot behind the first keys, which have room sooner.
+    draw();
     TileFacts looked_at = {};
     const auto visited = [&](i32 tile) {
       looked_at = look_at(tile);
@@ -3991,7 +3996,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       tile = following;
     }
     load_values(before);
-#line 149
+#line 155
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }

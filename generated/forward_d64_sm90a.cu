@@ -3304,14 +3304,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 
   RowTile rows = announce(block_idx_x());
   while (rows.exists) {
-    const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 76
+#line 75
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 82
+#line 81
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3327,25 +3326,31 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       v_at.advance();
     };
+    // The next tile of queries is drawn late, so that no block has one waiting that another could begin.
+    i32 drawn = 0;
+    const auto draw = [&]() {
+      if (elected) drawn = draw_tile(p);
+    };
     RowTile next = {};
     bool announced = false;
-#line 126
+#line 131
     // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
     // slots is still to be brought; those without a slot behind the first keys, which have room sooner.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
+      if (tile == smaller(keys.begin + 2, keys.end - 1)) draw();
       if (tile + 1 == keys.end) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-#line 136
+#line 142
       if (tile + 1 < keys.end) load_values(tile + 1);
-#line 138
-      if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1) {
+#line 144
+      if (!announced && tile <= keys.begin + 1 && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 146
+#line 152
     load_values(keys.begin);
-#line 149
+#line 155
     if (!announced) next = announce(shuffle(drawn, 0));
     rows = next;
   }
