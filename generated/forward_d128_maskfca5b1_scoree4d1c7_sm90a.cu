@@ -3914,11 +3914,28 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return rows;
   };
 
+  const auto load_values = [&](i32 head, i32 sequence, i32 tile) {
+    if (elected) {
+      shared.v_ring.wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
+      const u32 full = shared.v_ring.full(v_at);
+      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
+    }
+    v_at.advance();
+  };
+  // Keys run one tile ahead of values, also from one tile of queries to the next: which tile of values is still to
+  // be brought, if any, and of which head.
+  i32 values_left = -1, left_head = 0, left_sequence = 0;
+  const auto load_values_left = [&]() {
+    if (values_left >= 0) load_values(left_head, left_sequence, values_left);
+    values_left = -1;
+  };
+
   RowTile rows = announce(block_idx_x());
   while (rows.exists) {
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 55
+#line 72
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
     // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
@@ -3938,27 +3955,18 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       return found;
     };
-#line 75
+#line 92
     const auto load_keys = [&](i32 tile, ListedKeys keys) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 79
+#line 96
         shared.listed[k_at.slot()] = keys;
-#line 81
+#line 98
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
       }
       k_at.advance();
-    };
-    const auto load_values = [&](i32 tile) {
-      if (elected) {
-        shared.v_ring.wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
-        const u32 full = shared.v_ring.full(v_at);
-        shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
-      }
-      v_at.advance();
     };
     // The next tile of queries is drawn late, so that no block has one waiting that another could begin.
     i32 drawn = 0;
@@ -3967,8 +3975,8 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 104
-    // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
+#line 112
+    // The next tile's queries come as soon as nothing that frees their
     // slots is still to be brought; those without a slot behind the first keys, which have room sooner.
     draw();
     TileFacts looked_at = {};
@@ -3986,20 +3994,27 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       const i32 following = walk.over() ? -1 : walk.tile;
       load_keys(tile, {tile, following < 0 ? tile : -1, facts.full, facts.empty});
       facts = looked_at.of_lane(walk.lane());
+      load_values_left();
       if (before < 0) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-      if (before >= 0) load_values(before);
       if (!announced && before >= 0 && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
       before = tile;
+      values_left = tile;
+      left_head = head_kv;
+      left_sequence = rows.sequence;
       tile = following;
     }
-    load_values(before);
-#line 155
-    if (!announced) next = announce(shuffle(drawn, 0));
+#line 166
+    if (!announced) {
+      // Room for the next tile's queries may come only after these values.
+      load_values_left();
+      next = announce(shuffle(drawn, 0));
+    }
     rows = next;
   }
+  load_values_left();
   if (elected) leave_counters(p);
 }
 

@@ -3302,29 +3302,37 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return rows;
   };
 
+  const auto load_values = [&](i32 head, i32 sequence, i32 tile) {
+    if (elected) {
+      shared.v_ring.wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
+      const u32 full = shared.v_ring.full(v_at);
+      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
+    }
+    v_at.advance();
+  };
+  // Keys run one tile ahead of values, also from one tile of queries to the next: which tile of values is still to
+  // be brought, if any, and of which head.
+  i32 values_left = -1, left_head = 0, left_sequence = 0;
+  const auto load_values_left = [&]() {
+    if (values_left >= 0) load_values(left_head, left_sequence, values_left);
+    values_left = -1;
+  };
+
   RowTile rows = announce(block_idx_x());
   while (rows.exists) {
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 75
+#line 92
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 81
+#line 98
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
       }
       k_at.advance();
-    };
-    const auto load_values = [&](i32 tile) {
-      if (elected) {
-        shared.v_ring.wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
-        const u32 full = shared.v_ring.full(v_at);
-        shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
-      }
-      v_at.advance();
     };
     // The next tile of queries is drawn late, so that no block has one waiting that another could begin.
     i32 drawn = 0;
@@ -3333,27 +3341,37 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 131
-    // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
+#line 141
+    // The next tile's queries come as soon as nothing that frees their
     // slots is still to be brought; those without a slot behind the first keys, which have room sooner.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
       if (tile == smaller(keys.begin + 2, keys.end - 1)) draw();
-      if (tile + 1 == keys.end) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-#line 142
-      if (tile + 1 < keys.end) load_values(tile + 1);
-#line 144
+      load_values_left();
+      if (tile + 1 == keys.end) {
+        load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
+#line 153
+        values_left = tile;
+#line 155
+        left_head = head_kv;
+        left_sequence = rows.sequence;
+      } else {
+        values_left = tile;
+      }
       if (!announced && tile <= keys.begin + 1 && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 152
-    load_values(keys.begin);
-#line 155
-    if (!announced) next = announce(shuffle(drawn, 0));
+#line 166
+    if (!announced) {
+      // Room for the next tile's queries may come only after these values.
+      load_values_left();
+      next = announce(shuffle(drawn, 0));
+    }
     rows = next;
   }
+  load_values_left();
   if (elected) leave_counters(p);
 }
 
