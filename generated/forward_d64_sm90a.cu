@@ -3311,8 +3311,8 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     }
     v_at.advance();
   };
-  // Keys run one tile ahead of values, also from one tile of queries to the next: which tile of values is still to
-  // be brought, if any, and of which head.
+  // Keys run one tile ahead of values, also from one tile of queries to the next: which tile of values is
+  // still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
   const auto load_values_left = [&]() {
     if (values_left >= 0) load_values(left_head, left_sequence, values_left);
@@ -3342,8 +3342,8 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     RowTile next = {};
     bool announced = false;
 #line 141
-    // The next tile's queries come as soon as nothing that frees their
-    // slots is still to be brought; those without a slot behind the first keys, which have room sooner.
+    // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
+    // without a slot behind the first keys, which have room sooner.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
       if (tile == smaller(keys.begin + 2, keys.end - 1)) draw();
@@ -3364,10 +3364,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
     }
 #line 166
+    // The last values come first where they are used before the next first keys, or where the next queries
+    // are waited for.
     if (!announced) {
-      // Room for the next tile's queries may come only after these values.
       load_values_left();
       next = announce(shuffle(drawn, 0));
+    } else if (kConfig.ends_alone) {
+      load_values_left();
     }
     rows = next;
   }

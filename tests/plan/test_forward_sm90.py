@@ -138,6 +138,14 @@ def test_the_longest_tiles_go_first_where_tiles_differ() -> None:
     assert {name for name, mask in MASKS.items() if forward(mask=mask).constant("longest_first")} == {*MASKS} - {"full"}
 
 
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_sections_have_as_many_columns_whatever_the_heads_are(dims: tuple[int, int]) -> None:
+    causal, full = (forward(dims[0], head_dim_v=dims[1], mask=MASKS[name]) for name in ("causal", "full"))
+    assert 4096 - dims[0] < int(causal.constant("section_heads")) * dims[0] <= 4096
+    # Where all tiles are as long, one head after another shares its keys best.
+    assert full.constant("section_heads") == 1
+
+
 def test_the_copy_engine_is_told_of_the_tiles_of_the_plan() -> None:
     kernel = forward(192, head_dim_v=128)
     boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}
