@@ -2271,7 +2271,7 @@ struct RingPlace {
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
   // Of the times round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
-  FLASHGEN_DEVICE void advance() { ++count; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
@@ -2285,10 +2285,11 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  FLASHGEN_DEVICE void advance() {
-    ++count;
-    const bool wraps = at == slots - 1;
-    at = wraps ? 0 : at + 1;
+  // By no more than there are slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
     round ^= wraps ? 1u : 0u;
   }
 };

@@ -8,7 +8,7 @@
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 192
 //          query rows of a query head and batch entry
 // smem     205344 bytes
-//            q                   0 to  49152  Q_i, 2 slots
+//            q                   0 to  49152  Q_i, 2 slots of 192 rows
 //            k               49152 to 114688  K_j, 4 slots
 //            v              114688 to 180224  V_j, 4 slots
 //            o              180224 to 204800  O_i, on its way out
@@ -2729,7 +2729,7 @@ struct RingPlace {
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
   // Of the times round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
-  FLASHGEN_DEVICE void advance() { ++count; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
@@ -2743,10 +2743,11 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  FLASHGEN_DEVICE void advance() {
-    ++count;
-    const bool wraps = at == slots - 1;
-    at = wraps ? 0 : at + 1;
+  // By no more than there are slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
     round ^= wraps ? 1u : 0u;
   }
 };
@@ -2945,6 +2946,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
   i32 consumers;
@@ -2955,6 +2957,7 @@ struct ForwardSm90Config {
   bool running_maximum;
   bool keeps_scores;
   bool holds_waits;
+  bool ends_alone;
   bool has_lower;
   bool has_upper;
 };
@@ -2962,7 +2965,12 @@ struct ForwardSm90Config {
 template <ForwardSm90Config cfg, class T>
 struct ForwardSm90Shape {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  // What a slot for queries holds: a tile of them, or each consumer's part by itself.
+  using QTile = PanelTile<T, cfg.q_rows, cfg.head_dim>;
+  static constexpr i32 q_parts = cfg.tile_q / cfg.q_rows;
+  // How many are begun when a tile is told of; the others come behind the tile's first keys. With one slot it
+  // is told of late, when the slot is about to be free.
+  static constexpr i32 q_parts_ahead = cfg.q_slots == 1 ? 1 : smaller(q_parts, cfg.q_slots - q_parts);
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
@@ -2977,6 +2985,7 @@ struct ForwardSm90Shape {
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
+  static constexpr u32 q_readers = consumer_warps / q_parts;
 };
 
 // What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
@@ -3104,7 +3113,8 @@ constexpr ForwardSm90Config kConfig{
     .tile_q = 192,    // B_r: query rows per block
     .tile_kv = 128,   // B_c: keys per step
     .stages = 4,      // tiles of keys, and of values, under way at once
-    .q_slots = 2,     // tiles of queries under way at once
+    .q_rows = 192,    // queries of a slot: a tile, or each consumer's by themselves
+    .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
     .consumers = 3,   // warpgroups that compute, 64 query rows each
     .producer_registers = 32,
@@ -3114,6 +3124,7 @@ constexpr ForwardSm90Config kConfig{
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = false,     // exponentials do not take the place of scores
     .holds_waits = false,      // exponentials overlap the products, as registers allow
+    .ends_alone = false,       // the last values of a tile have a turn of their own
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -3147,7 +3158,7 @@ struct Params {
 static_assert(sizeof(Params) == 640, "the launcher packs Params into 640 bytes");
 
 namespace smem {
-constexpr u32 kQ = 0;               // Q_i, 2 slots
+constexpr u32 kQ = 0;               // Q_i, 2 slots of 192 rows
 constexpr u32 kK = 49152;           // K_j, 4 slots
 constexpr u32 kV = 114688;          // V_j, 4 slots
 constexpr u32 kO = 180224;          // O_i, on its way out
@@ -3263,75 +3274,107 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     prefetch_tensormap(&p.v_map);
   }
 
-  // Tells everyone which tile is next, and starts on its queries.
-  const auto announce = [&](i32 number) {
-    const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 26
-    if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
-      shared.tiles[tile_at.slot()] = rows;
-#line 30
-      mbarrier_arrive(shared.tile_ring.full(tile_at));
-    }
-    tile_at.advance();
-    if (rows.exists) {
+  // Parts of a tile of queries, each as soon as its slot has been let go of.
+  const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
+    for (i32 i = begin; i < end; ++i) {
       if (elected) {
         shared.q_ring.wait_empty(q_at);
         mbarrier_arrive_expect_tx(shared.q_ring.full(q_at), Shape::QTile::bytes);
         const u32 full = shared.q_ring.full(q_at);
-        shared.q.slot(q_at.slot()).load(p.q_map, full, rows.first_q, rows.head, rows.sequence);
+        const i32 row = rows.first_q + i * kConfig.q_rows;
+        shared.q.slot(q_at.slot()).load(p.q_map, full, row, rows.head, rows.sequence);
       }
       q_at.advance();
     }
+  };
+  // Tells everyone which tile is next, and starts on those of its queries that have room.
+  const auto announce = [&](i32 number) {
+    const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
+#line 39
+    if (elected) {
+      shared.tile_ring.wait_empty(tile_at);
+      shared.tiles[tile_at.slot()] = rows;
+#line 43
+      mbarrier_arrive(shared.tile_ring.full(tile_at));
+    }
+    tile_at.advance();
+    if (rows.exists) load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
+  };
+
+  const auto load_values = [&](i32 head, i32 sequence, i32 tile) {
+    if (elected) {
+      shared.v_ring.wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
+      const u32 full = shared.v_ring.full(v_at);
+      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
+    }
+    v_at.advance();
+  };
+  // Keys run one tile ahead of values, also from one tile of queries to the next: which tile of values is
+  // still to be brought, if any, and of which head.
+  i32 values_left = -1, left_head = 0, left_sequence = 0;
+  const auto load_values_left = [&]() {
+    if (values_left >= 0) load_values(left_head, left_sequence, values_left);
+    values_left = -1;
   };
 
   RowTile rows = announce(block_idx_x());
   while (rows.exists) {
-    const i32 drawn = elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 71
+#line 92
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 77
+#line 98
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
       }
       k_at.advance();
     };
-    const auto load_values = [&](i32 tile) {
-      if (elected) {
-        shared.v_ring.wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
-        const u32 full = shared.v_ring.full(v_at);
-        shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
-      }
-      v_at.advance();
+    // The next tile of queries is drawn late, so that no block has one waiting that another could begin.
+    i32 drawn = 0;
+    const auto draw = [&]() {
+      if (elected) drawn = draw_tile(p);
     };
     RowTile next = {};
     bool announced = false;
-#line 120
-    // Keys run one tile ahead of values. The next tile's queries come as soon as nothing that frees their
-    // slot is still to be brought.
+#line 141
+    // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
+    // without a slot behind the first keys, which have room sooner.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
-#line 129
-      if (tile + 1 < keys.end) load_values(tile + 1);
-#line 131
-      if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1) {
+      if (tile == smaller(keys.begin + 2, keys.end - 1)) draw();
+      load_values_left();
+      if (tile + 1 == keys.end) {
+        load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
+#line 153
+        values_left = tile;
+#line 155
+        left_head = head_kv;
+        left_sequence = rows.sequence;
+      } else {
+        values_left = tile;
+      }
+      if (!announced && tile <= keys.begin + 1 && tile + 1 < keys.end && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 139
-    load_values(keys.begin);
-#line 142
-    if (!announced) next = announce(shuffle(drawn, 0));
+#line 166
+    // The last values come first where they are used before the next first keys, or where the next queries
+    // are waited for.
+    if (!announced) {
+      load_values_left();
+      next = announce(shuffle(drawn, 0));
+    } else if (kConfig.ends_alone) {
+      load_values_left();
+    }
     rows = next;
   }
+  load_values_left();
   if (elected) leave_counters(p);
 }
 
@@ -3345,38 +3388,39 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const i32 warp_row = strip_row + thread.warp % 4 * 16;
   Follower at;
   QRing::Where q_at;
+  q_at.advance(consumer % Shape::q_parts);
 
   Shape::Scores scores;
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 19
+#line 20
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 27
+#line 28
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 36
+#line 37
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 42
+#line 43
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 51
+#line 52
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 54
+#line 55
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 59
+#line 60
     return false;
   };
-#line 62
+#line 63
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3386,7 +3430,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
   const auto multiply_keys = [&]() {
     // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
-    const i32 first_row = kConfig.q_slots > 1 ? strip_row : opaque(strip_row);
+    const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
     issue_scores(scores, shared.q.slot(q_at.slot()).from_row(first_row), shared.k.slot(at.k_at.slot()));
   };
   // K_j, and with the last one Q_i, are not needed any more.
@@ -3395,7 +3439,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     at.k_at.advance();
     if (step.is_last()) {
       shared.q_ring.release(q_at, thread);
-      q_at.advance();
+      q_at.advance(Shape::q_parts);
     }
   };
   // Whether the step whose values come next has them looked through.
@@ -3404,27 +3448,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 108
+#line 109
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 114
+#line 115
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 117
+#line 118
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 120
+#line 121
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 126
+#line 127
     apply_spec(step);
     const float scale_log2 = p.scale_log2;
-#line 138
+#line 139
     const bool rescales = softmax.anchor(scores, scale_log2);
     softmax.exponentiate(scores, probabilities, scale_log2);
-#line 142
+#line 143
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3433,7 +3477,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 151
+#line 152
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3448,7 +3492,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 166
+#line 167
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3460,7 +3504,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 180
+#line 181
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3471,7 +3515,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 212
+#line 213
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3489,9 +3533,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
                            Shape::Probabilities& next_probabilities) {
     const Step next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-    const bool goes_on = is_mine(next);
+    const bool goes_on = is_mine(next) && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 234
+#line 235
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3534,10 +3578,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 281
+#line 282
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 284
+#line 285
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3550,7 +3594,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 300
+#line 301
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3559,18 +3603,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 309
+#line 310
     if (begins_again) continue;
-#line 311
+#line 312
     Shape::Softmax::round(even, scores);
-#line 318
+#line 319
     while (overlap(even, even)) {
     }
   }
-#line 322
+#line 323
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 325
+#line 326
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -3581,7 +3625,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   const Shared shared = Shared::at(base);
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps, inspectors = 0;
-    shared.q_ring.init(1, consumer_warps);
+    shared.q_ring.init(1, Shape::q_readers);
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
     shared.tile_ring.init(1, consumer_warps + inspectors);

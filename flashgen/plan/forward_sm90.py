@@ -12,6 +12,11 @@ from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
 from flashgen.plan.sm90 import HEAD_DIMS, PANEL, STORED_ROWS, TILE_SLOTS, WARPGROUP, is_listed, why_not_hopper
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
+#: Columns of all heads whose tiles are given out together where tiles differ in length. With more heads blocks end at
+#: more nearly the same time, as long as keys and values stay in the L2 cache: best of 16, 32 and 64 heads at S = 512
+#: were 64 at D=64, 32 at D=128 and 16 at D=256.
+_SECTION_COLUMNS = 4096
+
 
 def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """Why a spec runs by the kernels for all GPUs instead, in a clause; None where it need not."""
@@ -71,16 +76,22 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("tile_q", row.tile_q, "B_r: query rows per block"),
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
             Constant("stages", row.stages, "tiles of keys, and of values, under way at once"),
-            Constant("q_slots", row.q_slots, "tiles of queries under way at once"),
+            Constant("q_rows", row.q_rows, "queries of a slot: a tile, or each consumer's by themselves"),
+            Constant("q_slots", row.q_slots, "slots for queries"),
             Constant("tile_slots", TILE_SLOTS, "tiles of queries known ahead"),
             Constant("consumers", row.consumers, "warpgroups that compute, 64 query rows each"),
             Constant("producer_registers", producer),
             Constant("consumer_registers", consumer),
-            Constant("section_heads", 16 if has_end else 1, "heads that are worked on at the same time"),
+            Constant(
+                "section_heads",
+                _SECTION_COLUMNS // spec.head_dim if has_end else 1,
+                "heads that are worked on at the same time",
+            ),
             Constant("longest_first", has_end, "the last queries of a head go first"),
             Constant("running_maximum", running, "exponentials relative to the maximum so far"),
             Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
             Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
+            Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
             Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
             Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
         ),
@@ -93,7 +104,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         is_persistent=True,
         divides_by_scale=in_products,
         boxes=(
-            Box("q", row.tile_q, PANEL),
+            Box("q", row.q_rows, PANEL),
             Box("k", row.tile_kv, PANEL),
             Box("v", row.tile_kv, PANEL),
             Box("o", STORED_ROWS, PANEL),

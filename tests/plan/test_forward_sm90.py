@@ -99,7 +99,7 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         assert region.offset % (SWIZZLE if region.name in "qkvo" else 8) == 0, region
         end = region.offset + region.bytes
     widths = {"q": dims[0], "k": dims[0], "v": dims[1], "o": dims[1]}
-    rows = {name: int(kernel.constant("tile_kv" if name in "kv" else "tile_q")) for name in widths}
+    rows = {name: int(kernel.constant({"q": "q_rows", "o": "tile_q"}.get(name, "tile_kv"))) for name in widths}
     slots = {"q": "q_slots", "k": "stages", "v": "stages"}
     for name, width in widths.items():
         if name == "o" and "o_tile" not in kernel.switches:
@@ -109,9 +109,10 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         assert kernel.smem[name].bytes == count * rows[name] * -(-width // 64) * 128
 
 
+@pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_the_chosen_schedule_asked_for_again_is_the_same_plan(dims: tuple[int, int]) -> None:
-    spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], mask=fg.causal())
+def test_the_chosen_schedule_asked_for_again_is_the_same_plan(dims: tuple[int, int], mask: str) -> None:
+    spec = fg.AttentionSpec(dims[0], head_dim_v=dims[1], mask=MASKS[mask])
     for asked in (None, fg.Schedule(softmax="running-max"), fg.Schedule(tile_q=64, tile_kv=64)):
         chosen = plan(spec, asked, ARCH)
         again = plan(spec, chosen.schedule, ARCH)
@@ -154,12 +155,20 @@ def test_the_longest_tiles_go_first_where_tiles_differ() -> None:
     assert {name for name, mask in MASKS.items() if forward(mask=mask).constant("longest_first")} == {*MASKS} - {"full"}
 
 
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_sections_have_as_many_columns_whatever_the_heads_are(dims: tuple[int, int]) -> None:
+    causal, full = (forward(dims[0], head_dim_v=dims[1], mask=MASKS[name]) for name in ("causal", "full"))
+    assert 4096 - dims[0] < int(causal.constant("section_heads")) * dims[0] <= 4096
+    # Where all tiles are as long, one head after another shares its keys best.
+    assert full.constant("section_heads") == 1
+
+
 def test_the_copy_engine_is_told_of_the_tiles_of_the_plan() -> None:
     kernel = forward(192, head_dim_v=128)
     boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}
     keys = kernel.constant("tile_kv")
     assert boxes == {
-        "q": (kernel.constant("tile_q"), 64, 128),
+        "q": (kernel.constant("q_rows"), 64, 128),
         "k": (keys, 64, 128),
         "v": (keys, 64, 128),
         "o": (16, 64, 128),
@@ -195,6 +204,16 @@ def test_a_complete_schedule_is_what_the_kernel_gets() -> None:
     names = ("tile_q", "tile_kv", "stages", "consumers", "producer_registers", "consumer_registers")
     assert [kernel.constant(name) for name in names] == [128, 96, 2, 2, 56, 224]
     assert kernel.threads == 384
+
+
+def test_queries_come_by_consumer_at_256_columns_where_no_mask_cuts_tiles() -> None:
+    found = {
+        (dims, name): tuple(kernel.constant(c) for c in ("q_rows", "q_slots", "ends_alone"))
+        for dims, name in product(HEAD_DIMS, MASKS)
+        for kernel in [forward(dims[0], head_dim_v=dims[1], mask=MASKS[name])]
+    }
+    assert found.pop(((256, 256), "full")) == (64, 2, True)
+    assert set(found.values()) == {(192, 2, False), (128, 2, False), (128, 1, False)}
 
 
 @pytest.mark.parametrize(("tile_q", "consumers"), [(128, 2), (192, 3)])

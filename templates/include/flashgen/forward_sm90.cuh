@@ -15,6 +15,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
   i32 consumers;
@@ -25,6 +26,7 @@ struct ForwardSm90Config {
   bool running_maximum;
   bool keeps_scores;
   bool holds_waits;
+  bool ends_alone;
   bool has_lower;
   bool has_upper;
 };
@@ -32,7 +34,12 @@ struct ForwardSm90Config {
 template <ForwardSm90Config cfg, class T>
 struct ForwardSm90Shape {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  // What a slot for queries holds: a tile of them, or each consumer's part by itself.
+  using QTile = PanelTile<T, cfg.q_rows, cfg.head_dim>;
+  static constexpr i32 q_parts = cfg.tile_q / cfg.q_rows;
+  // How many are begun when a tile is told of; the others come behind the tile's first keys. With one slot it
+  // is told of late, when the slot is about to be free.
+  static constexpr i32 q_parts_ahead = cfg.q_slots == 1 ? 1 : smaller(q_parts, cfg.q_slots - q_parts);
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
   using OTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
@@ -47,6 +54,7 @@ struct ForwardSm90Shape {
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
+  static constexpr u32 q_readers = consumer_warps / q_parts;
 };
 
 // What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:

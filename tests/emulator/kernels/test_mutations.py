@@ -78,6 +78,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper": (AttentionSpec(128, direction="forward"), (300, 400), {"arch": "sm_90a"}),
     # One tile of keys, so that nothing but the rings of tiles and of Q holds the producer back.
     "Hopper, short": (AttentionSpec(128, direction="forward"), (900, 60), {"arch": "sm_90a"}),
+    "Hopper, queries by consumer": (AttentionSpec(256, direction="forward"), (300, 60), {"arch": "sm_90a"}),
     "Hopper, causal": (AttentionSpec(128, mask=causal(), direction="forward"), (300, 400), {"arch": "sm_90a"}),
     "Hopper, bad values": (
         AttentionSpec(128, mask=causal(), direction="forward"),
