@@ -2962,6 +2962,8 @@ struct ForwardSm90Config {
   bool keeps_scores;
   bool holds_waits;
   bool ends_alone;
+  bool keys_lead;
+  bool draws_late;
   bool has_lower;
   bool has_upper;
 };
@@ -3129,6 +3131,8 @@ constexpr ForwardSm90Config kConfig{
     .keeps_scores = true,      // exponentials do not take the place of scores
     .holds_waits = true,       // exponentials overlap the products, as registers allow
     .ends_alone = false,       // the last values of a tile have a turn of their own
+    .keys_lead = true,         // the next tile's first keys come before the last values
+    .draws_late = true,        // the next tile is drawn when few keys are left
     .has_lower = false,        // the mask ends on the left
     .has_upper = true,         // the mask ends on the right
 };
@@ -3355,67 +3359,74 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     }
     v_at.advance();
   };
-  // Keys run one tile ahead of values, also from one tile of queries to the next: which tile of values is
-  // still to be brought, if any, and of which head.
+  // Keys run one tile ahead of values, where they lead also from one tile of queries to the next: which tile
+  // of values is still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
   const auto load_values_left = [&]() {
-    if (values_left >= 0) load_values(left_head, left_sequence, values_left);
+    if (!kConfig.keys_lead || values_left < 0) return;
+    load_values(left_head, left_sequence, values_left);
     values_left = -1;
   };
 
   RowTile rows = announce(block_idx_x());
   while (rows.exists) {
+    // Drawn late, no block has a tile waiting that another could begin.
+    i32 drawn = !kConfig.draws_late && elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 92
+#line 95
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 98
+#line 101
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
       }
       k_at.advance();
     };
-    // The next tile of queries is drawn late, so that no block has one waiting that another could begin.
-    i32 drawn = 0;
-    const auto draw = [&]() {
-      if (elected) drawn = draw_tile(p);
+    // The last values, which may have time until the next first keys have come.
+    const auto leave_values = [&](i32 tile) {
+      if (kConfig.keys_lead) {
+        values_left = tile;
+        left_head = head_kv;
+        left_sequence = rows.sequence;
+      } else {
+        load_values(head_kv, rows.sequence, tile);
+      }
     };
     RowTile next = {};
     bool announced = false;
-#line 141
+#line 150
     // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
     // without a slot behind the first keys, which have room sooner.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
-      if (tile == smaller(keys.begin + 2, keys.end - 1)) draw();
-      load_values_left();
+      const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
+      if (draws && elected) drawn = draw_tile(p);
       if (tile + 1 == keys.end) {
+        load_values_left();
         load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-#line 150
+#line 160
         // The first values are those that need to be looked through: they come with their keys.
         load_values(head_kv, rows.sequence, tile);
-#line 155
-        left_head = head_kv;
-        left_sequence = rows.sequence;
-      } else {
-        values_left = tile;
+#line 163
+      } else if (tile + 2 < keys.end) {
+        load_values(head_kv, rows.sequence, tile + 1);
       }
-      if (!announced && tile <= keys.begin + 1 && tile + 1 < keys.end && kConfig.q_slots > 1) {
+      const bool is_time = !kConfig.draws_late || tile <= keys.begin + 1;
+      if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1 && is_time) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
     }
-#line 166
-    // The last values come first where they are used before the next first keys, or where the next queries
-    // are waited for.
+#line 173
+    if (keys.size() > 1) leave_values(keys.begin);
+#line 178
     if (!announced) {
+      // Room for the next queries may come only after these.
       load_values_left();
       next = announce(shuffle(drawn, 0));
-    } else if (kConfig.ends_alone) {
-      load_values_left();
     }
     rows = next;
   }

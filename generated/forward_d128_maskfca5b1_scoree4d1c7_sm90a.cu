@@ -2963,6 +2963,8 @@ struct ForwardSm90Config {
   bool keeps_scores;
   bool holds_waits;
   bool ends_alone;
+  bool keys_lead;
+  bool draws_late;
   bool has_lower;
   bool has_upper;
 };
@@ -3556,6 +3558,8 @@ constexpr ForwardSm90Config kConfig{
     .keeps_scores = true,      // exponentials do not take the place of scores
     .holds_waits = true,       // exponentials overlap the products, as registers allow
     .ends_alone = false,       // the last values of a tile have a turn of their own
+    .keys_lead = true,         // the next tile's first keys come before the last values
+    .draws_late = false,       // the next tile is drawn when few keys are left
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -3953,19 +3957,22 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     }
     v_at.advance();
   };
-  // Keys run one tile ahead of values, also from one tile of queries to the next: which tile of values is
-  // still to be brought, if any, and of which head.
+  // Keys run one tile ahead of values, where they lead also from one tile of queries to the next: which tile
+  // of values is still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
   const auto load_values_left = [&]() {
-    if (values_left >= 0) load_values(left_head, left_sequence, values_left);
+    if (!kConfig.keys_lead || values_left < 0) return;
+    load_values(left_head, left_sequence, values_left);
     values_left = -1;
   };
 
   RowTile rows = announce(block_idx_x());
   while (rows.exists) {
+    // Drawn late, no block has a tile waiting that another could begin.
+    i32 drawn = !kConfig.draws_late && elected ? draw_tile(p) : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 72
+#line 75
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
     // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
@@ -3985,30 +3992,34 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       return found;
     };
-#line 92
+#line 95
     const auto load_keys = [&](i32 tile, ListedKeys keys) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 96
+#line 99
         shared.listed[k_at.slot()] = keys;
-#line 98
+#line 101
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
       }
       k_at.advance();
     };
-    // The next tile of queries is drawn late, so that no block has one waiting that another could begin.
-    i32 drawn = 0;
-    const auto draw = [&]() {
-      if (elected) drawn = draw_tile(p);
+    // The last values, which may have time until the next first keys have come.
+    const auto leave_values = [&](i32 tile) {
+      if (kConfig.keys_lead) {
+        values_left = tile;
+        left_head = head_kv;
+        left_sequence = rows.sequence;
+      } else {
+        load_values(head_kv, rows.sequence, tile);
+      }
     };
     RowTile next = {};
     bool announced = false;
-#line 112
+#line 120
     // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
     // without a slot behind the first keys, which have room sooner.
-    draw();
     TileFacts looked_at = {};
     const auto visited = [&](i32 tile) {
       looked_at = look_at(tile);
@@ -4024,26 +4035,25 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       const i32 following = walk.over() ? -1 : walk.tile;
       load_keys(tile, {tile, following < 0 ? tile : -1, facts.full, facts.empty});
       facts = looked_at.of_lane(walk.lane());
-      load_values_left();
-      if (before < 0) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
+      if (before >= 0) {
+        load_values(head_kv, rows.sequence, before);
+      } else {
+        load_values_left();
+        load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
+      }
       if (!announced && before >= 0 && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
       before = tile;
-      values_left = tile;
-      left_head = head_kv;
-      left_sequence = rows.sequence;
       tile = following;
     }
-#line 166
-    // The last values come first where they are used before the next first keys, or where the next queries
-    // are waited for.
+    leave_values(before);
+#line 178
     if (!announced) {
+      // Room for the next queries may come only after these.
       load_values_left();
       next = announce(shuffle(drawn, 0));
-    } else if (kConfig.ends_alone) {
-      load_values_left();
     }
     rows = next;
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
-from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
+from flashgen.plan.forward_tiles_sm90 import Row, chosen_row, fault_of, looks_through, row_of, smem_of
 from flashgen.plan.forward_traits_sm90 import is_in_products
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
@@ -92,6 +92,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
             Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
             Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
+            Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
+            Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few keys are left"),
             Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
             Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
         ),
@@ -126,6 +128,12 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             if on
         ),
     )
+
+
+def _draws_late(spec: AttentionSpec, row: Row) -> bool:
+    """Whether a block draws its next tile of queries late, so that none waits that another block could begin."""
+    # With a window tiles take as long as each other, and with holes nobody knows how many keys are left.
+    return not (row.ends_alone or spec.mask.has_lower or is_listed(spec))
 
 
 def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:

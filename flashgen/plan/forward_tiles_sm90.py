@@ -65,6 +65,12 @@ class Row:
         """Queries of a block."""
         return ROWS * self.consumers
 
+    @property
+    def keys_lead(self) -> bool:
+        """Whether the next tile's first keys come before the last values: with more stages both come early as it is."""
+        # Values that have a turn of their own are needed first.
+        return self.stages == 2 and not self.ends_alone
+
     def split(self) -> tuple[int, int]:
         """Registers per thread of producers and consumers."""
         return self.registers or ((40, 232) if self.consumers == 2 else (32, 160))

@@ -163,6 +163,13 @@ def test_sections_have_as_many_columns_whatever_the_heads_are(dims: tuple[int, i
     assert full.constant("section_heads") == 1
 
 
+def test_the_next_tile_is_drawn_late_where_tiles_differ_or_keys_lead() -> None:
+    assert {name for name, mask in MASKS.items() if forward(mask=mask).constant("draws_late")} == {"full", "causal"}
+    wide = forward(256)
+    assert (wide.constant("draws_late"), wide.constant("keys_lead")) == (False, False)
+    assert {s for s in (2, 3) if forward(schedule=fg.Schedule(stages=s)).constant("keys_lead")} == {2}
+
+
 def test_the_copy_engine_is_told_of_the_tiles_of_the_plan() -> None:
     kernel = forward(192, head_dim_v=128)
     boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}

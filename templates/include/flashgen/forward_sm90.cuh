@@ -27,6 +27,8 @@ struct ForwardSm90Config {
   bool keeps_scores;
   bool holds_waits;
   bool ends_alone;
+  bool keys_lead;
+  bool draws_late;
   bool has_lower;
   bool has_upper;
 };
