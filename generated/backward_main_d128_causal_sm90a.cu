@@ -1414,6 +1414,35 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 4 "flashgen/listed.cuh"
+// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+
+namespace flashgen {
+
+// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
+// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
+struct alignas(8) ListedTile {
+  i32 tile;
+  // Bit 0: whether it is the last one. What the others mean is the kernel's.
+  u32 facts;
+
+  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+    return {tile, facts << 1 | static_cast<u32>(is_last)};
+  }
+  // All lanes of a warp call, and get the same.
+  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
+    ListedTile read = {};
+    if (thread.lane == 0) read = slot;
+    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
+  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
+};
+
+}  // namespace flashgen
+
 #line 3 "flashgen/query_walk.cuh"
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
@@ -2752,7 +2781,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 8 "flashgen/backward_sm90.cuh"
+#line 9 "flashgen/backward_sm90.cuh"
 // What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
 // them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
 // are, in registers.
@@ -2843,16 +2872,16 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedQueries {
-  // Of the group's heads.
-  i32 member;
-  i32 tile;
-  // Whether it is the tile of keys' last one.
-  i32 is_last;
-  // Bit i, for consumer i: some pair is not allowed.
-  u32 cut;
-};
+// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
+// whether some pair is not allowed (fact i).
+constexpr i32 kMemberFact = 8;
+FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
+  constexpr u32 consumers = (1u << kMemberFact) - 1;
+  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
+}
+FLASHGEN_DEVICE Step step_of(ListedTile queries) {
+  return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
+}
 
 // Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
 struct alignas(32) SumPart {
@@ -3657,7 +3686,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 81
+#line 80
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3669,27 +3698,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 93
+#line 92
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 95
+#line 94
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 102
+#line 101
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 107
+#line 106
     if (is_bad) {
-#line 109
+#line 108
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 112
+#line 111
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 116
+#line 115
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3698,22 +3727,22 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 125
+#line 124
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 128
+#line 127
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 132
+#line 131
         spread_columns(scores, shared.lse(at), thread);
-#line 136
+#line 135
         wgmma_pin(scores);
       };
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 148
+#line 147
       const auto add_to_sum = [&](i32 number) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3724,7 +3753,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 159
+#line 158
       // Line 15: dQ_i += dS_ij K_j, of a step before.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at) {
         shared.ds_ring.wait_full(at);
@@ -3738,7 +3767,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         shared.ds_ring.release(at, thread);
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 177
+#line 176
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
       // To which tile's sum the dQ of the step before belongs, and that of the step before that, which is multiplied
@@ -3772,7 +3801,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 186 "kernels/backward_main_sm90/consumer.j2"
+#line 185 "kernels/backward_main_sm90/consumer.j2"
       while (goes_on) {
 #line 3 "kernels/backward_main_sm90/step.j2"
         shared.q_ring.wait_full(q_at);
@@ -3862,7 +3891,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 188 "kernels/backward_main_sm90/consumer.j2"
+#line 187 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -3886,9 +3915,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 212
+#line 211
   say_added();
-#line 214
+#line 213
   if (thread.lane == 0) bulk_wait<0>();
 }
 
