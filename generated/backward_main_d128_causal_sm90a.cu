@@ -8,7 +8,7 @@
 //          keys each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
-// smem     231968 bytes
+// smem     231840 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
 //            q               65536 to 114688  Q_i, 3 slots
@@ -30,7 +30,6 @@
 //            sum_parts      231552 to 231648  which parts of dQ the slots hold
 //            tile_barriers  231680 to 231712
 //            tiles          231808 to 231840  which tiles of keys come next
-//            found_bad      231936 to 231968  whether keys of each warp have bad values
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -3087,9 +3086,9 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
 template <class Tile>
-FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
@@ -3098,7 +3097,7 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
   }
-  return warp_any(bad != 0);
+  return bad != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.
@@ -3339,9 +3338,8 @@ constexpr u32 kSumBarriers = 231296;
 constexpr u32 kTurnBarriers = 231424;
 constexpr u32 kSumParts = 231552;  // which parts of dQ the slots hold
 constexpr u32 kTileBarriers = 231680;
-constexpr u32 kTiles = 231808;     // which tiles of keys come next
-constexpr u32 kFoundBad = 231936;  // whether keys of each warp have bad values
-constexpr u32 kBytes = 231968;
+constexpr u32 kTiles = 231808;  // which tiles of keys come next
+constexpr u32 kBytes = 231840;
 }  // namespace smem
 
 #line 23
@@ -3423,12 +3421,9 @@ struct Shared {
 #line 113
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
-#line 116
-  // Whether keys of a warp, counted among those of consumers, have bad values.
-  FLASHGEN_DEVICE u32& found_bad(i32 warp) const { return reinterpret_cast<u32*>(base + smem::kFoundBad)[warp]; }
 };
 
-#line 127
+#line 123
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3443,10 +3438,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 145
+#line 141
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 148
+#line 144
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3455,7 +3450,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 157
+#line 153
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3563,13 +3558,9 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
 // Whether there are any in K_j; all consumers look, each warp at its own keys.
 FLASHGEN_DEVICE bool has_bad_keys(const Shared& shared, Thread self) {
   const Thread thread = self.again();
-  const i32 out_warp = thread.warp - 4, warp_key = out_warp * kWarpRows;
-  const bool found = rows_hold_bad_value(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
-  if (thread.lane == 0) shared.found_bad(out_warp) = found;
-  named_barrier_sync(1, kConfig.consumers * kWarpgroupSize);
-  u32 any = 0;
-  for (i32 warp = 0; warp < 4 * kConfig.consumers; ++warp) any |= shared.found_bad(warp);
-  return any != 0;
+  const i32 warp_key = (thread.warp - 4) * kWarpRows;
+  const bool found = lane_finds_bad_value(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
+  return named_barrier_any(1, kConfig.consumers * kWarpgroupSize, found);
 }
 
 // What a tile of keys adds to dQ, over pairs that the mask allows. Nothing of it is in the rings yet.
@@ -3590,20 +3581,20 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
     const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
     const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
-#line 39
+#line 35
     for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
       const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
       float gradient = 0.0f;
       if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
         const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
-#line 45
+#line 41
         const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-#line 51
+#line 47
         gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
       }
       ds.set_element(row, column, gradient);
     }
-#line 61
+#line 57
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
@@ -4037,17 +4028,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 179 "kernels/backward_main_sm90.cu.j2"
+#line 175 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 184
+#line 180
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 189
+#line 185
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4055,14 +4046,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 200
+#line 196
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 207
+#line 203
     fence_mbarrier_init();
   }
   block_sync();
@@ -4072,11 +4063,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 219
+#line 215
     if (thread.warp == 1) report(p, base, thread);
     if (thread.warp == 2) collect(p, base, thread);
     if (thread.warp == 3) finish(p, base, thread);
-#line 223
+#line 219
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

@@ -3079,9 +3079,9 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
 template <class Tile>
-FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
@@ -3090,7 +3090,7 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
   }
-  return warp_any(bad != 0);
+  return bad != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.
@@ -3673,7 +3673,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         warp_sync();
         if (here.lane == 0) mbarrier_arrive(shared.scores_taken(k_at.slot()));
 #line 84
-        if (!goes_on) shared.q_ring.release(q_at, here);
+        if (!goes_on) mbarrier_arrive(shared.q_ring.empty(q_at));
         const i32 key = key_tile * kConfig.tile_kv;
 #line 87
         exponentials(scores, p.scale_log2);
@@ -3764,11 +3764,11 @@ FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT 
   const Shared shared = Shared::at(base);
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps, inspectors = kInspectors;
-    shared.q_ring.init(1, consumer_warps);
+    // What tells of a tile of queries, and their statistics, are read by all lanes, and each gives them back for itself.
+    shared.q_ring.init(1, kWarpSize * consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.k_ring.init(1, consumer_warps + inspectors);
     shared.v_ring.init(1, consumer_warps);
-    // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
 #line 123
     for (i32 slot = 0; slot < kConfig.k_slots; ++slot) {

@@ -137,10 +137,8 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
     if is_listed(spec):
         layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")
-    if not spec.mask.is_full:
-        layout.then("found_bad", 16 * CONSUMERS, "whether keys of each warp have bad values")
-        if not sums:
-            layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
+    if not spec.mask.is_full and not sums:
+        layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
     return Budget(_one_kernel_held(spec, tile_q, tiles.sparing), layout.map())
 
 

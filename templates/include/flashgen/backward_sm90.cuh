@@ -311,9 +311,9 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
 template <class Tile>
-FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
@@ -322,7 +322,7 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
   }
-  return warp_any(bad != 0);
+  return bad != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.
