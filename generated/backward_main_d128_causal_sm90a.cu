@@ -3560,7 +3560,8 @@ FLASHGEN_DEVICE bool has_bad_keys(const Shared& shared, Thread self) {
   const Thread thread = self.again();
   const i32 warp_key = (thread.warp - 4) * kWarpRows;
   const bool found = lane_finds_bad_value(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
-  return named_barrier_any(1, kConfig.consumers * kWarpgroupSize, found);
+  // All lanes of a warp have the same, which the assembler knows of a vote only.
+  return warp_any(named_barrier_any(1, kConfig.consumers * kWarpgroupSize, found));
 }
 
 // What a tile of keys adds to dQ, over pairs that the mask allows. Nothing of it is in the rings yet.
@@ -3581,20 +3582,20 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
     const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
     const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
-#line 35
+#line 36
     for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
       const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
       float gradient = 0.0f;
       if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
         const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
-#line 41
+#line 42
         const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-#line 47
+#line 48
         gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
       }
       ds.set_element(row, column, gradient);
     }
-#line 57
+#line 58
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
