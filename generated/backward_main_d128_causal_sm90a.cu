@@ -3735,7 +3735,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
 #line 147
-      const auto add_to_sum = [&](i32 number) {
+      const auto add_to_sum = [&](i32 number, Thread thread) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
         warp_sync();
@@ -3825,7 +3825,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 #line 30
           if (number == kNone && !is_bad) say_added();
 #line 32
-          if (number_out != kNone) add_to_sum(number_out);
+          if (number_out != kNone) add_to_sum(number_out, here);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
@@ -3897,7 +3897,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         multiply_scores(dq, of);
         wgmma_wait<0>();
         put_out(dq, of);
-        add_to_sum(number);
+        add_to_sum(number, thread);
       };
       if (number_out != kNone) finish_dq(at.before().before(), number_out);
       finish_dq(at.before(), number);
@@ -4065,9 +4065,9 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
 #line 215
-    if (thread.warp == 1) report(p, base, thread);
-    if (thread.warp == 2) collect(p, base, thread);
-    if (thread.warp == 3) finish(p, base, thread);
+    else if (thread.warp == 1) report(p, base, thread);
+    else if (thread.warp == 2) collect(p, base, thread);
+    else finish(p, base, thread);
 #line 219
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
