@@ -8,7 +8,7 @@
 //          keys each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
-// smem     231968 bytes
+// smem     231840 bytes
 //            k                   0 to  32768  K_j
 //            v               32768 to  65536  V_j
 //            q               65536 to 114688  Q_i, 3 slots
@@ -30,7 +30,6 @@
 //            sum_parts      231552 to 231648  which parts of dQ the slots hold
 //            tile_barriers  231680 to 231712
 //            tiles          231808 to 231840  which tiles of keys come next
-//            found_bad      231936 to 231968  whether keys of each warp have bad values
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -1414,6 +1413,35 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 4 "flashgen/listed.cuh"
+// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+
+namespace flashgen {
+
+// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
+// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
+struct alignas(8) ListedTile {
+  i32 tile;
+  // Bit 0: whether it is the last one. What the others mean is the kernel's.
+  u32 facts;
+
+  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+    return {tile, facts << 1 | static_cast<u32>(is_last)};
+  }
+  // All lanes of a warp call, and get the same.
+  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
+    ListedTile read = {};
+    if (thread.lane == 0) read = slot;
+    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
+  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
+};
+
+}  // namespace flashgen
+
 #line 3 "flashgen/query_walk.cuh"
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
@@ -2770,7 +2798,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 8 "flashgen/backward_sm90.cuh"
+#line 9 "flashgen/backward_sm90.cuh"
 // What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
 // them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
 // are, in registers.
@@ -2861,16 +2889,16 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedQueries {
-  // Of the group's heads.
-  i32 member;
-  i32 tile;
-  // Whether it is the tile of keys' last one.
-  i32 is_last;
-  // Bit i, for consumer i: some pair is not allowed.
-  u32 cut;
-};
+// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
+// whether some pair is not allowed (fact i).
+constexpr i32 kMemberFact = 8;
+FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
+  constexpr u32 consumers = (1u << kMemberFact) - 1;
+  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
+}
+FLASHGEN_DEVICE Step step_of(ListedTile queries) {
+  return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
+}
 
 // Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
 struct alignas(32) SumPart {
@@ -3076,9 +3104,9 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
 template <class Tile>
-FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
@@ -3087,7 +3115,7 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
   }
-  return warp_any(bad != 0);
+  return bad != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.
@@ -3376,9 +3404,8 @@ constexpr u32 kSumBarriers = 231296;
 constexpr u32 kTurnBarriers = 231424;
 constexpr u32 kSumParts = 231552;  // which parts of dQ the slots hold
 constexpr u32 kTileBarriers = 231680;
-constexpr u32 kTiles = 231808;     // which tiles of keys come next
-constexpr u32 kFoundBad = 231936;  // whether keys of each warp have bad values
-constexpr u32 kBytes = 231968;
+constexpr u32 kTiles = 231808;  // which tiles of keys come next
+constexpr u32 kBytes = 231840;
 }  // namespace smem
 
 #line 23
@@ -3460,12 +3487,9 @@ struct Shared {
 #line 113
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
-#line 116
-  // Whether keys of a warp, counted among those of consumers, have bad values.
-  FLASHGEN_DEVICE u32& found_bad(i32 warp) const { return reinterpret_cast<u32*>(base + smem::kFoundBad)[warp]; }
 };
 
-#line 127
+#line 123
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3480,10 +3504,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 145
+#line 141
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 148
+#line 144
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3492,7 +3516,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 157
+#line 153
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3600,13 +3624,10 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
 // Whether there are any in K_j; all consumers look, each warp at its own keys.
 FLASHGEN_DEVICE bool has_bad_keys(const Shared& shared, Thread self) {
   const Thread thread = self.again();
-  const i32 out_warp = thread.warp - 4, warp_key = out_warp * kWarpRows;
-  const bool found = rows_hold_bad_value(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
-  if (thread.lane == 0) shared.found_bad(out_warp) = found;
-  named_barrier_sync(1, kConfig.consumers * kWarpgroupSize);
-  u32 any = 0;
-  for (i32 warp = 0; warp < 4 * kConfig.consumers; ++warp) any |= shared.found_bad(warp);
-  return any != 0;
+  const i32 warp_key = (thread.warp - 4) * kWarpRows;
+  const bool found = lane_finds_bad_value(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
+  // All lanes of a warp have the same, which the assembler knows of a vote only.
+  return warp_any(named_barrier_any(1, kConfig.consumers * kWarpgroupSize, found));
 }
 
 // What a tile of keys adds to dQ, over pairs that the mask allows. Nothing of it is in the rings yet.
@@ -3627,20 +3648,20 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
     const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
     const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
-#line 39
+#line 36
     for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
       const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
       float gradient = 0.0f;
       if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
         const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
-#line 45
+#line 42
         const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-#line 51
+#line 48
         gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
       }
       ds.set_element(row, column, gradient);
     }
-#line 61
+#line 58
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
@@ -3726,7 +3747,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 83
+#line 82
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
@@ -3738,27 +3759,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 95
+#line 94
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 97
+#line 96
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 104
+#line 103
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 109
+#line 108
     if (is_bad) {
-#line 111
+#line 110
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 114
+#line 113
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 118
+#line 117
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3767,24 +3788,24 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 127
+#line 126
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 130
+#line 129
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 134
+#line 133
         spread_columns(scores, shared.lse(at), thread);
-#line 138
+#line 137
         wgmma_pin(scores);
       };
-#line 148
+#line 147
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 159
-      const auto add_to_sum = [&](i32 number) {
+#line 158
+      const auto add_to_sum = [&](i32 number, Thread thread) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
         warp_sync();
@@ -3794,7 +3815,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 170
+#line 169
       // Line 15: dQ_i += dS_ij K_j, of a step before.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at) {
         shared.ds_ring.wait_full(at);
@@ -3808,7 +3829,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         shared.ds_ring.release(at, thread);
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 188
+#line 187
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
       // To which tile's sum the dQ of the step before belongs, and that of the step before that, which is multiplied
@@ -3842,13 +3863,13 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 197 "kernels/backward_main_sm90/consumer.j2"
+#line 196 "kernels/backward_main_sm90/consumer.j2"
       Shape::Scores scores;
       const auto start_scores = [&](QRing::Where at) {
         shared.q_ring.wait_full(at);
         preset_scores(scores, at);
       };
-#line 205
+#line 204
       while (goes_on) {
 #line 4 "kernels/backward_main_sm90/step.j2"
         start_scores(q_at);
@@ -3879,7 +3900,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 #line 30
           if (number == kNone && !is_bad) say_added();
 #line 32
-          if (number_out != kNone) add_to_sum(number_out);
+          if (number_out != kNone) add_to_sum(number_out, here);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
@@ -3940,7 +3961,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 207 "kernels/backward_main_sm90/consumer.j2"
+#line 206 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -3954,7 +3975,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         multiply_scores(dq, of);
         wgmma_wait<0>();
         put_out(dq, of);
-        add_to_sum(number);
+        add_to_sum(number, thread);
       };
       if (number_out != kNone) finish_dq(at.before().before(), number_out);
       finish_dq(at.before(), number);
@@ -3964,9 +3985,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 231
+#line 230
   say_added();
-#line 233
+#line 232
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -4086,17 +4107,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 179 "kernels/backward_main_sm90.cu.j2"
+#line 175 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 184
+#line 180
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 189
+#line 185
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4104,14 +4125,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 200
+#line 196
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 207
+#line 203
     fence_mbarrier_init();
   }
   block_sync();
@@ -4121,11 +4142,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
+#line 215
+    else if (thread.warp == 1) report(p, base, thread);
+    else if (thread.warp == 2) collect(p, base, thread);
+    else finish(p, base, thread);
 #line 219
-    if (thread.warp == 1) report(p, base, thread);
-    if (thread.warp == 2) collect(p, base, thread);
-    if (thread.warp == 3) finish(p, base, thread);
-#line 223
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

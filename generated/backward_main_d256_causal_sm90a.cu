@@ -1407,6 +1407,35 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 4 "flashgen/listed.cuh"
+// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+
+namespace flashgen {
+
+// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
+// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
+struct alignas(8) ListedTile {
+  i32 tile;
+  // Bit 0: whether it is the last one. What the others mean is the kernel's.
+  u32 facts;
+
+  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+    return {tile, facts << 1 | static_cast<u32>(is_last)};
+  }
+  // All lanes of a warp call, and get the same.
+  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
+    ListedTile read = {};
+    if (thread.lane == 0) read = slot;
+    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
+  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
+};
+
+}  // namespace flashgen
+
 #line 3 "flashgen/query_walk.cuh"
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
@@ -2763,7 +2792,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 8 "flashgen/backward_sm90.cuh"
+#line 9 "flashgen/backward_sm90.cuh"
 // What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
 // them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
 // are, in registers.
@@ -2854,16 +2883,16 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedQueries {
-  // Of the group's heads.
-  i32 member;
-  i32 tile;
-  // Whether it is the tile of keys' last one.
-  i32 is_last;
-  // Bit i, for consumer i: some pair is not allowed.
-  u32 cut;
-};
+// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
+// whether some pair is not allowed (fact i).
+constexpr i32 kMemberFact = 8;
+FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
+  constexpr u32 consumers = (1u << kMemberFact) - 1;
+  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
+}
+FLASHGEN_DEVICE Step step_of(ListedTile queries) {
+  return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
+}
 
 // Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
 struct alignas(32) SumPart {
@@ -3069,9 +3098,9 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
 template <class Tile>
-FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
@@ -3080,7 +3109,7 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
   }
-  return warp_any(bad != 0);
+  return bad != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.
@@ -3218,15 +3247,6 @@ struct QueryTile {
   RowTile rows;
   // Whether some query of it attends to some key.
   i32 attends;
-};
-
-// A tile of keys as the producer tells of it, where the mask is more than a band.
-struct ListedKeys {
-  i32 tile;
-  // Whether it is the tile of queries' last one.
-  i32 is_last;
-  // Bit i, for consumer i and after these for the whole tile of queries: some pair is not allowed.
-  u32 cut;
 };
 
 // Every row of a strip becomes one value: that of row() or of row() + 8.
@@ -3754,7 +3774,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     }
     // Line 18: write dK_j, dV_j to global memory.
     Role::write(sum, p, keys, thread.again());
-    shared.tile_ring.release(tile_at, thread);
+    mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
   }
 }
@@ -3770,9 +3790,9 @@ FLASHGEN_KERNEL(384, 1) backward_main_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.v_ring.init(1, each);
     shared.q_ring.init(1, both);
     shared.do_ring.init(1, both);
-    // P goes from thread to thread, and each says so by itself.
+    // P goes from thread to thread, and what tells of a tile of keys is read by all: each says so by itself.
     shared.p_ring.init(each * kWarpSize, each * kWarpSize);
-    shared.tile_ring.init(1, both);
+    shared.tile_ring.init(1, both * kWarpSize);
     fence_mbarrier_init();
   }
   block_sync();

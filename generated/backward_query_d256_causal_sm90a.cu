@@ -1406,6 +1406,35 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 4 "flashgen/listed.cuh"
+// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+
+namespace flashgen {
+
+// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
+// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
+struct alignas(8) ListedTile {
+  i32 tile;
+  // Bit 0: whether it is the last one. What the others mean is the kernel's.
+  u32 facts;
+
+  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+    return {tile, facts << 1 | static_cast<u32>(is_last)};
+  }
+  // All lanes of a warp call, and get the same.
+  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
+    ListedTile read = {};
+    if (thread.lane == 0) read = slot;
+    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
+  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
+};
+
+}  // namespace flashgen
+
 #line 3 "flashgen/query_walk.cuh"
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
@@ -2762,7 +2791,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 8 "flashgen/backward_sm90.cuh"
+#line 9 "flashgen/backward_sm90.cuh"
 // What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
 // them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
 // are, in registers.
@@ -2853,16 +2882,16 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedQueries {
-  // Of the group's heads.
-  i32 member;
-  i32 tile;
-  // Whether it is the tile of keys' last one.
-  i32 is_last;
-  // Bit i, for consumer i: some pair is not allowed.
-  u32 cut;
-};
+// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
+// whether some pair is not allowed (fact i).
+constexpr i32 kMemberFact = 8;
+FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
+  constexpr u32 consumers = (1u << kMemberFact) - 1;
+  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
+}
+FLASHGEN_DEVICE Step step_of(ListedTile queries) {
+  return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
+}
 
 // Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
 struct alignas(32) SumPart {
@@ -3068,9 +3097,9 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
 template <class Tile>
-FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
@@ -3079,7 +3108,7 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
   }
-  return warp_any(bad != 0);
+  return bad != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.
@@ -3217,15 +3246,6 @@ struct QueryTile {
   RowTile rows;
   // Whether some query of it attends to some key.
   i32 attends;
-};
-
-// A tile of keys as the producer tells of it, where the mask is more than a band.
-struct ListedKeys {
-  i32 tile;
-  // Whether it is the tile of queries' last one.
-  i32 is_last;
-  // Bit i, for consumer i and after these for the whole tile of queries: some pair is not allowed.
-  u32 cut;
 };
 
 // Every row of a strip becomes one value: that of row() or of row() + 8.
@@ -3394,7 +3414,7 @@ struct Shared {
   TileRing tile_ring;
   QueryTile* tiles;  // what the slots of tile_ring hold
 
-#line 49
+#line 51
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3410,12 +3430,12 @@ struct Shared {
             reinterpret_cast<QueryTile*>(base + smem::kTiles),
     };
   }
-#line 67
+#line 69
   // Of a consumer's queries: what they subtract from their logits, then -D.
   FLASHGEN_DEVICE float* stats(i32 consumer) const {
     return reinterpret_cast<float*>(base + smem::kStats + consumer * Shape::stats_bytes);
   }
-#line 72
+#line 74
   // End when all have the scores of a slot of K, and when the slot has been looked through.
   FLASHGEN_DEVICE u32 scores_taken(i32 slot) const { return shared_address(base + smem::kScoresTaken) + 8 * slot; }
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const { return shared_address(base + smem::kLookedThrough) + 8 * slot; }
@@ -3425,7 +3445,7 @@ struct Shared {
   }
 };
 
-#line 82
+#line 84
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3437,7 +3457,7 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
 }
 
-#line 94
+#line 96
 // Those that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
@@ -3592,7 +3612,7 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
 #line 69
     mbarrier_wait(shared.written(tile_at), tile_at.parity());
     if (has_found) mark_bad_results(p, tile.rows, warp, thread.again());
-    shared.tile_ring.release(tile_at, thread);
+    mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
   }
 }
@@ -3671,7 +3691,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         warp_sync();
         if (here.lane == 0) mbarrier_arrive(shared.scores_taken(k_at.slot()));
 #line 84
-        if (!goes_on) shared.q_ring.release(q_at, here);
+        if (!goes_on) mbarrier_arrive(shared.q_ring.empty(q_at));
         const i32 key = key_tile * kConfig.tile_kv;
 #line 87
         exponentials(scores, p.scale_log2);
@@ -3750,30 +3770,31 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(shared.written(tile_at));
 #line 166
-    shared.tile_ring.release(tile_at, thread);
+    mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
   }
 }
 
-#line 108 "kernels/backward_query_sm90.cu.j2"
+#line 110 "kernels/backward_query_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps, inspectors = kInspectors;
-    shared.q_ring.init(1, consumer_warps);
+    // What tells of a tile of queries, and their statistics, are read by all lanes, and each gives them back for itself.
+    shared.q_ring.init(1, kWarpSize * consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.k_ring.init(1, consumer_warps + inspectors);
     shared.v_ring.init(1, consumer_warps);
-    shared.tile_ring.init(1, consumer_warps + inspectors);
-#line 120
+    shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
+#line 123
     for (i32 slot = 0; slot < kConfig.k_slots; ++slot) {
       mbarrier_init(shared.scores_taken(slot), consumer_warps);
       mbarrier_init(shared.looked_through(slot), inspectors);
     }
     for (u32 slot = 0; slot < 2; ++slot) mbarrier_init(shared.written({slot}), consumer_warps);
-#line 126
+#line 129
     fence_mbarrier_init();
   }
   block_sync();
@@ -3782,9 +3803,9 @@ FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base);
-#line 135
+#line 138
     if (thread.warp != 0) inspect(p, base);
-#line 137
+#line 140
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

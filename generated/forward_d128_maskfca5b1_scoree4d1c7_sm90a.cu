@@ -19,7 +19,7 @@
 //            v_barriers      229632 to 229664
 //            tile_barriers   229760 to 229792
 //            tiles           229888 to 229920  which tiles of queries come next
-//            listed_keys     230016 to 230048  which tiles of keys the slots hold
+//            listed_keys     230016 to 230032  which tiles of keys the slots hold
 //            looked_through  230144 to 230160  V_j has no bad values any more
 //            found_bad       230272 to 230304  and when it had some
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
@@ -2720,6 +2720,35 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 4 "flashgen/listed.cuh"
+// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+
+namespace flashgen {
+
+// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
+// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
+struct alignas(8) ListedTile {
+  i32 tile;
+  // Bit 0: whether it is the last one. What the others mean is the kernel's.
+  u32 facts;
+
+  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+    return {tile, facts << 1 | static_cast<u32>(is_last)};
+  }
+  // All lanes of a warp call, and get the same.
+  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
+    ListedTile read = {};
+    if (thread.lane == 0) read = slot;
+    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
+  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
+};
+
+}  // namespace flashgen
+
 #line 4 "flashgen/ring.cuh"
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
@@ -2940,7 +2969,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 8 "flashgen/forward_sm90.cuh"
+#line 9 "flashgen/forward_sm90.cuh"
 // What the forward kernel for Hopper is made of.
 
 namespace flashgen {
@@ -2995,32 +3024,21 @@ struct ForwardSm90Shape {
   static constexpr u32 q_readers = consumer_warps / q_parts;
 };
 
-// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
-// every pair is allowed; none is.
+// What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
+// pair is allowed (bit i); none is (bit kNone + i).
 struct TileFacts {
-  u32 full;
-  u32 empty;
+  static constexpr i32 kNone = 8;
+  u32 bits;
 
-  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
-  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
+  FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
-    full |= static_cast<u32>(is_full) << part;
-    empty |= static_cast<u32>(is_empty) << part;
+    bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
   FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
-    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
-    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+    return {static_cast<u32>(shuffle(static_cast<i32>(bits), lane))};
   }
-};
-
-// A tile of keys as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedKeys {
-  i32 tile;
-  // The last one of its tile of queries, or none.
-  i32 last_tile;
-  // See TileFacts.
-  u32 full;
-  u32 empty;
 };
 
 // One tile of keys for one tile of queries.
@@ -3029,16 +3047,13 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See TileFacts.
-  u32 full;
-  u32 empty;
+  // Where tiles of keys are listed.
+  TileFacts facts;
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;
 
   FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
-  FLASHGEN_DEVICE bool is_cut(i32 part) const { return (full >> part & 1u) == 0; }
-  FLASHGEN_DEVICE bool concerns(i32 part) const { return (empty >> part & 1u) == 0; }
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
@@ -3829,11 +3844,11 @@ struct Shared {
             {start + smem::kTileBarriers},
             reinterpret_cast<RowTile*>(base + smem::kTiles),
 #line 60
-            reinterpret_cast<ListedKeys*>(base + smem::kListedKeys),
+            reinterpret_cast<ListedTile*>(base + smem::kListedKeys),
     };
   }
 #line 65
-  ListedKeys* listed;  // what the slots of k_ring hold
+  ListedTile* listed;  // what the slots of k_ring hold
 #line 73
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
@@ -3874,10 +3889,10 @@ struct Follower {
     shared.tile_ring.wait_full(tile_at);
 #line 132
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
-    shared.tile_ring.release(tile_at, thread);
+    mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
 #line 136
-    if (step.exists()) read_keys(step, shared);
+    if (step.exists()) read_keys(step, shared, thread);
 #line 144
     return step;
   }
@@ -3888,20 +3903,19 @@ struct Follower {
     Step next = step;
     next.continues = 1;
 #line 153
-    read_keys(next, shared);
+    read_keys(next, shared, thread);
 #line 157
     return next;
   }
 
 #line 161
  private:
-  FLASHGEN_DEVICE void read_keys(Step& step, const Shared& shared) {
+  FLASHGEN_DEVICE void read_keys(Step& step, const Shared& shared, Thread thread) {
     shared.k_ring.wait_full(k_at);
-    const ListedKeys keys = shared.listed[k_at.slot()];
+    const ListedTile keys = ListedTile::read(shared.listed[k_at.slot()], thread);
     step.key_tile = keys.tile;
-    step.last_key_tile = keys.last_tile;
-    step.full = keys.full;
-    step.empty = keys.empty;
+    step.last_key_tile = keys.is_last() ? keys.tile : -1;
+    step.facts = {keys.others()};
   }
 };
 
@@ -3993,11 +4007,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       return found;
     };
 #line 95
-    const auto load_keys = [&](i32 tile, ListedKeys keys) {
+    const auto load_keys = [&](i32 tile, const ListedTile& listed) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
 #line 99
-        shared.listed[k_at.slot()] = keys;
+        shared.listed[k_at.slot()] = listed;
 #line 101
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
@@ -4033,7 +4047,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     while (tile >= 0) {
       if (!walk.over()) walk.advance(thread, visited);
       const i32 following = walk.over() ? -1 : walk.tile;
-      load_keys(tile, {tile, following < 0 ? tile : -1, facts.full, facts.empty});
+      load_keys(tile, ListedTile::of(tile, following < 0, facts.bits));
       facts = looked_at.of_lane(walk.lane());
       if (before >= 0) {
         load_values(head_kv, rows.sequence, before);
@@ -4071,7 +4085,7 @@ FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   while (step.exists()) {
     shared.v_ring.wait_full(at.v_at);
-    if (step.is_cut(kConfig.consumers)) {
+    if (!step.facts.is_full(kConfig.consumers)) {
       u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
       const i32 first = warp * kWarpSize + thread.lane;
       const bool found = take_out_bad_values<Shape::VTile>(values, first, warps * kWarpSize);
@@ -4121,13 +4135,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // never written.
   const auto has_mask = [&](const Step& step) {
 #line 47
-    return step.is_cut(consumer);
+    return !step.facts.is_full(consumer);
   };
 #line 55
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
 #line 58
-    return step.is_cut(kConfig.consumers);
+    return !step.facts.is_full(kConfig.consumers);
   };
 #line 63
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
@@ -4339,7 +4353,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 181 "kernels/forward_sm90.cu.j2"
+#line 180 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4349,7 +4363,8 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
     shared.q_ring.init(1, Shape::q_readers);
     shared.k_ring.init(1, consumer_warps + inspectors);
     shared.v_ring.init(1, consumer_warps + inspectors);
-    shared.tile_ring.init(1, consumer_warps + inspectors);
+    // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
+    shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
 #line 192
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);

@@ -2715,6 +2715,35 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 4 "flashgen/listed.cuh"
+// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+
+namespace flashgen {
+
+// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
+// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
+struct alignas(8) ListedTile {
+  i32 tile;
+  // Bit 0: whether it is the last one. What the others mean is the kernel's.
+  u32 facts;
+
+  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+    return {tile, facts << 1 | static_cast<u32>(is_last)};
+  }
+  // All lanes of a warp call, and get the same.
+  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
+    ListedTile read = {};
+    if (thread.lane == 0) read = slot;
+    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
+  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
+};
+
+}  // namespace flashgen
+
 #line 4 "flashgen/ring.cuh"
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
@@ -2935,7 +2964,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 8 "flashgen/forward_sm90.cuh"
+#line 9 "flashgen/forward_sm90.cuh"
 // What the forward kernel for Hopper is made of.
 
 namespace flashgen {
@@ -2990,32 +3019,21 @@ struct ForwardSm90Shape {
   static constexpr u32 q_readers = consumer_warps / q_parts;
 };
 
-// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
-// every pair is allowed; none is.
+// What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
+// pair is allowed (bit i); none is (bit kNone + i).
 struct TileFacts {
-  u32 full;
-  u32 empty;
+  static constexpr i32 kNone = 8;
+  u32 bits;
 
-  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
-  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
+  FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
-    full |= static_cast<u32>(is_full) << part;
-    empty |= static_cast<u32>(is_empty) << part;
+    bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
   FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
-    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
-    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+    return {static_cast<u32>(shuffle(static_cast<i32>(bits), lane))};
   }
-};
-
-// A tile of keys as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedKeys {
-  i32 tile;
-  // The last one of its tile of queries, or none.
-  i32 last_tile;
-  // See TileFacts.
-  u32 full;
-  u32 empty;
 };
 
 // One tile of keys for one tile of queries.
@@ -3024,16 +3042,13 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See TileFacts.
-  u32 full;
-  u32 empty;
+  // Where tiles of keys are listed.
+  TileFacts facts;
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;
 
   FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
-  FLASHGEN_DEVICE bool is_cut(i32 part) const { return (full >> part & 1u) == 0; }
-  FLASHGEN_DEVICE bool concerns(i32 part) const { return (empty >> part & 1u) == 0; }
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
@@ -3239,7 +3254,7 @@ struct Follower {
     shared.tile_ring.wait_full(tile_at);
 #line 132
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
-    shared.tile_ring.release(tile_at, thread);
+    mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
 #line 138
     if (step.exists()) {
@@ -3627,7 +3642,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 181 "kernels/forward_sm90.cu.j2"
+#line 180 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3637,7 +3652,8 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.q_ring.init(1, Shape::q_readers);
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps + inspectors);
-    shared.tile_ring.init(1, consumer_warps + inspectors);
+    // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
+    shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
 #line 197
     fence_mbarrier_init();
   }

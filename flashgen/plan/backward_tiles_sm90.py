@@ -134,11 +134,9 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("dq_barriers", 32)
     layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
     if is_listed(spec):
-        layout.then("listed_queries", 16 * q, "which tiles of queries the slots hold")
-    if not spec.mask.is_full:
-        layout.then("found_bad", 16 * CONSUMERS, "whether keys of each warp have bad values")
-        if not sums:
-            layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
+        layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")
+    if not spec.mask.is_full and not sums:
+        layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
     return Budget(held(spec, tile_q, tiles.switches), layout.map())
 
 
@@ -187,7 +185,7 @@ def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     layout.then("tile_barriers", 16 * TILE_SLOTS)
     layout.then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
     if is_listed(spec):
-        layout.then("listed_queries", 16 * q, "which tiles of queries the slots hold")
+        layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")
     return Budget(_keys_held(spec, tiles.rows), layout.map())
 
 
@@ -235,7 +233,7 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     layout.then("tile_barriers", 16 * TILE_SLOTS)
     layout.then("tiles", 32 * TILE_SLOTS, "which tiles of queries come next")
     if is_listed(spec):
-        layout.then("listed_keys", 12 * k, "which tiles of keys the slots hold")
+        layout.then("listed_keys", 8 * k, "which tiles of keys the slots hold")
     if not spec.mask.is_full:
         layout.then("scores_taken", 8 * k, "all have their scores of K_j")
         layout.then("looked_through", 8 * k, "K_j has no bad values any more")

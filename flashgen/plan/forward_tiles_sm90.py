@@ -247,7 +247,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     if looks_through(spec) and not is_listed(spec):
         layout.then("reaches", 32 * row.consumers * TILE_SLOTS, "and where each consumer's keys lie")
     if is_listed(spec):
-        layout.then("listed_keys", 16 * row.stages, "which tiles of keys the slots hold")
+        layout.then("listed_keys", 8 * row.stages, "which tiles of keys the slots hold")
     if looks_through(spec):
         layout.then("looked_through", 8 * row.stages, "V_j has no bad values any more")
         layout.then("found_bad", 16 * row.stages, "and when it had some")

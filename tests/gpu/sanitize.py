@@ -18,7 +18,9 @@ import torch
 import flashgen as fg
 from flashgen.launch import torch_arrays
 
-IDS = (torch.arange(200, device="cuda") // 60).to(torch.int32).repeat(2, 1)
+# In the last shape blocks take several tiles each, so that every slot is used again.
+SHAPES = ((1, 130, 4, 2, 200), (2, 77, 2, 2, 1), (1, 1, 2, 1, 150), (80, 130, 4, 2, 200))
+IDS = (torch.arange(200, device="cuda") // 60).to(torch.int32).repeat(80, 1)
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 1.0], device="cuda")
 SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
     (fg.AttentionSpec(64), None),
@@ -42,7 +44,6 @@ SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
     (fg.AttentionSpec(64, mask=fg.window(20, 0) | fg.global_tokens(5), score=fg.sink(SLOPES)), None),
     (fg.AttentionSpec(64, score=fg.bias(torch.randn(4, 200, 200, device="cuda")), deterministic=True), None),
 )
-SHAPES = ((1, 130, 4, 2, 200), (2, 77, 2, 2, 1), (1, 1, 2, 1, 150))
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 

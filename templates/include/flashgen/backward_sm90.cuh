@@ -3,6 +3,7 @@
 // are, in registers.
 #pragma once
 #include "flashgen/contain.cuh"
+#include "flashgen/listed.cuh"
 #include "flashgen/query_walk.cuh"
 #include "flashgen/ring.cuh"
 #include "flashgen/row_tile.cuh"
@@ -95,16 +96,16 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedQueries {
-  // Of the group's heads.
-  i32 member;
-  i32 tile;
-  // Whether it is the tile of keys' last one.
-  i32 is_last;
-  // Bit i, for consumer i: some pair is not allowed.
-  u32 cut;
-};
+// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
+// whether some pair is not allowed (fact i).
+constexpr i32 kMemberFact = 8;
+FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
+  constexpr u32 consumers = (1u << kMemberFact) - 1;
+  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
+}
+FLASHGEN_DEVICE Step step_of(ListedTile queries) {
+  return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
+}
 
 // Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
 struct alignas(32) SumPart {
@@ -310,9 +311,9 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities; all lanes of the warp look.
+// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
 template <class Tile>
-FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
@@ -321,7 +322,7 @@ FLASHGEN_DEVICE bool rows_hold_bad_value(SharedPanels<Tile> tile, i32 row, Threa
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
   }
-  return warp_any(bad != 0);
+  return bad != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.

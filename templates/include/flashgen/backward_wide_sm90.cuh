@@ -113,15 +113,6 @@ struct QueryTile {
   i32 attends;
 };
 
-// A tile of keys as the producer tells of it, where the mask is more than a band.
-struct ListedKeys {
-  i32 tile;
-  // Whether it is the tile of queries' last one.
-  i32 is_last;
-  // Bit i, for consumer i and after these for the whole tile of queries: some pair is not allowed.
-  u32 cut;
-};
-
 // Every row of a strip becomes one value: that of row() or of row() + 8.
 template <i32 count>
 FLASHGEN_DEVICE void spread_rows(float (&strip)[count], const float (&rows)[2]) {

@@ -2,6 +2,7 @@
 #pragma once
 #include "flashgen/anchored_softmax.cuh"
 #include "flashgen/contain.cuh"
+#include "flashgen/listed.cuh"
 #include "flashgen/panel.cuh"
 #include "flashgen/ring.cuh"
 #include "flashgen/row_tile.cuh"
@@ -59,32 +60,21 @@ struct ForwardSm90Shape {
   static constexpr u32 q_readers = consumer_warps / q_parts;
 };
 
-// What the mask makes of a tile of keys. Bit i, for consumer i and after these for the whole tile of queries:
-// every pair is allowed; none is.
+// What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
+// pair is allowed (bit i); none is (bit kNone + i).
 struct TileFacts {
-  u32 full;
-  u32 empty;
+  static constexpr i32 kNone = 8;
+  u32 bits;
 
-  FLASHGEN_DEVICE static TileFacts of_empty() { return {0, ~0u}; }
-  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (empty >> part & 1u) != 0; }
+  FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
+  FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
+  FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
-    full |= static_cast<u32>(is_full) << part;
-    empty |= static_cast<u32>(is_empty) << part;
+    bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
   FLASHGEN_DEVICE TileFacts of_lane(i32 lane) const {
-    const i32 both = shuffle(static_cast<i32>(full | empty << 16), lane);
-    return {static_cast<u32>(both) & 0xffffu, static_cast<u32>(both) >> 16};
+    return {static_cast<u32>(shuffle(static_cast<i32>(bits), lane))};
   }
-};
-
-// A tile of keys as the producer tells of it, where the mask is more than a band.
-struct alignas(16) ListedKeys {
-  i32 tile;
-  // The last one of its tile of queries, or none.
-  i32 last_tile;
-  // See TileFacts.
-  u32 full;
-  u32 empty;
 };
 
 // One tile of keys for one tile of queries.
@@ -93,16 +83,13 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // See TileFacts.
-  u32 full;
-  u32 empty;
+  // Where tiles of keys are listed.
+  TileFacts facts;
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;
 
   FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
-  FLASHGEN_DEVICE bool is_cut(i32 part) const { return (full >> part & 1u) == 0; }
-  FLASHGEN_DEVICE bool concerns(i32 part) const { return (empty >> part & 1u) == 0; }
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
