@@ -174,8 +174,12 @@ def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
 def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
     """What a kernel whose blocks take tiles from a counter is told of these, and of the sum that it adds to."""
     counts: dict[str | None, Value] = {} if plan.sums is None else {"sum_heads": plan.sums.heads(problem)}
+    if plan.sums is not None:
+        counts["part_floats"] = plan.sums.part_floats(problem)
     if not plan.is_persistent:
         return counts
+    if plan.sums is not None:
+        counts["whole_tiles"], counts["tile_parts"] = plan.sums.whole_tiles(problem), plan.sums.parts(problem)
     counts["tiles"] = plan.grid(problem)[0]
     for side, length in (("q", problem.len_q), ("kv", problem.len_kv)):
         counts[f"{side}_tiles"] = -(-length // int(plan.constant(f"tile_{side}")))

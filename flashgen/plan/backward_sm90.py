@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashgen.arch import Arch
 from flashgen.plan import params
 from flashgen.plan.backward_frame_sm90 import BackwardSm90
@@ -49,11 +51,15 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     return (*kernels, _finish(frame, choice)) if spec.deterministic else kernels
 
 
-def _sums(frame: BackwardSm90) -> SumRing | None:
+def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
     """Where dQ is summed, unless all heads have a sum."""
     if frame.spec.deterministic:
         return None
-    return SumRing(TILE_KV, frame.section_heads())
+    ring = SumRing(TILE_KV, frame.section_heads())
+    if not frame.spec.mask.is_full:
+        return ring
+    floats = TILE_KV * (frame.spec.head_dim + frame.spec.head_dim_v)
+    return replace(ring, tile_q=choice.tiles.rows, key_floats=floats)
 
 
 def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
@@ -64,7 +70,7 @@ def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
         params.PREPARE_SM90_ORDERED if ordered else params.PREPARE_SM90,
         workspace=choice.tiles.rows * frame.spec.head_dim,
         switches=("workspace", "ordered") if ordered else ("workspace",),
-        sums=_sums(frame),
+        sums=_sums(frame, choice),
     )
 
 
@@ -100,7 +106,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             *(() if ordered else finished),
         ),
         switches={name for name, on in (("ordered", ordered), ("sparing", tiles.sparing)) if on},
-        sums=_sums(frame),
+        sums=_sums(frame, choice),
     )
 
 

@@ -11,6 +11,9 @@ _NOTES = {
     "dq_accum": "workspace that dQ is summed in",
     "head_counts": "tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished",
     "sum_heads": "heads that dq_accum has room for",
+    "whole_tiles": "tiles of keys that are not cut into parts",
+    "tile_parts": "parts of each of the others",
+    "part_floats": "of dq_accum behind sums of dQ: what is added to dK and dV of tiles that are cut",
     "o_partial": "of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "and its log-sum-exp, (splits, batch, heads_q, len_q)",
     "len_new": "keys that are put into the cache",
@@ -86,7 +89,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
         (),
         row_reads=row_reads,
         row_writes=("dq_accum",),
-        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", *(() if ordered else ("sum_heads",))),
+        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", *(() if ordered else ("sum_heads", "whole_tiles", "tile_parts"))),
         scales=("scale", "scale_log2"),
         maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq_accum", "dq"))),
         counts=("counter", "turns" if ordered else "head_counts"),
@@ -132,7 +135,7 @@ _PREPARE_SM90 = ("dsum", "row_stats", "dq_accum")
 PREPARE_SM90 = _prepare(
     *_PREPARE_SM90,
     reads=("lse", "dlse"),
-    sizes=("heads_q", "len_q", "sum_heads"),
+    sizes=("batch", "heads_q", "len_q", "sum_heads", "part_floats"),
     scales=("scale",),
     counts=("head_counts",),
 )

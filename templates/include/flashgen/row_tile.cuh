@@ -22,6 +22,9 @@ struct alignas(16) KeyTile {
   // Neither for the one after the last; both but for tiles that no query attends to.
   bool exists;
   bool is_attended;
+  // Which part of its steps this is, of how many.
+  u8 part = 0;
+  u8 parts = 1;
 };
 
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
