@@ -747,12 +747,14 @@ struct Params {
   i64 dout_batch;
   i64 dout_row;
   i64 dout_head;
+  i32 batch;
   i32 heads_q;
   i32 len_q;
-  i32 sum_heads;  // heads that dq_accum has room for
+  i32 sum_heads;    // heads that dq_accum has room for
+  i32 part_floats;  // of dq_accum behind sums of dQ: what is added to dK and dV of tiles that are cut
   float scale;
 };
-static_assert(sizeof(Params) == 128, "the launcher packs Params into 128 bytes");
+static_assert(sizeof(Params) == 136, "the launcher packs Params into 136 bytes");
 
 #line 26
 constexpr i32 kThreads = 256;
@@ -833,8 +835,9 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTAN
     p.head_counts[1 + 2 * head] = 0;
     p.head_counts[2 + 2 * head] = 0;
   }
+#line 137
   if (head >= p.sum_heads) return;
-#line 131
+#line 139
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};
 }

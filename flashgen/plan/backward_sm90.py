@@ -64,13 +64,14 @@ def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
 
 def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
     """What the rows of queries subtract, and a cleared workspace."""
-    ordered = frame.spec.deterministic
+    ordered, sums = frame.spec.deterministic, _sums(frame, choice)
+    cleared = params.PREPARE_SM90_PARTS if sums is not None and sums.cuts else params.PREPARE_SM90
     return frame.prepare(
         choice.tiles.rows,
-        params.PREPARE_SM90_ORDERED if ordered else params.PREPARE_SM90,
+        params.PREPARE_SM90_ORDERED if ordered else cleared,
         workspace=choice.tiles.rows * frame.spec.head_dim,
         switches=("workspace", "ordered") if ordered else ("workspace",),
-        sums=_sums(frame, choice),
+        sums=sums,
     )
 
 

@@ -286,9 +286,10 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-// The same of some of the columns.
-template <i32 first, i32 end, i32 count>
-FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], Thread thread) {
+// The same of the columns from `first` to `end`.
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
 #pragma unroll
   for (i32 n = first / 8; n < end / 8; ++n) {
     const float* const four = strip + 4 * n;
