@@ -8,6 +8,7 @@ from flashgen.plan.backward_frame_sm90 import BackwardSm90
 from flashgen.plan.backward_tiles_sm90 import CONSUMERS, DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
 from flashgen.plan.budget import Choice
+from flashgen.plan.key_parts import KeyParts
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.shortcuts_sm90 import held_steps
 from flashgen.plan.sm90 import PANEL, STORED_ROWS, WARPGROUP, why_not_hopper
@@ -50,22 +51,27 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     return (*kernels, _finish(frame, choice)) if spec.deterministic else kernels
 
 
-def _sums(frame: BackwardSm90) -> SumRing | None:
+def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
     """Where dQ is summed, unless all heads have a sum."""
     if frame.spec.deterministic:
         return None
-    return SumRing(TILE_KV, frame.section_heads())
+    # Where tiles of keys have as much to do as one another, the last ones are cut.
+    spec, cuts = frame.spec, None
+    if spec.mask.is_full:
+        cuts = KeyParts(TILE_KV, choice.tiles.rows, TILE_KV * (spec.head_dim + spec.head_dim_v))
+    return SumRing(TILE_KV, frame.section_heads(), cuts=cuts)
 
 
 def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
     """What the rows of queries subtract, and a cleared workspace."""
-    ordered = frame.spec.deterministic
+    ordered, sums = frame.spec.deterministic, _sums(frame, choice)
+    cleared = params.PREPARE_SM90_PARTS if sums is not None and sums.cuts is not None else params.PREPARE_SM90
     return frame.prepare(
         choice.tiles.rows,
-        params.PREPARE_SM90_ORDERED if ordered else params.PREPARE_SM90,
+        params.PREPARE_SM90_ORDERED if ordered else cleared,
         workspace=choice.tiles.rows * frame.spec.head_dim,
         switches=("workspace", "ordered") if ordered else ("workspace",),
-        sums=_sums(frame),
+        sums=sums,
     )
 
 
@@ -102,7 +108,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             *(() if ordered else finished),
         ),
         switches=tiles.switches | ({"ordered"} if ordered else set()),
-        sums=_sums(frame),
+        sums=_sums(frame, choice),
     )
 
 

@@ -41,8 +41,8 @@ TABLE = {
     ),
     128: Row(
         ("packed", "holds_keys"),
-        "packed dS and half of K_j in registers: 571 beside 559 at 4,096, full, and 531 beside 521, causal; packed alone "
-        "gains a third of it, with scores ahead it loses, and five eighths of K_j are no better than half",
+        "packed dS and half of K_j in registers: 571 beside 559 at 4,096, full, and 531 beside 521, causal; packed "
+        "alone gains a third of it, with scores ahead it loses, and five eighths of K_j are no better than half",
         key_steps=4,
     ),
 }

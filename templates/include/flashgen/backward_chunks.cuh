@@ -57,7 +57,8 @@ FLASHGEN_DEVICE void load_operand(u32 (&operand)[steps][4], Tile tile, i32 row, 
     ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
 }
 
-// Issues sums += A B^T, of 64 rows of A whose first steps are `held` in registers: a sum over columns of both.
+// Issues sums += A B^T, of 64 rows of A whose first steps are `held` in registers: a sum over columns of
+// both.
 template <i32 steps, class A, class B>
 FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&held)[steps][4], A a, B b) {
   using T = typename B::Element;
