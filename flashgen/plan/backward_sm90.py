@@ -55,9 +55,9 @@ def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
     """Where dQ is summed, unless all heads have a sum."""
     if frame.spec.deterministic:
         return None
-    # Where tiles of keys have as much to do as one another, the last ones are cut.
+    # Where tiles of keys have as much to do as one another, the last ones are cut; a score takes the registers for it.
     spec, cuts = frame.spec, None
-    if spec.mask.is_full:
+    if spec.mask.is_full and frame.scales:
         cuts = KeyParts(TILE_KV, choice.tiles.rows, TILE_KV * (spec.head_dim + spec.head_dim_v))
     return SumRing(TILE_KV, frame.section_heads(), cuts=cuts)
 
@@ -77,7 +77,8 @@ def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
 
 def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
     """dK and dV, and what each tile of keys adds to dQ."""
-    tiles, ordered = choice.tiles, frame.spec.deterministic
+    tiles, ordered, sums = choice.tiles, frame.spec.deterministic, _sums(frame, choice)
+    cuts = sums is not None and sums.cuts is not None
     finished = (Box("dq_accum", 2, SUM_LINE, swizzle=0, element="fp32"), Box("dq", STORED_ROWS, PANEL))
     return frame.products(
         "main",
@@ -100,7 +101,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             share=", 64 keys each",
             in_order=ordered,
         ),
-        params=_MAIN_PARAMS[frame.spec.mask.is_full, ordered],
+        params=params.MAIN_SM90_PARTS if cuts else _MAIN_PARAMS[frame.spec.mask.is_full, ordered],
         boxes=(
             Box("row_stats", 1, tiles.rows, swizzle=0, element="fp32"),
             Box("dk", STORED_ROWS, PANEL),
@@ -108,7 +109,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             *(() if ordered else finished),
         ),
         switches=tiles.switches | ({"ordered"} if ordered else set()),
-        sums=_sums(frame, choice),
+        sums=sums,
     )
 
 

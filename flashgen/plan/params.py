@@ -107,7 +107,9 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
     )
 
 
-MAIN_SM90 = _main_sm90(cuts=True)
+MAIN_SM90 = _main_sm90()
+#: Where the last tiles of keys may be cut.
+MAIN_SM90_PARTS = _main_sm90(cuts=True)
 #: Where a mask cuts tiles.
 MAIN_SM90_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",))
 #: Where dQ is summed in a fixed order, and finished by a kernel of its own.

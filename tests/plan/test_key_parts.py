@@ -73,8 +73,8 @@ def test_both_kernels_are_told_of_what_the_workspace_has_behind_the_sums_of_dq()
 
 @pytest.mark.parametrize(
     "fields",
-    [{"deterministic": True}, {"mask": fg.causal()}, {"mask": fg.window(100, 100)}],
-    ids=["in order", "causal", "window"],
+    [{"deterministic": True}, {"mask": fg.causal()}, {"mask": fg.window(100, 100)}, {"score": fg.softcap(30.0)}],
+    ids=["in order", "causal", "window", "softcap"],
 )
 def test_nothing_is_cut_where_results_are_reproducible_or_tiles_differ(fields: dict[str, object]) -> None:
     made = plan(fg.AttentionSpec(128, **fields), None, ARCH)  # type: ignore[arg-type]
