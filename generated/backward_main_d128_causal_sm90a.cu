@@ -4,8 +4,8 @@
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 64, tile_kv 128, q_slots 3, do_slots 2, 384 threads
-// roles    of 1 warpgroup one warp brings tiles, and three finish dQ (40 registers a thread); 2 compute, 64
-//          keys each (232)
+// roles    of 1 warpgroup one warp brings tiles, and three finish dQ (24 registers a thread); 2 compute, 64
+//          keys each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          key rows of a key/value head and batch entry
 // smem     231840 bytes
@@ -1513,6 +1513,13 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
+  // Of a walk that has just started, one of several parts that are as long as one another, but for a step.
+  FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
+    const i32 first = left * part / parts;
+    left = left * (part + 1) / parts - first;
+    member = first / tiles.size();
+    tile = tiles.begin + first - member * tiles.size();
+  }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
@@ -2374,6 +2381,12 @@ struct alignas(16) KeyTile {
   // Neither for the one after the last; both but for tiles that no query attends to.
   bool exists;
   bool is_attended;
+  // Which part of its steps this is, and how many parts there are.
+  u8 part = 0;
+  u8 parts = 1;
+
+  // Steps of the part where the whole tile has `steps`.
+  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
@@ -2411,6 +2424,18 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
   const i32 sequence = place.head / p.heads_kv;
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
+}
+
+// The same where the last tiles are cut into parts, which follow one another.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
+  const i32 beyond = number - p.whole_tiles;
+  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
+  const i32 cut = beyond / p.tile_parts;
+  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
+  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
+  keys.parts = static_cast<u8>(p.tile_parts);
+  return keys;
 }
 
 // The number of a further tile. The first ones are the blocks' own numbers.
@@ -2818,6 +2843,7 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
+  i32 held_steps;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -3080,6 +3106,17 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
+// The same of the columns from `first` to `end`.
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
 // those that compute, so that each instruction counts.
 template <i32 box, class Tile>
@@ -3271,23 +3308,30 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
   wgmma_commit();
 }
 
-// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
-template <class Tile>
-FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers: its first steps.
+template <i32 steps, class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[steps][4], Tile tile, i32 row, Thread thread) {
+  static_assert(steps <= Tile::steps, "a tile has no more steps");
 #pragma unroll
-  for (i32 step = 0; step < Tile::steps; ++step)
+  for (i32 step = 0; step < steps; ++step)
     ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
 }
 
-// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
-template <class B>
-FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
+// Issues sums += A B^T, of 64 rows of A whose first steps are `held` in registers: a sum over columns of
+// both.
+template <i32 steps, class A, class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&held)[steps][4], A a, B b) {
   using T = typename B::Element;
-  const MatrixDescriptor right = b.by_columns();
+  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
   wgmma_fence();
 #pragma unroll
-  for (i32 step = 0; step < B::steps; ++step)
-    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
+  for (i32 step = 0; step < steps; ++step)
+    wgmma_rs<T, B::rows>(sums, held[step], right.advanced(B::along_columns(step)), true);
+#pragma unroll
+  for (i32 step = steps; step < A::steps; ++step) {
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
+  }
   wgmma_commit();
 }
 
@@ -3317,7 +3361,7 @@ FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::col
 
 }  // namespace flashgen
 
-#line 13 "kernels/backward_main_sm90.cu.j2"
+#line 16 "kernels/backward_main_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3332,9 +3376,10 @@ constexpr BackwardSm90Config kConfig{
     .ds_slots = 2,       // tiles of dS that wait for dQ
     .sum_slots = 3,      // parts of dQ under way to be finished
     .rounded_slots = 1,  // of them that are rounded
+    .held_steps = 4,     // of S, for which K_j is in registers
     .consumers = 2,      // warpgroups that compute, 64 keys each
-    .producer_registers = 40,
-    .consumer_registers = 232,
+    .producer_registers = 24,
+    .consumer_registers = 240,
     .section_heads = 16,  // heads that are worked on at the same time
     .has_lower = false,   // the mask ends on the left
     .has_upper = true,    // the mask ends on the right
@@ -3408,22 +3453,22 @@ constexpr u32 kTiles = 231808;  // which tiles of keys come next
 constexpr u32 kBytes = 231840;
 }  // namespace smem
 
-#line 23
+#line 26
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 29
+#line 33
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
-#line 40
+#line 44
 using SumRing = Ring<kConfig.sum_slots>;
 // Of the dQ of a tile of queries: one for each warp that adds to it.
 constexpr i32 parts_of_dq = 4 * kConfig.consumers;
-#line 44
+#line 48
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3440,14 +3485,14 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
-#line 63
+#line 67
   SumRing sum_ring;  // parts of dQ that are being finished
   SumPart* sum_parts;  // what its slots hold
   Shape::DQRows dq_rows;
-#line 67
+#line 71
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 72
+#line 76
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3462,15 +3507,15 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
-#line 89
+#line 93
             {start + smem::kSumBarriers},
             reinterpret_cast<SumPart*>(base + smem::kSumParts),
             {start + smem::kDqRows},
-#line 93
+#line 97
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 99
+#line 103
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3478,18 +3523,18 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
-#line 107
+#line 111
   // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
   FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-#line 113
+#line 117
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
 };
 
-#line 123
+#line 127
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3504,10 +3549,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 141
+#line 145
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 144
+#line 148
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3516,7 +3561,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 153
+#line 162
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3524,7 +3569,7 @@ FLASHGEN_DEVICE u32* finished_tiles(const Params& p, i32 head) { return p.head_c
 // Which phase of the barriers that go by with tiles of keys is a tile's.
 FLASHGEN_DEVICE u32 turn_of(TileRing::Where tile) { return tile.count % 2; }
 
-#line 2 "kernels/backward_main_sm90/producer.j2"
+#line 3 "kernels/backward_main_sm90/producer.j2"
 // ---- The producer: one warp that draws tiles of keys and has the copy engine bring K and V, and for each of
 // their steps Q, dO and the rows' statistics. One lane waits and copies: another that came late to a barrier
 // could miss a whole round.
@@ -3560,7 +3605,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 45
+#line 46
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
@@ -3571,7 +3616,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 58
+#line 59
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -3582,17 +3627,18 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 70
+#line 71
   while (true) {
     // Even the first tile is drawn: so only blocks that run have tiles that others wait for. Consumers are steps
     // behind, so that nobody waits for a draw.
     const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
-#line 111
+#line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
+#line 120
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -3612,7 +3658,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       has_keys = true;
     }
   }
-#line 140
+#line 144
   if (elected) leave_counters(p);
 }
 
@@ -3735,7 +3781,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 61
+#line 68
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3747,11 +3793,12 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 82
+#line 89
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
     steps.start(thread, mask_of_member);
+#line 96
     bool goes_on = !steps.over();
     const auto take_step = [&]() {
       const Step step = steps.step();
@@ -3759,27 +3806,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 94
+#line 104
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 96
+#line 106
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 103
+#line 113
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 108
+#line 118
     if (is_bad) {
-#line 110
+#line 120
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 113
+#line 123
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 117
+#line 127
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3788,23 +3835,26 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 126
+#line 136
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 129
+#line 139
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 133
+#line 143
         spread_columns(scores, shared.lse(at), thread);
-#line 137
+#line 147
         wgmma_pin(scores);
       };
-#line 147
+#line 150
+      // K_j as left operand of S from registers, as far as there are any, so that shared memory has less to deliver.
+      u32 held_keys[kConfig.held_steps][4];
+      load_operand(held_keys, strip_k, thread.warp % 4 * kWarpRows, thread);
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-        issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
+        issue_held(scores, held_keys, strip_k, shared.q.slot(at.slot()));
       };
-#line 158
+#line 168
       const auto add_to_sum = [&](i32 number, Thread thread) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3815,7 +3865,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 169
+#line 179
       // Line 15: dQ_i += dS_ij K_j, of a step before.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at) {
         shared.ds_ring.wait_full(at);
@@ -3829,7 +3879,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         shared.ds_ring.release(at, thread);
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 187
+#line 197
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
       // To which tile's sum the dQ of the step before belongs, and that of the step before that, which is multiplied
@@ -3863,13 +3913,13 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 196 "kernels/backward_main_sm90/consumer.j2"
+#line 206 "kernels/backward_main_sm90/consumer.j2"
       Shape::Scores scores;
       const auto start_scores = [&](QRing::Where at) {
         shared.q_ring.wait_full(at);
         preset_scores(scores, at);
       };
-#line 204
+#line 214
       while (goes_on) {
 #line 4 "kernels/backward_main_sm90/step.j2"
         start_scores(q_at);
@@ -3942,9 +3992,8 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 106
-            for_chunk(chunk, [&](i32 i) { dp[i] *= scores[i]; });
-            round_chunk<element_t>(ds, dp, chunk);
+#line 104
+            multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
 #line 109
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
@@ -3961,7 +4010,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 206 "kernels/backward_main_sm90/consumer.j2"
+#line 216 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -3985,9 +4034,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 230
+#line 240
   say_added();
-#line 232
+#line 242
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -4018,6 +4067,7 @@ FLASHGEN_DEVICE void report(const Params& p, u8* base, Thread self) {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(shared.may_add());
     head_before = head;
+#line 31
     tile_at.advance();
   }
 }
@@ -4107,17 +4157,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 175 "kernels/backward_main_sm90.cu.j2"
+#line 187 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 180
+#line 192
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 185
+#line 197
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4125,14 +4175,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 196
+#line 208
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 203
+#line 215
     fence_mbarrier_init();
   }
   block_sync();
@@ -4142,11 +4192,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 215
+#line 227
     else if (thread.warp == 1) report(p, base, thread);
     else if (thread.warp == 2) collect(p, base, thread);
     else finish(p, base, thread);
-#line 219
+#line 231
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

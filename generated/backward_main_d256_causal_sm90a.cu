@@ -1507,6 +1507,13 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
+  // Of a walk that has just started, one of several parts that are as long as one another, but for a step.
+  FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
+    const i32 first = left * part / parts;
+    left = left * (part + 1) / parts - first;
+    member = first / tiles.size();
+    tile = tiles.begin + first - member * tiles.size();
+  }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
@@ -2368,6 +2375,12 @@ struct alignas(16) KeyTile {
   // Neither for the one after the last; both but for tiles that no query attends to.
   bool exists;
   bool is_attended;
+  // Which part of its steps this is, and how many parts there are.
+  u8 part = 0;
+  u8 parts = 1;
+
+  // Steps of the part where the whole tile has `steps`.
+  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
@@ -2405,6 +2418,18 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
   const i32 sequence = place.head / p.heads_kv;
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
+}
+
+// The same where the last tiles are cut into parts, which follow one another.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
+  const i32 beyond = number - p.whole_tiles;
+  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
+  const i32 cut = beyond / p.tile_parts;
+  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
+  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
+  keys.parts = static_cast<u8>(p.tile_parts);
+  return keys;
 }
 
 // The number of a further tile. The first ones are the blocks' own numbers.
@@ -2812,6 +2837,7 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
+  i32 held_steps;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -3071,6 +3097,17 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
   for (i32 n = 0; n < count / 4; ++n) {
     const float* const four = dq + 4 * n;
     reinterpret_cast<Vec16*>(part)[n * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// The same of the columns from `first` to `end`.
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
@@ -3464,7 +3501,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
 
-#line 2 "kernels/backward_main_sm90/producer.j2"
+#line 3 "kernels/backward_main_sm90/producer.j2"
 // ---- The producer: one warp that draws tiles of keys and has the copy engine bring K and V, and for each of
 // their steps Q, dO and the rows' statistics. One lane waits and copies: another that came late to a barrier
 // could miss a whole round.
@@ -3500,7 +3537,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 45
+#line 46
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
@@ -3511,7 +3548,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 58
+#line 59
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -3522,15 +3559,16 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 75
+#line 76
   i32 number = block_idx_x();
   while (true) {
-#line 111
+#line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
+#line 120
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -3549,11 +3587,11 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
-#line 136
+#line 140
     // Consumers are steps behind, so that nobody waits for the draw.
     number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
-#line 140
+#line 144
   if (elected) leave_counters(p);
 }
 

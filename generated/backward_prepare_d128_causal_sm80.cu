@@ -795,7 +795,7 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
     }
   }
 
-#line 130
+#line 138
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};

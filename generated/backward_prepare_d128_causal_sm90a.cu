@@ -833,8 +833,9 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTAN
     p.head_counts[1 + 2 * head] = 0;
     p.head_counts[2 + 2 * head] = 0;
   }
+#line 137
   if (head >= p.sum_heads) return;
-#line 131
+#line 139
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};
 }

@@ -1506,6 +1506,13 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
+  // Of a walk that has just started, one of several parts that are as long as one another, but for a step.
+  FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
+    const i32 first = left * part / parts;
+    left = left * (part + 1) / parts - first;
+    member = first / tiles.size();
+    tile = tiles.begin + first - member * tiles.size();
+  }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
@@ -2367,6 +2374,12 @@ struct alignas(16) KeyTile {
   // Neither for the one after the last; both but for tiles that no query attends to.
   bool exists;
   bool is_attended;
+  // Which part of its steps this is, and how many parts there are.
+  u8 part = 0;
+  u8 parts = 1;
+
+  // Steps of the part where the whole tile has `steps`.
+  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
@@ -2404,6 +2417,18 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
   const i32 sequence = place.head / p.heads_kv;
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
+}
+
+// The same where the last tiles are cut into parts, which follow one another.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
+  const i32 beyond = number - p.whole_tiles;
+  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
+  const i32 cut = beyond / p.tile_parts;
+  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
+  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
+  keys.parts = static_cast<u8>(p.tile_parts);
+  return keys;
 }
 
 // The number of a further tile. The first ones are the blocks' own numbers.
@@ -2811,6 +2836,7 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
+  i32 held_steps;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -3070,6 +3096,17 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
   for (i32 n = 0; n < count / 4; ++n) {
     const float* const four = dq + 4 * n;
     reinterpret_cast<Vec16*>(part)[n * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// The same of the columns from `first` to `end`.
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }

@@ -2837,6 +2837,12 @@ struct alignas(16) KeyTile {
   // Neither for the one after the last; both but for tiles that no query attends to.
   bool exists;
   bool is_attended;
+  // Which part of its steps this is, and how many parts there are.
+  u8 part = 0;
+  u8 parts = 1;
+
+  // Steps of the part where the whole tile has `steps`.
+  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
@@ -2874,6 +2880,18 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
   const i32 sequence = place.head / p.heads_kv;
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
+}
+
+// The same where the last tiles are cut into parts, which follow one another.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
+  const i32 beyond = number - p.whole_tiles;
+  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
+  const i32 cut = beyond / p.tile_parts;
+  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
+  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
+  keys.parts = static_cast<u8>(p.tile_parts);
+  return keys;
 }
 
 // The number of a further tile. The first ones are the blocks' own numbers.

@@ -174,6 +174,10 @@ def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
 def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
     """What a kernel whose blocks take tiles from a counter is told of these, and of the sum that it adds to."""
     counts: dict[str | None, Value] = {} if plan.sums is None else {"sum_heads": plan.sums.heads(problem)}
+    if plan.sums is not None and plan.sums.cuts is not None:
+        cuts = plan.sums.cuts
+        counts.update(whole_tiles=cuts.whole_tiles(problem), tile_parts=cuts.parts(problem))
+        counts["part_floats"] = cuts.floats(problem)
     if not plan.is_persistent:
         return counts
     counts["tiles"] = plan.grid(problem)[0]

@@ -8,7 +8,9 @@ from flashgen.plan.backward_frame_sm90 import BackwardSm90
 from flashgen.plan.backward_tiles_sm90 import CONSUMERS, DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
 from flashgen.plan.budget import Choice
+from flashgen.plan.key_parts import KeyParts
 from flashgen.plan.model import Box, Constant, KernelPlan
+from flashgen.plan.shortcuts_sm90 import held_steps
 from flashgen.plan.sm90 import PANEL, STORED_ROWS, WARPGROUP, why_not_hopper
 from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
@@ -49,28 +51,34 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     return (*kernels, _finish(frame, choice)) if spec.deterministic else kernels
 
 
-def _sums(frame: BackwardSm90) -> SumRing | None:
+def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
     """Where dQ is summed, unless all heads have a sum."""
     if frame.spec.deterministic:
         return None
-    return SumRing(TILE_KV, frame.section_heads())
+    # Where tiles of keys have as much to do as one another, the last ones are cut; a score takes the registers for it.
+    spec, cuts = frame.spec, None
+    if spec.mask.is_full and frame.scales:
+        cuts = KeyParts(TILE_KV, choice.tiles.rows, TILE_KV * (spec.head_dim + spec.head_dim_v))
+    return SumRing(TILE_KV, frame.section_heads(), cuts=cuts)
 
 
 def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
     """What the rows of queries subtract, and a cleared workspace."""
-    ordered = frame.spec.deterministic
+    ordered, sums = frame.spec.deterministic, _sums(frame, choice)
+    cleared = params.PREPARE_SM90_PARTS if sums is not None and sums.cuts is not None else params.PREPARE_SM90
     return frame.prepare(
         choice.tiles.rows,
-        params.PREPARE_SM90_ORDERED if ordered else params.PREPARE_SM90,
+        params.PREPARE_SM90_ORDERED if ordered else cleared,
         workspace=choice.tiles.rows * frame.spec.head_dim,
         switches=("workspace", "ordered") if ordered else ("workspace",),
-        sums=_sums(frame),
+        sums=sums,
     )
 
 
 def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
     """dK and dV, and what each tile of keys adds to dQ."""
-    tiles, ordered = choice.tiles, frame.spec.deterministic
+    tiles, ordered, sums = choice.tiles, frame.spec.deterministic, _sums(frame, choice)
+    cuts = sums is not None and sums.cuts is not None
     finished = (Box("dq_accum", 2, SUM_LINE, swizzle=0, element="fp32"), Box("dq", STORED_ROWS, PANEL))
     return frame.products(
         "main",
@@ -89,10 +97,11 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Constant("ds_slots", DS_SLOTS, "tiles of dS that wait for dQ"),
             Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
             Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
+            Constant("held_steps", held_steps(frame.spec, tiles.switches), "of S, for which K_j is in registers"),
             share=", 64 keys each",
             in_order=ordered,
         ),
-        params=_MAIN_PARAMS[frame.spec.mask.is_full, ordered],
+        params=params.MAIN_SM90_PARTS if cuts else _MAIN_PARAMS[frame.spec.mask.is_full, ordered],
         boxes=(
             Box("row_stats", 1, tiles.rows, swizzle=0, element="fp32"),
             Box("dk", STORED_ROWS, PANEL),
@@ -100,7 +109,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             *(() if ordered else finished),
         ),
         switches=tiles.switches | ({"ordered"} if ordered else set()),
-        sums=_sums(frame),
+        sums=sums,
     )
 
 

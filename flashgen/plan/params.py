@@ -11,6 +11,9 @@ _NOTES = {
     "dq_accum": "workspace that dQ is summed in",
     "head_counts": "tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished",
     "sum_heads": "heads that dq_accum has room for",
+    "whole_tiles": "tiles of keys that are not cut into parts",
+    "tile_parts": "parts of each of the others",
+    "part_floats": "of dq_accum behind sums of dQ: what is added to dK and dV of tiles that are cut",
     "o_partial": "of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "and its log-sum-exp, (splits, batch, heads_q, len_q)",
     "len_new": "keys that are put into the cache",
@@ -79,14 +82,25 @@ FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
-def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False) -> ParamTable:
+#: Of tiles of keys, the last of which may be cut.
+_PARTS = ("whole_tiles", "tile_parts")
+
+
+def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False, cuts: bool = False) -> ParamTable:
     """Backward by the copy engine; ``reads`` and ``row_reads`` are for what it cannot do."""
     return _table(
         reads,
         (),
         row_reads=row_reads,
         row_writes=("dq_accum",),
-        sizes=(*_SIZES, "q_tiles", "kv_tiles", "tiles", *(() if ordered else ("sum_heads",))),
+        sizes=(
+            *_SIZES,
+            "q_tiles",
+            "kv_tiles",
+            "tiles",
+            *(() if ordered else ("sum_heads",)),
+            *(_PARTS if cuts else ()),
+        ),
         scales=("scale", "scale_log2"),
         maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq_accum", "dq"))),
         counts=("counter", "turns" if ordered else "head_counts"),
@@ -94,6 +108,8 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
 
 
 MAIN_SM90 = _main_sm90()
+#: Where the last tiles of keys may be cut.
+MAIN_SM90_PARTS = _main_sm90(cuts=True)
 #: Where a mask cuts tiles.
 MAIN_SM90_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",))
 #: Where dQ is summed in a fixed order, and finished by a kernel of its own.
@@ -129,13 +145,22 @@ PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
 #: Rows' statistics besides; how the workspace is cleared differs in nothing.
 _PREPARE_SM90 = ("dsum", "row_stats", "dq_accum")
-PREPARE_SM90 = _prepare(
-    *_PREPARE_SM90,
-    reads=("lse", "dlse"),
-    sizes=("heads_q", "len_q", "sum_heads"),
-    scales=("scale",),
-    counts=("head_counts",),
-)
+
+
+def _prepare_sm90(*sizes: str) -> ParamTable:
+    """Where dQ is finished by the kernel that sums it."""
+    return _prepare(
+        *_PREPARE_SM90,
+        reads=("lse", "dlse"),
+        sizes=(*sizes, "heads_q", "len_q", "sum_heads"),
+        scales=("scale",),
+        counts=("head_counts",),
+    )
+
+
+PREPARE_SM90 = _prepare_sm90()
+#: Where dK and dV may be summed in memory, too.
+PREPARE_SM90_PARTS = _prepare_sm90("part_floats", "batch")
 PREPARE_WIDE_SM90 = _prepare("dsum", "row_stats", reads=("lse", "dlse"), scales=("scale",))
 PREPARE_SM90_ORDERED = _prepare(
     *_PREPARE_SM90,

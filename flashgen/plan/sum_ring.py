@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashgen.plan.key_parts import BLOCKS, KeyParts
 from flashgen.plan.model import Problem
-
-#: Multiprocessors of an H100 or H200; with fewer there is room to spare.
-_BLOCKS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,9 @@ class SumRing:
     #: Heads of keys whose tiles are given out at the same time.
     section_heads: int
     #: Blocks that have a tile each.
-    blocks: int = _BLOCKS
+    blocks: int = BLOCKS
+    #: How the last tiles of keys are cut, if they are.
+    cuts: KeyParts | None = None
 
     def heads(self, problem: Problem) -> int:
         """For how many heads of queries there is room: twice as many as blocks work on, and a section."""

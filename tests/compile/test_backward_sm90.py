@@ -77,14 +77,15 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     found = Counter(match.groups() for line in machine_code(kernel) if (match := pattern.search(line)))
     wanted: Counter[tuple[str, str]] = Counter()
     # Scores of a step with dQ before them and of one without; dP of a step.
-    wanted[str(queries), "R" if "holds_keys" in kernel.switches else "gdesc"] += 2 * dims[0] // 16
-    wanted[str(queries), "gdesc"] += dims[1] // 16
+    held = int(kernel.constant("held_steps"))
+    wanted[str(queries), "R"] += 2 * held
+    wanted[str(queries), "gdesc"] += 2 * (dims[0] // 16 - held) + dims[1] // 16
     # dQ two steps behind, and of the last two; 64 columns of a row for each warpgroup.
     wanted["64", "gdesc"] += 3 * keys // 16
     # dV and dK of a step, of scores that are transposed: queries are summed over.
     wanted[str(dims[1]), "R"] += queries // 16
     wanted[str(dims[0]), "R"] += queries // 16
-    assert found == wanted
+    assert found == +wanted
     assert sum(is_product(line) for line in machine_code(kernel)) == sum(found.values())
 
 
@@ -97,7 +98,7 @@ def test_exponentials_run_while_dp_and_dv_are_multiplied(dims: tuple[int, int], 
     first, last = products(lines)
     of_shared = [i for i in range(first, last) if is_product(lines[i], "gdesc")]
     # dQ, the scores of a step with it and of one without, and then dP.
-    before = keys // 16 + (0 if "holds_keys" in kernel.switches else 2 * (dims[0] // 16))
+    before = keys // 16 + 2 * (dims[0] // 16 - int(kernel.constant("held_steps")))
     dp = of_shared[before : before + dims[1] // 16]
     dv = [i for i in range(dp[0], last) if is_product(lines[i], "R")][: queries // 16]
     exponentials = [i for i in range(first, last) if lines[i].startswith("MUFU.EX2")]

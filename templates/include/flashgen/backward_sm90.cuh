@@ -25,6 +25,7 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
+  i32 held_steps;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -284,6 +285,17 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thre
   for (i32 n = 0; n < count / 4; ++n) {
     const float* const four = dq + 4 * n;
     reinterpret_cast<Vec16*>(part)[n * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// The same of the columns from `first` to `end`.
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }

@@ -68,6 +68,8 @@ class Case:
     packing: Packing | None = None
     #: How many blocks the sums of dQ are for, where there are not sums of all heads.
     sum_blocks: int | None = None
+    #: How many blocks the last tiles of keys are cut for, where they may be.
+    cut_blocks: int | None = None
 
     @property
     def lengths(self) -> Any:
@@ -182,11 +184,16 @@ class Run:
     def planned(self) -> AttentionPlan:
         case = self.case
         made = plan(case.spec, case.schedule, case.arch)
-        if case.sum_blocks is None:
+        if case.sum_blocks is None and case.cut_blocks is None:
             return made
 
         def with_few(kernel: KernelPlan) -> KernelPlan:
-            return replace(kernel, sums=kernel.sums and replace(kernel.sums, blocks=case.sum_blocks))
+            sums = kernel.sums
+            if sums is not None and case.sum_blocks is not None:
+                sums = replace(sums, blocks=case.sum_blocks)
+            if sums is not None and sums.cuts is not None and case.cut_blocks is not None:
+                sums = replace(sums, cuts=replace(sums.cuts, blocks=case.cut_blocks))
+            return replace(kernel, sums=sums)
 
         return replace(made, kernels=tuple(with_few(kernel) for kernel in made.kernels))
 

@@ -20,7 +20,15 @@ MODES = {"plain": "sequential", "random": "random", "race": "race"}
 HOPPER = " for Hopper"
 WIDE = ", wide heads"
 KERNELS = (
-    *("forward", "forward for Hopper", "prepare", "main", "main for Hopper", "main for Hopper, wide heads"),
+    *(
+        "forward",
+        "forward for Hopper",
+        "prepare",
+        "prepare for Hopper",
+        "main",
+        "main for Hopper",
+        "main for Hopper, wide heads",
+    ),
     *("query", "query for Hopper, wide heads", "finish"),
     *("append", "combine"),
 )
