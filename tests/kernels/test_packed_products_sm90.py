@@ -16,6 +16,7 @@ from tests.kernels.test_forward_sm90 import LOGITS
 
 SPECS: dict[str, dict[str, Any]] = {
     "causal": {"mask": fg.causal()},
+    "head_dim 128": {"head_dim": 128},
     "slopes and sink": {"score": fg.alibi(SLOPES) >> fg.sink(LOGITS)},
     "in order": {"mask": fg.window(40, 0) | fg.global_tokens(3), "deterministic": True},
 }
@@ -48,7 +49,7 @@ HOSTILE: dict[str, Callable[[Inputs], None]] = {
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients_are_within_their_bounds(name: str, hostile: str) -> None:
-    spec = fg.AttentionSpec(64, **SPECS[name])
+    spec = fg.AttentionSpec(**{"head_dim": 64, **SPECS[name]})
     kernel = built(spec)
     assert "packed" in kernel.plan.kernel("main").switches
     x = Case("hostile", 70, 140, heads=2, heads_kv=2).inputs(spec)
