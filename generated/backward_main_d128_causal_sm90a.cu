@@ -2989,11 +2989,12 @@ FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
 }
 
 // The same for products that become scores before; `probabilities` are P rounded, and what takes the place of
-// the products is P times the slope of the score, by which the gradient of a product is the greater.
-template <class T, class Score, i32 count>
+// the products is P times the slope of the score, by which the gradient of a product is the greater. `pairs`,
+// if given, tells what a lane's pairs read of captured tensors.
+template <class T, class Score, i32 count, class... Pairs>
 FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
                                         const Score& score, float scale, const float* negated_lse_log2,
-                                        i32 first_q, i32 first_key, Thread thread) {
+                                        i32 first_q, i32 first_key, Thread thread, const Pairs&... pairs) {
   const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
   for (i32 i = 0; i < count; i += 2) {
@@ -3001,7 +3002,8 @@ FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabil
 #pragma unroll
     for (i32 c = 0; c < 2; ++c) {
       const i32 q = 2 * (i - i % 4) + c;
-      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2));
+      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2),
+                                                     pairs.at(i + c, thread)...);
       p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
       products[i + c] = p[c] * of.slope;
     }
@@ -3361,7 +3363,7 @@ FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::col
 
 }  // namespace flashgen
 
-#line 16 "kernels/backward_main_sm90.cu.j2"
+#line 19 "kernels/backward_main_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3453,22 +3455,22 @@ constexpr u32 kTiles = 231808;  // which tiles of keys come next
 constexpr u32 kBytes = 231840;
 }  // namespace smem
 
-#line 26
+#line 29
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 33
+#line 36
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
-#line 44
+#line 47
 using SumRing = Ring<kConfig.sum_slots>;
 // Of the dQ of a tile of queries: one for each warp that adds to it.
 constexpr i32 parts_of_dq = 4 * kConfig.consumers;
-#line 48
+#line 51
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3485,14 +3487,14 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
-#line 67
+#line 70
   SumRing sum_ring;  // parts of dQ that are being finished
   SumPart* sum_parts;  // what its slots hold
   Shape::DQRows dq_rows;
-#line 71
+#line 74
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 76
+#line 79
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3507,15 +3509,15 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
-#line 93
+#line 96
             {start + smem::kSumBarriers},
             reinterpret_cast<SumPart*>(base + smem::kSumParts),
             {start + smem::kDqRows},
-#line 97
+#line 100
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 103
+#line 106
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3523,18 +3525,18 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
-#line 111
+#line 114
   // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
   FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-#line 117
+#line 120
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
 };
 
-#line 127
+#line 130
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3549,10 +3551,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 145
+#line 148
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 148
+#line 151
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3561,7 +3563,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 162
+#line 165
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3939,6 +3941,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         if (number == kNone) shared.v_ring.wait_full(kv_at);
         // Addresses are worked out in the loop, and not kept in registers all the while.
         const Thread here = thread.again();
+#line 29
         Shape::RoundedScores ds;
         {
           // Line 13: dP_ij = dO_i V_j^T, from which D_i has been taken off.
@@ -3947,39 +3950,39 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           spread_columns(dp, shared.dsum(at), here);
           wgmma_pin(dp);
           issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
-#line 30
+#line 38
           if (number == kNone && !is_bad) say_added();
-#line 32
+#line 40
           if (number_out != kNone) add_to_sum(number_out, here);
 
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 41
+#line 49
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 49
+#line 57
           AllowedPairs<kConfig.tile_q / 2> allowed;
           if (strip_is_cut) {
             const Mask mask = mask_of(p, keys, step.member);
-#line 58
+#line 66
             allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
-#line 61
+#line 69
             allowed.forbid(scores, -kInfinity);
           }
-#line 80
+#line 87
           // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 84
+#line 91
             for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
-#line 88
+#line 95
             round_chunk<element_t>(probabilities, scores, chunk);
             if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-#line 91
+#line 98
             issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
           }
 
@@ -3992,9 +3995,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 104
+#line 111
             multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
-#line 109
+#line 116
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
           }
@@ -4006,7 +4009,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<chunks>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
-#line 127
+#line 134
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
@@ -4157,17 +4160,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 187 "kernels/backward_main_sm90.cu.j2"
+#line 190 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 192
+#line 195
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 197
+#line 200
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4175,14 +4178,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 208
+#line 211
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 215
+#line 218
     fence_mbarrier_init();
   }
   block_sync();
@@ -4192,11 +4195,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 227
+#line 230
     else if (thread.warp == 1) report(p, base, thread);
     else if (thread.warp == 2) collect(p, base, thread);
     else finish(p, base, thread);
-#line 231
+#line 234
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

@@ -2982,11 +2982,12 @@ FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
 }
 
 // The same for products that become scores before; `probabilities` are P rounded, and what takes the place of
-// the products is P times the slope of the score, by which the gradient of a product is the greater.
-template <class T, class Score, i32 count>
+// the products is P times the slope of the score, by which the gradient of a product is the greater. `pairs`,
+// if given, tells what a lane's pairs read of captured tensors.
+template <class T, class Score, i32 count, class... Pairs>
 FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
                                         const Score& score, float scale, const float* negated_lse_log2,
-                                        i32 first_q, i32 first_key, Thread thread) {
+                                        i32 first_q, i32 first_key, Thread thread, const Pairs&... pairs) {
   const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
 #pragma unroll
   for (i32 i = 0; i < count; i += 2) {
@@ -2994,7 +2995,8 @@ FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabil
 #pragma unroll
     for (i32 c = 0; c < 2; ++c) {
       const i32 q = 2 * (i - i % 4) + c;
-      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2));
+      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2),
+                                                     pairs.at(i + c, thread)...);
       p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
       products[i + c] = p[c] * of.slope;
     }

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from flashgen.expr import Load, Node
 
 #: Bytes of elements that are fetched with their neighbours, by C++ type, and how many bytes for each pair of a query
-#: and a key there are registers for.
+#: and a key there are registers for: where scores are alone, and where they are with dP, dK and dV.
 _BYTES = {"half_t": 2, "bfloat16_t": 2, "float": 4}
-_MOST_BYTES = 4
+MOST_BYTES, MOST_BYTES_BACKWARD = 4, 2
 
 
-def loads_ahead(score: Node | None, elements: Mapping[str, str]) -> tuple[Load, ...]:
+def loads_ahead(score: Node | None, elements: Mapping[str, str], most_bytes: int = MOST_BYTES) -> tuple[Load, ...]:
     """Loads that differ from pair to pair, of rows that the keys go along, so that a lane's pairs are neighbours there:
     as many as there is room for. ``elements`` are the tensors' C++ types."""
     if score is None or not elements:
@@ -23,7 +23,7 @@ def loads_ahead(score: Node | None, elements: Mapping[str, str]) -> tuple[Load, 
     from flashgen.expr.nodes import USES
 
     found: list[Load] = []
-    left = _MOST_BYTES
+    left = most_bytes
     for node in postorder(score):
         if not isinstance(node, Load) or not node.indices or node.indices[-1] is not Index("k"):
             continue

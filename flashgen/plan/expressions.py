@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.errors import PlanError
-from flashgen.plan.ahead import loads_ahead
+from flashgen.plan.ahead import MOST_BYTES, loads_ahead
 from flashgen.plan.model import Param, ParamTable
 from flashgen.spec import AttentionSpec
 
@@ -97,9 +97,9 @@ class Expressions:
         """Whether the mask is an expression, not a band."""
         return self.mask is not None
 
-    def loads_ahead(self) -> tuple[Load, ...]:
+    def loads_ahead(self, most_bytes: int = MOST_BYTES) -> tuple[Load, ...]:
         """Loads of the score that may come before the products; see ``plan/ahead.py``."""
-        return loads_ahead(self.score, {tensor.name: tensor.element for tensor in self.tensors})
+        return loads_ahead(self.score, {tensor.name: tensor.element for tensor in self.tensors}, most_bytes)
 
 
 NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())

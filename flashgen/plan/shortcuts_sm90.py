@@ -3,6 +3,8 @@
 ``packed``: dS is made of P as it was rounded for dV, two elements at a time, so that P's floats are needed no longer
 than exponentials are. ``holds_keys``: K_j is the left operand of S from registers and not from shared memory, which has
 most to do. ``ahead``: what the next step's scores begin with is fetched while this one's dK is multiplied.
+``reads_ahead``: so is what a score reads for each pair, by neighbours, while the products of its pairs are on their
+way.
 
 Rates are TFLOP/s on an H200 by the launcher, bf16; docs/variants.md has all of them.
 """
@@ -12,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from flashgen.plan.ahead import MOST_BYTES_BACKWARD
 from flashgen.plan.budget import Held, registers_of
+from flashgen.plan.forward_traits_sm90 import pair_loads
 from flashgen.plan.sm90 import is_listed
 from flashgen.spec import AttentionSpec
 
@@ -29,25 +33,28 @@ class Row:
 
 TABLE = {
     64: Row(
-        ("packed", "holds_keys", "ahead"),
+        ("packed", "reads_ahead", "holds_keys", "ahead"),
         "all shortcuts: 544 beside 487 at 16,384, full (502 with packed dS alone), and 502 beside 470, causal",
         key_steps=4,
     ),
     96: Row(
-        ("holds_keys",),
+        ("reads_ahead", "holds_keys"),
         "K_j in registers: for that there is room, and it is 192 of some 2,500 cycles of shared memory a step; others "
         "lose at head_dim 128, whose steps are as long; not measured",
         key_steps=6,
     ),
     128: Row(
-        ("packed", "holds_keys"),
+        ("packed", "reads_ahead", "holds_keys"),
         "packed dS and half of K_j in registers: 571 beside 559 at 4,096, full, and 531 beside 521, causal; packed "
         "alone gains a third of it, with scores ahead it loses, and five eighths of K_j are no better than half",
         key_steps=4,
     ),
 }
+#: What a score takes besides that reads something for each pair as it comes.
+_ADDRESSES_OF_PAIRS = 16
 _NAMES = {
     "packed": "packed dS",
+    "reads_ahead": "biases ahead",
     "holds_keys": "K_j in registers",
     "ahead": "the next step's scores ahead",
 }
@@ -64,12 +71,15 @@ def held(spec: AttentionSpec, tile_q: int, switches: Collection[str]) -> Held:
     # floats are needed no longer, what is rounded takes their place, but for what is on its way.
     steps = held_steps(spec, switches)
     rounded = tile_q // 8 if "packed" in switches else tile_q // 4 * 3 // 4 if "sparing" in switches else tile_q // 4
+    # What a score has read of each pair goes as P is made of it.
+    reads = "reads_ahead" in switches
+    made = max(rounded, tile_q // 4) if reads else rounded
     return (
         ("dK", spec.head_dim // 2),
         ("dV", spec.head_dim_v // 2),
         ("S", tile_q // 2),
         ("dP", tile_q // 2),
-        ("P rounded", rounded),
+        ("P rounded or biases" if reads else "P rounded", made),
         *((("K_j", 4 * steps),) if steps else ()),
         # Of K_j in shared memory, too, where only a part of it is held.
         ("addresses", 24 if 0 < steps < spec.head_dim // 16 else 16),
@@ -92,9 +102,18 @@ def shortcuts(spec: AttentionSpec, tile_q: int, most: int) -> tuple[frozenset[st
         fault = _fault(name, spec, tile_q, taken, most)
         if fault is None:
             taken.add(name)
-        else:
+        elif fault:
             notes.append(f"not {_NAMES[name]}: {fault}")
     return frozenset(taken), tuple(notes)
+
+
+def reads_pairs(spec: AttentionSpec) -> bool:
+    """Whether the score reads two bytes for each pair that can be fetched ahead."""
+    if not changes_scores(spec) or spec.score is None or not spec.score.traced.tensors:
+        return False
+    from flashgen.plan.expressions import expressions_of
+
+    return bool(expressions_of(spec).loads_ahead(MOST_BYTES_BACKWARD))
 
 
 def is_sparing(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool:
@@ -106,12 +125,18 @@ def is_sparing(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool
 
 
 def _fault(name: str, spec: AttentionSpec, tile_q: int, taken: Collection[str], most: int) -> str | None:
-    """Why a shortcut cannot be taken, given those that are."""
+    """Why a shortcut cannot be taken, given those that are; nothing to tell where there is nothing to be had."""
     if name == "packed":
         return _why_not_packed(spec)
     if name == "ahead":
         return _why_not_ahead(spec, taken)
+    if name == "reads_ahead" and not reads_pairs(spec):
+        return ""
+    if name == "reads_ahead" and is_listed(spec):
+        return "a mask that leaves holes has use for the registers"
     registers = registers_of(held(spec, tile_q, {*taken, name}))
+    if name == "holds_keys" and "reads_ahead" not in taken and pair_loads(spec):
+        registers += _ADDRESSES_OF_PAIRS
     return f"{registers} registers, and there are {most}" if registers > most else None
 
 

@@ -105,7 +105,7 @@ def expression_code(plan: KernelPlan) -> Code:
         bodies["whole_full"] = body_of({"full": e.rule.full}, names)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
         bodies["query_tiles"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
-    ahead = _ahead(e.loads_ahead(), plan, names) if "ahead" in plan.switches else {}
+    ahead = _ahead(_loads_ahead(plan), plan, names)
     if e.score is not None and e.slope is not None:
         given: dict[Node, Node] = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
         roots, starts = _from_first_pair(e.score, e.slope, plan)
@@ -121,6 +121,9 @@ def expression_code(plan: KernelPlan) -> Code:
             bodies["near"] = body_of(arguments, near)
         if "slope" in roots:
             bodies["score_and_slope"] = body_of({name: roots[name] for name in ("value", "slope")}, near)
+            if ahead:
+                both = {name: substitute(roots[name], given) for name in ("value", "slope")}
+                bodies["score_and_slope_ahead"] = body_of(both, near)
     if e.sink is not None:
         bodies["sink"] = body_of({"value": e.sink}, names)
     return Code(
@@ -141,6 +144,17 @@ def expression_code(plan: KernelPlan) -> Code:
 def _survey(table: Table, e: Expressions) -> Survey:
     tensor = next(t for t in e.tensors if t.name == table.tensor)
     return Survey(table, tensor, f"Survey<{tensor.element}, {tensor.rank}, {table.axis}, {e.stretch}>")
+
+
+def _loads_ahead(plan: KernelPlan) -> tuple[Load, ...]:
+    """What this kernel fetches for a pair before its logit comes."""
+    from flashgen.plan.ahead import MOST_BYTES, MOST_BYTES_BACKWARD
+
+    assert plan.expressions is not None, "what loads has expressions"
+    for switch, most_bytes in (("ahead", MOST_BYTES), ("reads_ahead", MOST_BYTES_BACKWARD)):
+        if switch in plan.switches:
+            return plan.expressions.loads_ahead(most_bytes)
+    return ()
 
 
 def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) -> dict[Load, Ahead]:

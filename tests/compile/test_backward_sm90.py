@@ -35,6 +35,7 @@ SAMPLE: list[Build] = [
     ((64, 64), "full", "fp16"),
     ((64, 64), "documents", "bf16"),
     ((64, 64), "slopes", "bf16"),
+    ((64, 64), "bias", "bf16"),
     ((96, 96), "slopes", "fp16"),
     ((128, 128), "causal, ordered", "bf16"),
 ]
@@ -129,6 +130,7 @@ def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == set(NARROW_DIMS)
     switches = frozenset().union(*(main(*build).switches for build in BUILDS))
     assert switches >= {"masked", "listed", "scales", "score", "ordered", "sparing", "packed", "holds_keys", "ahead"}
+    assert "reads_ahead" in switches
     assert not all("scales" in main(*build).switches for build in BUILDS)
     assert set(SAMPLE) <= set(BUILDS)
 

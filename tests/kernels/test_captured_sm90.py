@@ -77,6 +77,17 @@ def test_a_bias_may_lie_as_it_likes(dim: int, dtype: Any, how: str) -> None:
     check(spec, {name: placed(how, dtype)}, 1, **order)
 
 
+@pytest.mark.parametrize("how", PLACES[:4])
+def test_gradients_are_those_of_a_bias_of_two_bytes_that_lies_as_it_likes(how: str) -> None:
+    number = PLACES.index(how)
+    dtype = fg.AttentionSpec(64).element.numpy() if number % 3 else np.float16
+    spec = fg.AttentionSpec(128 if number % 3 == 2 else 64, mask=fg.causal(), score=fg.bias(np.zeros((2,) * 4, dtype)))
+    assert "reads_ahead" in fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("main").switches
+    order = {"race": True} if number % 4 == 0 else {"schedule": "random", "seed": number}
+    (name,) = spec.tensors
+    check(spec, {name: placed(how, dtype)}, 2, **order)
+
+
 def test_biases_come_ahead_as_far_as_there_is_room() -> None:
     """Two of 16 bits and one more; under a mask that cuts, and inside of a function."""
     a, b, c = (WIDE[0, 0, :, :LENGTH].astype(dtype) for dtype in (np.float16, np.float16, np.float32))

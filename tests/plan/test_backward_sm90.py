@@ -299,3 +299,20 @@ def test_the_chosen_schedule_asked_for_again_is_the_same_plan() -> None:
         again = plan(chosen.spec, chosen.schedule, ARCH)
         for one, other in zip(chosen.kernels, again.kernels, strict=True):
             assert replace(one, schedule=None) == replace(other, schedule=None)
+
+
+def test_biases_come_ahead_where_nothing_else_has_use_for_the_registers() -> None:
+    bias = fg.bias(np.zeros((2, 2), np.float16))
+    wide = fg.bias(np.zeros((2, 2), np.float32))
+    shortcuts = {"packed", "holds_keys", "reads_ahead", "ahead"}
+    for dims, score, mask, taken in (
+        # Then there are none for K_j.
+        (64, bias, None, {"packed", "reads_ahead"}),
+        (64, wide, None, {"packed"}),
+        (64, bias, MASKS["documents"], {"packed"}),
+        (96, bias, None, {"holds_keys", "reads_ahead"}),
+        (128, bias, None, {"reads_ahead"}),
+        (128, wide, None, set()),
+    ):
+        options = {} if mask is None else {"mask": mask}
+        assert backward(head_dim=dims, score=score, **options).switches & shortcuts == taken

@@ -71,4 +71,63 @@ FLASHGEN_DEVICE Neighbours<T, blocks> neighbours(const Captured<T, rank>& tensor
   return found;
 }
 
+// The same where rows of scores are keys, and columns are queries: of each block of eight queries and eight
+// keys a lane fetches two neighbours of the query that is its row, and hands them to those lanes whose pairs
+// they are.
+template <class T, i32 blocks>
+struct AcrossNeighbours {
+  static_assert(sizeof(T) == 2, "two neighbours are one word");
+  u32 bits[blocks][2];
+
+  // Of element i of the lane's strip; all lanes of a warp ask for the same one.
+  FLASHGEN_DEVICE float at(i32 i, Thread thread) const {
+    const i32 lane = 4 * (thread.column() + i % 2) + thread.row() / 2;
+    const u32 two = bits_of(shuffle(float_of(bits[i / 4][i % 4 / 2]), lane));
+    return to_float(T{static_cast<u16>(two >> (16 * (thread.row() % 2)))});
+  }
+};
+
+// Of queries from first_q on, whose rows of `tensor` are `row_at(q)`, and of sixteen keys.
+template <i32 blocks, class T, i32 rank, class RowAt>
+FLASHGEN_DEVICE AcrossNeighbours<T, blocks> across_neighbours(const Captured<T, rank>& tensor,
+                                                              const RowAt& row_at, i32 first_q, i32 first_key,
+                                                              Thread thread) {
+  const i32 q = first_q + thread.row(), key = first_key + thread.column();
+  // Rows begin where two neighbours do, if the tensor does and all steps from row to row are even.
+  u64 steps = reinterpret_cast<u64>(tensor.pointer) / sizeof(T);
+#pragma unroll
+  for (i32 axis = 0; axis < rank - 1; ++axis) steps |= static_cast<u64>(tensor.strides[axis]);
+  const bool apart =
+      tensor.strides[rank - 1] != 1 || first_key + 16 > tensor.sizes[rank - 1] || steps % 2 != 0;
+  AcrossNeighbours<T, blocks> found;
+  if (!apart) {
+#pragma unroll
+    for (i32 n = 0; n < blocks; ++n) {
+      const T* const row = row_at(q + 8 * n) + key;
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) found.bits[n][h] = *reinterpret_cast<const u32*>(row + 8 * h);
+    }
+  } else {
+    // A few blocks at a time, in a loop: all of them under way would take twice the registers.
+    constexpr i32 at_once = 4;
+    static_assert(blocks % at_once == 0, "each turn of the loop has as many blocks");
+    found = {};
+#pragma unroll 1
+    for (i32 first = 0; first < blocks; first += at_once) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * at_once; ++i) {
+        const i32 h = i % 2;
+        const T* const row = row_at(q + 8 * (first + i / 2));
+        const u32 left = row[tensor.offset(rank - 1, key + 8 * h)].bits;
+        const u32 right = row[tensor.offset(rank - 1, key + 8 * h + 1)].bits;
+#pragma unroll
+        for (i32 n = i / 2; n < blocks; n += at_once) {
+          if (n == first + i / 2) found.bits[n][h] = left | right << 16;
+        }
+      }
+    }
+  }
+  return found;
+}
+
 }  // namespace flashgen
