@@ -12,6 +12,7 @@ from flashgen.plan.forward_traits_sm90 import (
     compares_documents,
     compares_little,
     is_lean,
+    looks_up_pairs,
     pair_loads,
 )
 from flashgen.plan.model import SmemMap
@@ -146,8 +147,30 @@ def _row_by_mask(spec: AttentionSpec) -> Row:
     return _TABLE[dims]
 
 
+#: The same for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
+#: a producer registers.
+_LOOKED_UP = {
+    (64, 64): Row(
+        2,
+        96,
+        3,
+        2,
+        True,
+        True,
+        (48, 48),
+        (48, 48),
+        "smaller tiles of queries and keys, as what a mask looks up for each pair takes registers",
+        registers=(88, 208),
+    ),
+}
+
+
 def row_of(spec: AttentionSpec) -> Row:
     """The row of the table, with what the mask and the score take of its registers."""
+    dims = spec.head_dim, spec.head_dim_v
+    if dims in _LOOKED_UP and looks_up_pairs(spec):
+        row = _LOOKED_UP[dims]
+        return replace(row, tile_kv=row.tile_kv_reading[1]) if pair_loads(spec) else row
     row = _row_by_mask(spec)
     narrow = row.consumers == 3
     if is_listed(spec):

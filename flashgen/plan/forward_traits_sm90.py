@@ -44,6 +44,17 @@ def compares_documents(spec: AttentionSpec) -> bool:
     return any(isinstance(node, Search) for node in postorder(rule.key_begin, rule.key_end))
 
 
+def looks_up_pairs(spec: AttentionSpec) -> bool:
+    """Whether the mask reads something of captured tensors that depends on both the query and the key."""
+    if not is_listed(spec) or not spec.mask.traced.tensors:
+        return False
+    from flashgen.expr import Load, postorder
+    from flashgen.plan.over import over_of
+
+    loads = (node for node in postorder(spec.mask.traced.root) if isinstance(node, Load))
+    return any(over_of(load.indices) in ("diagonals", "pairs") for load in loads)
+
+
 def compares_little(spec: AttentionSpec) -> bool:
     """Whether at most two comparisons of keys are asked of a pair, and its logit stays as it is."""
     if spec.score is not None and spec.score.changes_logits:
