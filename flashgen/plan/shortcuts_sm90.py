@@ -134,6 +134,8 @@ def _fault(name: str, spec: AttentionSpec, tile_q: int, taken: Collection[str], 
         return ""
     if name == "reads_ahead" and is_listed(spec):
         return "a mask that leaves holes has use for the registers"
+    if name == "holds_keys" and pair_loads(spec) and not (spec.score and spec.score.only_adds):
+        return "what the score reads, and its slope, need the registers"
     registers = registers_of(held(spec, tile_q, {*taken, name}))
     if name == "holds_keys" and "reads_ahead" not in taken and pair_loads(spec):
         registers += _ADDRESSES_OF_PAIRS
@@ -151,6 +153,8 @@ def _why_not_packed(spec: AttentionSpec) -> str | None:
         return f"a small P has lost bits in {spec.dtype}, and a large dP - D is infinite"
     if spec.score is not None and not spec.score.only_adds:
         return "dS has the slope of the score for a factor besides, and dV has not"
+    if pair_loads(spec) and not reads_pairs(spec):
+        return "what the score reads for each pair needs the registers"
     return None
 
 

@@ -182,15 +182,18 @@ def _from_first_pair(score: Node, slope: Node, plan: KernelPlan) -> tuple[Mappin
     from flashgen.expr import in_products, of_product, with_constants, with_starts
 
     roots: Mapping[str, Node] = {"value": score, "slope": slope}
+    constants: Mapping[str, Node] = {}
     if plan.template == "forward_sm90.cu.j2":
-        roots = {"value": of_product(score)}
+        # Kernels of the backward pass have no registers to keep them in.
+        apart = with_constants({"value": of_product(score)})
+        roots, constants = apart.roots, apart.constants
     if "in_products" in plan.switches:
         value = in_products(score)
         assert value is not None, "the plan has found that out"
-        roots = {"value": value}
-    apart = with_constants(roots)
-    started = with_starts(apart.roots)
-    found = {**started.starts, **apart.constants}
+        apart = with_constants({"value": value})
+        roots, constants = apart.roots, apart.constants
+    started = with_starts(roots)
+    found = {**started.starts, **constants}
     return started.roots, {name.removeprefix("first."): node for name, node in found.items()}
 
 

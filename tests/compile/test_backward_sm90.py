@@ -35,13 +35,25 @@ SAMPLE: list[Build] = [
     ((64, 64), "full", "fp16"),
     ((64, 64), "documents", "bf16"),
     ((64, 64), "slopes", "bf16"),
-    ((64, 64), "bias", "bf16"),
+    ((64, 64), "bias alone", "bf16"),
     ((96, 96), "slopes", "fp16"),
     ((128, 128), "causal, ordered", "bf16"),
 ]
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
-#: Where a mask leaves holes, those who look for them have too few registers, for so many bytes.
-PRODUCER_SPILLS: dict[Build, int] = {((64, 64), "documents, ordered", "fp16"): 28}
+#: What spills, and how many bytes at most: where a mask leaves holes, those who look for them; and scores that read
+#: something for each pair, under a mask or beside a softcap.
+SPILLS: dict[Build, int] = {
+    ((64, 64), "documents, ordered", "fp16"): 28,
+    ((64, 64), "bias", "bf16"): 24,
+    ((64, 64), "wide bias", "bf16"): 48,
+    ((64, 64), "bias, softcap", "bf16"): 304,
+    ((64, 64), "bias, documents", "bf16"): 208,
+    ((128, 128), "wide bias", "bf16"): 44,
+    ((128, 128), "bias, softcap", "bf16"): 48,
+    ((128, 128), "bias, documents", "bf16"): 76,
+}
+#: Those of consumers, in the loop.
+SPILLS_IN_LOOP = {build for build in SPILLS if "bias" in build[1]}
 
 
 def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
@@ -57,13 +69,13 @@ def test_products_wait_for_each_other_nowhere(dims: tuple[int, int], name: str, 
     assert found.resources.static_smem_bytes == 0
 
 
-@each([build for build in BUILT if build not in PRODUCER_SPILLS])
+@each([build for build in BUILT if build not in SPILLS])
 def test_nothing_spills(dims: tuple[int, int], name: str, dtype: str) -> None:
     found = compiled(main(dims, name, dtype)).resources
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 
 
-@each(BUILT)
+@each([build for build in BUILT if build not in SPILLS_IN_LOOP])
 def test_nothing_of_the_loop_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype: str) -> None:
     lines = machine_code(main(dims, name, dtype))
     first, last = products(lines)
@@ -137,6 +149,6 @@ def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
 
 @pytest.mark.skipif(BUILT is SAMPLE, reason="a developer's run compiles other specs; DRAWN_CASES=ci compiles these")
 def test_no_spec_is_excused_that_has_no_need_of_it() -> None:
-    for build, most in PRODUCER_SPILLS.items():
+    for build, most in SPILLS.items():
         assert build in BUILDS
         assert 0 < compiled(main(*build)).resources.spill_bytes <= most

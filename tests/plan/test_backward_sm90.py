@@ -308,7 +308,7 @@ def test_biases_come_ahead_where_nothing_else_has_use_for_the_registers() -> Non
     for dims, score, mask, taken in (
         # Then there are none for K_j.
         (64, bias, None, {"packed", "reads_ahead"}),
-        (64, wide, None, {"packed"}),
+        (64, wide, None, set()),
         (64, bias, MASKS["documents"], {"packed"}),
         (96, bias, None, {"holds_keys", "reads_ahead"}),
         (128, bias, None, {"packed", "reads_ahead"}),
