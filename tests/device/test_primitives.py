@@ -12,7 +12,7 @@ from flashgen.render.paths import include_dir
 
 #: What it does is an order of instructions, which tests/compile reads from machine code; it leaves no value.
 WITHOUT_RESULT = {"wgmma_compute_before_wait"}
-#: What no GPU has been asked yet: products are rounded once, and tests/emulator/test_math.py holds the emulator to that.
+#: No GPU has been asked yet: products are rounded once, and tests/emulator/test_math.py holds the emulator to that.
 UNRECORDED = {"multiply_packed"}
 FUNCTION = re.compile(r"^FLASHGEN_DEVICE\s+[\w:]+\s+(\w+)\(", re.M)
 
