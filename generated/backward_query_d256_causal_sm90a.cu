@@ -1406,6 +1406,40 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 4 "flashgen/fragments.cuh"
+// A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
+// block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
+
+namespace flashgen {
+
+// The columns from `first` to `end`, ...
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// ... or all of them.
+template <i32 count>
+FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
+  write_columns(part, strip, 0, 2 * count, thread);
+}
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+  }
+}
+
+}  // namespace flashgen
+
 #line 4 "flashgen/listed.cuh"
 // What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
 
@@ -2816,7 +2850,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 9 "flashgen/backward_sm90.cuh"
+#line 10 "flashgen/backward_sm90.cuh"
 // What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
 // them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
 // are, in registers.
@@ -3090,28 +3124,8 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
   }
 }
 
-// ---- The sum of dQ: four floats for each lane, block of 16 x 8 after block.
+// ---- The sum of dQ, see fragments.cuh
 
-template <i32 count>
-FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const float* const four = dq + 4 * n;
-    reinterpret_cast<Vec16*>(part)[n * kWarpSize + thread.lane] =
-        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
-  }
-}
-// The same of the columns from `first` to `end`.
-template <i32 count>
-FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
-                                   Thread thread) {
-#pragma unroll
-  for (i32 n = first / 8; n < end / 8; ++n) {
-    const float* const four = strip + 4 * n;
-    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
-        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
-  }
-}
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
 // those that compute, so that each instruction counts.
 template <i32 box, class Tile>
@@ -3216,17 +3230,6 @@ struct BackwardKeysShape {
   static constexpr i32 p_bytes = 4 * part_bytes;
   static constexpr u32 warps_each = 4;
 };
-
-// What `write_fragments` has left.
-template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
-  }
-}
 
 // dS = P (dP - D), for dP that D has been taken off from, with P as `write_fragments` left it. Where
 // `has_forbidden`, pairs are looked at, and of a forbidden one nothing of dP is to be seen.

@@ -123,6 +123,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("inspector", looks_through(spec)),
                 ("listed", is_listed(spec)),
                 ("spans", is_listed(spec)),
+                # Scores are of products and not of logits, have constants apart, and are voted on.
+                ("from_products", True),
                 ("in_products", in_products),
             )
             if on

@@ -136,6 +136,23 @@ _DOCUMENTS = {
     ),
 }
 
+#: Rows for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
+#: a producer registers.
+_LOOKED_UP = {
+    (64, 64): Row(
+        2,
+        96,
+        3,
+        1,
+        True,
+        True,
+        (48, 48),
+        (48, 48),
+        "smaller tiles of queries and keys, as what a mask looks up for each pair takes registers",
+        registers=(88, 208),
+    ),
+}
+
 
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row of the table that is for masks of this kind."""
@@ -145,24 +162,6 @@ def _row_by_mask(spec: AttentionSpec) -> Row:
     if dims in _UNCUT and not looks_through(spec):
         return _UNCUT[dims]
     return _TABLE[dims]
-
-
-#: The same for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
-#: a producer registers.
-_LOOKED_UP = {
-    (64, 64): Row(
-        2,
-        96,
-        3,
-        2,
-        True,
-        True,
-        (48, 48),
-        (48, 48),
-        "smaller tiles of queries and keys, as what a mask looks up for each pair takes registers",
-        registers=(88, 208),
-    ),
-}
 
 
 def row_of(spec: AttentionSpec) -> Row:

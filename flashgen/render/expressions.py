@@ -114,7 +114,7 @@ def expression_code(plan: KernelPlan) -> Code:
         facts["first"] = tuple(Fact(name, "float", x) for name, x in bodies["first"].results.items())
         value = substitute(roots["value"], given)
         # Both ways to compute a score take registers, which other kernels do not have.
-        votes = plan.template == "forward_sm90.cu.j2"
+        votes = "from_products" in plan.switches
         arguments = {str(number): x for number, x in enumerate(arguments_near_zero(value) if votes else ())}
         bodies["score"] = body_of({"value": value}, near | (_NEAR_ZERO if arguments else {}))
         if arguments:
@@ -183,13 +183,10 @@ def _from_first_pair(score: Node, slope: Node, plan: KernelPlan) -> tuple[Mappin
 
     roots: Mapping[str, Node] = {"value": score, "slope": slope}
     constants: Mapping[str, Node] = {}
-    if plan.template == "forward_sm90.cu.j2":
-        # Kernels of the backward pass have no registers to keep them in.
-        apart = with_constants({"value": of_product(score)})
-        roots, constants = apart.roots, apart.constants
-    if "in_products" in plan.switches:
-        value = in_products(score)
+    if "from_products" in plan.switches:
+        value = in_products(score) if "in_products" in plan.switches else of_product(score)
         assert value is not None, "the plan has found that out"
+        # Kernels of the backward pass have no registers to keep constants in.
         apart = with_constants({"value": value})
         roots, constants = apart.roots, apart.constants
     started = with_starts(roots)

@@ -3,6 +3,7 @@
 // are, in registers.
 #pragma once
 #include "flashgen/contain.cuh"
+#include "flashgen/fragments.cuh"
 #include "flashgen/listed.cuh"
 #include "flashgen/query_walk.cuh"
 #include "flashgen/ring.cuh"
@@ -279,28 +280,8 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
   }
 }
 
-// ---- The sum of dQ: four floats for each lane, block of 16 x 8 after block.
+// ---- The sum of dQ, see fragments.cuh
 
-template <i32 count>
-FLASHGEN_DEVICE void write_fragments(float* part, const float (&dq)[count], Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const float* const four = dq + 4 * n;
-    reinterpret_cast<Vec16*>(part)[n * kWarpSize + thread.lane] =
-        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
-  }
-}
-// The same of the columns from `first` to `end`.
-template <i32 count>
-FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
-                                   Thread thread) {
-#pragma unroll
-  for (i32 n = first / 8; n < end / 8; ++n) {
-    const float* const four = strip + 4 * n;
-    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
-        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
-  }
-}
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
 // those that compute, so that each instruction counts.
 template <i32 box, class Tile>

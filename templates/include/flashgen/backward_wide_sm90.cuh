@@ -43,17 +43,6 @@ struct BackwardKeysShape {
   static constexpr u32 warps_each = 4;
 };
 
-// What `write_fragments` has left.
-template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
-  }
-}
-
 // dS = P (dP - D), for dP that D has been taken off from, with P as `write_fragments` left it. Where
 // `has_forbidden`, pairs are looked at, and of a forbidden one nothing of dP is to be seen.
 template <u32 forbidden, i32 count>

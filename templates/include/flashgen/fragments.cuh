@@ -1,0 +1,35 @@
+// A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
+// block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
+#pragma once
+#include "flashgen/element.cuh"
+#include "flashgen/primitives.cuh"
+
+namespace flashgen {
+
+// The columns from `first` to `end`, ...
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// ... or all of them.
+template <i32 count>
+FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
+  write_columns(part, strip, 0, 2 * count, thread);
+}
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+  }
+}
+
+}  // namespace flashgen
