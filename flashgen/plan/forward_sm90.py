@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_tiles_sm90 import Row, chosen_row, fault_of, looks_through, row_of, smem_of
-from flashgen.plan.forward_traits_sm90 import is_in_products
+from flashgen.plan.forward_traits_sm90 import is_capped, is_in_products
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
@@ -126,6 +126,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
                 ("in_products", in_products),
+                ("capped", is_capped(spec)),
             )
             if on
         ),
