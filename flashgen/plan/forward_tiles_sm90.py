@@ -11,6 +11,7 @@ from flashgen.plan.forward_traits_sm90 import (
     all_ahead,
     compares_documents,
     compares_little,
+    is_capped,
     is_lean,
     looks_up_pairs,
     pair_loads,
@@ -179,7 +180,10 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, registers=registers, tile_kv=tile_kv if narrow else row.tile_kv)
     elif narrow and not is_lean(spec):
         row = replace(row, tile_kv=112)
-    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
+    if is_capped(spec):
+        # Both ways to take exponentials leave no registers for scores beside them.
+        row = replace(row, keeps_scores=False)
+    elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := pair_loads(spec):
         comes_ahead = all_ahead(spec, loads)

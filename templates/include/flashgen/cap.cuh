@@ -38,9 +38,10 @@ struct CapPolynomial {
 
   FLASHGEN_DEVICE static CapPolynomial of(const CapAtZero& cap) {
     const float square = squared(cap.slope), third = cap.steepness * squared(square) * kTangent[2];
+    // Where powers of the slope vanish the last term must not count, and where they are infinite no product is below.
+    const float reach = cap.slope < 0x1p-31f ? 0.05f : third < kInfinity ? kFarBelowCap : 0.0f;
     return {cap.steepness * kTangent[0], cap.steepness * square * kTangent[1], third,
-            // A slope whose powers are infinite leaves no product below the limit.
-            third < kInfinity ? kFarBelowCap * reciprocal_approx(cap.slope) : 0.0f};
+            reach * reciprocal_approx(cap.slope)};
   }
 
   FLASHGEN_DEVICE float factor(float s) const {
@@ -97,7 +98,7 @@ struct CappedProducts {
     constexpr i32 at_once = 8;
     const bool falls = cap.falls();
     const float exponent = cap.slope * (2.0f * kLog2E), sign = falls ? -1.0f : 1.0f;
-    const float highest = sign * cap.amplitude * kLog2E * reciprocal_approx(unit);
+    const float highest = cap.amplitude * kLog2E * reciprocal_approx(unit);
     bool some_beyond = false;
 #pragma unroll
     for (i32 group = 0; group < count; group += at_once) {
