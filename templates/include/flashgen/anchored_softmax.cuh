@@ -73,6 +73,10 @@ enum class Regrowth {
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
   retakes_scores,
+  // It is foreseen: maxima are looked at where a bound on logits says that a row may grow so far. Exponentials have
+  // registers of their own, or take the place of scores.
+  foreseen,
+  foreseen_in_place,
 };
 
 // What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
@@ -83,6 +87,8 @@ struct ScaledProducts {
   FLASHGEN_DEVICE float relative(float s, float shift) const {
     return fused_multiply_add(s, scale_log2, -shift);
   }
+  // Exponentials of a row are added up in so many sums by each lane.
+  static constexpr i32 sums = 2;
   // Called with all of them while exponentials are taken.
   FLASHGEN_DEVICE void look(float, float) const {}
 };
@@ -90,7 +96,8 @@ struct ScaledProducts {
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::foreseen;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::foreseen_in_place;
 
   RowStatistics rows;
   // See anchor().
@@ -102,7 +109,7 @@ struct AnchoredSoftmax {
 
   FLASHGEN_DEVICE void reset() {
     anchored = false;
-    watched = regrowth == Regrowth::never;
+    watched = regrowth == Regrowth::never || foresees;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = -kInfinity;
@@ -132,6 +139,19 @@ struct AnchoredSoftmax {
     return moves;
   }
 
+  // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
+  FLASHGEN_DEVICE bool might_grow(float logit) const {
+    return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+  }
+  // Sees to the same by maxima, of which there is one for each row at least once.
+  template <class Logits>
+  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
+    factor[0] = factor[1] = 1.0f;
+    follow_maximum(scores, logits);
+    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
+    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  }
+
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
@@ -146,7 +166,7 @@ struct AnchoredSoftmax {
       const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
-      total[h][1] += second;
+      total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
@@ -174,7 +194,7 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
     // Sums that are looked at hold waits for products as it is.
-    if constexpr (holds_waits && regrowth == Regrowth::never)
+    if constexpr (holds_waits && (regrowth == Regrowth::never || foresees))
       wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
   }
 

@@ -1,5 +1,5 @@
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
-// cap, and far below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as quickly
+// cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as quickly
 // as of products. Whether all products of a warp are so far below is found out on the way.
 #pragma once
 #include "flashgen/expression.cuh"
@@ -7,60 +7,74 @@
 
 namespace flashgen {
 
-// Where |x| is below kFarBelowCap, tanh(x) is taken for x (kTangent[0] + kTangent[1] x^2 + kTangent[2] x^4): its
-// relative error is 7.8e-7 at most (fitted).
-constexpr float kFarBelowCap = 0.28f;
-constexpr float kTangent[3] = {0x1.ffffe6p-1f, -0x1.5526a6p-2f, 0x1.04863ep-3f};
+// Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error is 5.5e-7 at most
+// (fitted).
+constexpr float kBelowCap = 0.5f;
+constexpr float kTangent[4] = {0x1.ffffeep-1f, -0x1.5542f2p-2f, 0x1.0e2324p-3f, -0x1.6bbe38p-5f};
 
+// What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope without its
+// sign.
 struct Cap {
-  float amplitude;
-  float slope;
-
-  // Whether logits fall where products rise.
-  FLASHGEN_DEVICE bool falls() const { return amplitude * slope < 0.0f; }
-};
-
-// What is kept of a cap between tiles of keys, without signs: how steep it is at zero, in powers of two, and the
-// slope.
-struct CapAtZero {
   float steepness;
   float slope;
 
-  FLASHGEN_DEVICE static CapAtZero of(const Cap& cap) {
-    return {magnitude(cap.amplitude * cap.slope * kLog2E), magnitude(cap.slope)};
+  FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
+    return {amplitude * slope * kLog2E, magnitude(slope)};
   }
 };
 
-// The logit in powers of two, s (first + second s^2 + third s^4), for products that are below a limit.
+// The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
 struct CapPolynomial {
-  float first, second, third;
+  float coefficients[4];
   float limit;
 
-  FLASHGEN_DEVICE static CapPolynomial of(const CapAtZero& cap) {
-    const float square = squared(cap.slope), third = cap.steepness * squared(square) * kTangent[2];
+  FLASHGEN_DEVICE static CapPolynomial of(const Cap& cap) {
+    const float square = squared(cap.slope);
+    CapPolynomial made;
+    made.coefficients[0] = cap.steepness * kTangent[0];
+#pragma unroll
+    for (i32 i = 1; i < 4; ++i)
+      made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
     // Where powers of the slope vanish the last term must not count, and where they are infinite no product is below.
-    const float reach = cap.slope < 0x1p-31f ? 0.05f : third < kInfinity ? kFarBelowCap : 0.0f;
-    return {cap.steepness * kTangent[0], cap.steepness * square * kTangent[1], third,
-            reach * reciprocal_approx(cap.slope)};
+    const float reach = cap.slope < 0x1p-20f                            ? 0.1f
+                        : magnitude(made.coefficients[3]) < kInfinity ? kBelowCap
+                                                                      : 0.0f;
+    made.limit = reach * reciprocal_approx(cap.slope);
+    return made;
   }
 
   FLASHGEN_DEVICE float factor(float s) const {
     const float square = squared(s);
-    return fused_multiply_add(fused_multiply_add(square, third, second), square, first);
+    float sum = fused_multiply_add(coefficients[3], square, coefficients[2]);
+    sum = fused_multiply_add(sum, square, coefficients[1]);
+    return fused_multiply_add(sum, square, coefficients[0]);
   }
   FLASHGEN_DEVICE bool is_beyond(float s) const { return magnitude(s) >= limit; }
+
+  // A NaN may be left out.
+  template <i32 count>
+  FLASHGEN_DEVICE static float largest_of(const float (&products)[count]) {
+    float largest[4] = {};
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) largest[i % 4] = maximum(largest[i % 4], magnitude(products[i]));
+    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+  }
+  template <i32 count>
+  FLASHGEN_DEVICE bool is_any_beyond(const float (&products)[count]) const {
+    return warp_any(is_beyond(largest_of(products)));
+  }
 };
 
-// Products that are taken to be far below the cap, and looked at while exponentials are taken. A NaN may be left
-// out.
+// Products that are taken to be below the limit, and looked at while exponentials are taken.
 struct ProductsBelowCap {
   CapPolynomial polynomial;
   i32 largest_square = 0;
 
+  static constexpr i32 sums = 1;
   FLASHGEN_DEVICE void look(float a, float b) {
     largest_square = larger(largest_square, larger(order_of(squared(a)), order_of(squared(b))));
   }
-  // A square is rounded: what is beyond the limit has none that is below this.
+  // A square is rounded: what is beyond the limit has none that is below this. A NaN may be left out.
   FLASHGEN_DEVICE bool were_below() const {
     return largest_square < order_of(squared(polynomial.limit) * (1.0f - 0x1p-20f));
   }
@@ -73,51 +87,89 @@ struct ProductsBelowCap {
   FLASHGEN_DEVICE static i32 order_of(float square) { return static_cast<i32>(bits_of(square)); }
 };
 
-// Products of any size: where they are far below the cap they stay as they are, elsewhere something stands for them
-// that is beyond the limit, too, and which the logit is `unit` times as large as, in powers of two. Where logits
-// fall, products are negated. So order is kept, a forbidden product is -inf, and what the logit of a product comes
-// to does not depend on others.
+// Logits of products that are beyond the limit, counted in a unit in which they are beyond it, too.
+struct CappedLogits {
+  // Of 2^(exponent s), the tangent's e^2x; the highest logit; and the unit, in powers of two.
+  float exponent;
+  float highest;
+  float unit;
+
+  FLASHGEN_DEVICE static CappedLogits of(const Cap& cap) {
+    const float highest = 2.0f * reciprocal_approx(cap.slope);
+    return {cap.slope * (2.0f * kLog2E), cap.steepness < 0.0f ? -highest : highest,
+            maximum(0.5f * magnitude(cap.steepness), 0x1p-100f)};
+  }
+  // tanh(x) is 1 - 2 / (e^2x + 1).
+  FLASHGEN_DEVICE float logit(float s) const {
+    const float rest = reciprocal_approx(exp2_approx(s * exponent) + 1.0f);
+    return fused_multiply_add(-2.0f * highest, rest, highest);
+  }
+};
+
+// Products known to be below the limit.
+struct ProductsWellBelow {
+  CapPolynomial polynomial;
+  static constexpr i32 sums = 1;
+  FLASHGEN_DEVICE void look(float, float) const {}
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    return fused_multiply_add(s, polynomial.factor(s), -shift);
+  }
+};
+
+// Products of any size.
 struct CappedProducts {
+  CapPolynomial polynomial;
+  CappedLogits capped;
+
+  FLASHGEN_DEVICE float logit(float s) const {
+    return polynomial.is_beyond(s) ? capped.logit(s) * capped.unit : s * polynomial.factor(s);
+  }
+  static constexpr i32 sums = 1;
+  FLASHGEN_DEVICE void look(float, float) const {}
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    const float below = fused_multiply_add(s, polynomial.factor(s), -shift);
+    const float beyond = fused_multiply_add(capped.logit(s), capped.unit, -shift);
+    return polynomial.is_beyond(s) ? beyond : below;
+  }
+};
+
+// The same where more is to be known of them: products that are below the limit stay as they are, or are negated where
+// logits fall, and others are replaced by their logits. So they are in the order of their logits, those that are
+// forbidden may be -inf, and what the exponent of each comes to is the same number.
+struct OrderedProducts {
   CapPolynomial polynomial;
   float unit;
 
-  FLASHGEN_DEVICE static CappedProducts of(const CapPolynomial& polynomial) {
-    return {polynomial, maximum(0.5f * polynomial.first, 0x1p-100f)};
+  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap) {
+    return {CapPolynomial::of({magnitude(cap.steepness), cap.slope}), CappedLogits::of(cap).unit};
   }
 
+  static constexpr i32 sums = 1;
   FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float logit(float s) const { return s * factor(s); }
   FLASHGEN_DEVICE float relative(float s, float shift) const {
     return fused_multiply_add(s, factor(s), -shift);
   }
 
-  // Puts what stands for them in the place of products; whether some product of the warp was not far below.
   template <i32 count>
-  FLASHGEN_DEVICE bool stand_for(float (&products)[count], const Cap& cap) const {
-    // So many have their tangents computed at once if one of them needs it.
-    constexpr i32 at_once = 8;
-    const bool falls = cap.falls();
-    const float exponent = cap.slope * (2.0f * kLog2E), sign = falls ? -1.0f : 1.0f;
-    const float highest = cap.amplitude * kLog2E * reciprocal_approx(unit);
-    bool some_beyond = false;
+  FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
+    const CappedLogits capped = CappedLogits::of(cap);
+    const bool falls = cap.steepness < 0.0f;
+    // So many are replaced at once, if one of them needs it.
+    constexpr i32 few = 8;
 #pragma unroll
-    for (i32 group = 0; group < count; group += at_once) {
+    for (i32 group = 0; group < count; group += few) {
       float largest = 0.0f;
 #pragma unroll
-      for (i32 i = 0; i < at_once; ++i) largest = maximum(largest, magnitude(products[group + i]));
-      const bool are_beyond = warp_any(polynomial.is_beyond(largest));
-      if (!are_beyond && !falls) continue;
-      some_beyond |= are_beyond;
+      for (i32 i = group; i < smaller(group + few, count); ++i)
+        largest = maximum(largest, magnitude(products[i]));
+      if (!falls && !warp_any(polynomial.is_beyond(largest))) continue;
 #pragma unroll
-      for (i32 i = group; i < group + at_once; ++i) {
+      for (i32 i = group; i < smaller(group + few, count); ++i) {
         const float s = products[i];
-        // 1 - 2 / (e^2x + 1)
-        const float rest = reciprocal_approx(exp2_approx(s * exponent) + 1.0f);
-        const float beyond = fused_multiply_add(-2.0f * highest, rest, highest);
-        products[i] = polynomial.is_beyond(s) ? beyond : sign * s;
+        products[i] = polynomial.is_beyond(s) ? capped.logit(s) : falls ? -s : s;
       }
     }
-    return some_beyond;
   }
 
  private:

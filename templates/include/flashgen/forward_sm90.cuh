@@ -26,6 +26,7 @@ struct ForwardSm90Config {
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
+  bool foresees;
   bool holds_waits;
   bool ends_alone;
   bool keys_lead;
@@ -50,6 +51,7 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
+                                       : cfg.foresees && cfg.keeps_scores ? Regrowth::foreseen : cfg.foresees ? Regrowth::foreseen_in_place
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
   using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
