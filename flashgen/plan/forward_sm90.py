@@ -60,8 +60,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     running = schedule.softmax == "running-max"
     keeps = row.keeps_scores and not running
     in_products = is_in_products(spec)
-    import os
-    foresees = bool(os.environ.get("FORE")) and is_capped(spec) and not running
+    foresees = row.foresees and not running
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, *(["runningmax"] if running else [])),
         pass_="forward",
@@ -92,7 +91,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("longest_first", has_end, "the last queries of a head go first"),
             Constant("running_maximum", running, "exponentials relative to the maximum so far"),
             Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
-            Constant("foresees", foresees),
+            Constant("foresees", foresees, "how far rows may grow is known before exponentials are taken"),
             Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
             Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
             Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),

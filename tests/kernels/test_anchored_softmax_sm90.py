@@ -212,7 +212,7 @@ def test_about_where_a_cap_is_no_polynomial_any_more_it_is_as_exact_and_the_same
     random = np.random.default_rng(8)
     steps = np.array([-40, -9, *range(-4, 5), 40])
     q, k = np.zeros((steps.size, 70, 1, dim)), np.zeros((steps.size, 300, 1, dim))
-    q[..., :2], k[..., 0], k[..., 1] = 1, 28, steps[:, None, None] * 2.0**-18
+    q[..., :2], k[..., 0], k[..., 1] = 1, 50, steps[:, None, None] * 2.0**-18
     # In the order in which tiles come the first ones are near zero.
     k[:, 128:, :, :] = 0
     k[:, 128:, :, 0] = random.uniform(-2, 2, (172, 1))
@@ -228,3 +228,8 @@ def test_about_where_a_cap_is_no_polynomial_any_more_it_is_as_exact_and_the_same
     others = np.arange(70) != 5
     assert out[:, others].tobytes() == plain[0][:, others].tobytes()
     assert lse[:, :, others].tobytes() == plain[1][:, :, others].tobytes()
+    no_number = x.k.copy()
+    no_number[0, 20] = np.nan
+    out, _ = kernel(x.q, no_number, x.v, scale=1.0)
+    assert np.isnan(out[0].astype(np.float32)).all()
+    assert out[1:].tobytes() == plain[0][1:].tobytes()

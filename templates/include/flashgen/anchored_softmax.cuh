@@ -69,14 +69,12 @@ struct FinishedRows<true> {
 enum class Regrowth {
   // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
   never,
+  // It cannot: anchors move where a bound on logits says that they might have to.
+  foreseen,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
   retakes_scores,
-  // It is foreseen: maxima are looked at where a bound on logits says that a row may grow so far. Exponentials have
-  // registers of their own, or take the place of scores.
-  foreseen,
-  foreseen_in_place,
 };
 
 // What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
@@ -94,10 +92,11 @@ struct ScaledProducts {
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::foreseen;
-  static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::foreseen_in_place;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
+                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().

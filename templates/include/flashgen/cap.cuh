@@ -21,6 +21,8 @@ struct Cap {
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
     return {amplitude * slope * kLog2E, magnitude(slope)};
   }
+  // Logits with products.
+  FLASHGEN_DEVICE bool rises() const { return steepness > 0.0f; }
 };
 
 // The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
@@ -50,36 +52,38 @@ struct CapPolynomial {
     return fused_multiply_add(sum, square, coefficients[0]);
   }
   FLASHGEN_DEVICE bool is_beyond(float s) const { return magnitude(s) >= limit; }
+};
 
-  // A NaN may be left out.
-  template <i32 count>
-  FLASHGEN_DEVICE static float largest_of(const float (&products)[count]) {
-    float largest[4] = {};
+// The largest of a lane's products, without its sign. A NaN may be left out.
+template <i32 count>
+FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
+  float largest[4] = {};
 #pragma unroll
-    for (i32 i = 0; i < count; ++i) largest[i % 4] = maximum(largest[i % 4], magnitude(products[i]));
-    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
-  }
-  template <i32 count>
-  FLASHGEN_DEVICE bool is_any_beyond(const float (&products)[count]) const {
-    return warp_any(is_beyond(largest_of(products)));
+  for (i32 i = 0; i < count; ++i) largest[i % 4] = maximum(largest[i % 4], magnitude(products[i]));
+  return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+}
+
+// For the softmax: products that are below the limit, ...
+struct ProductsBelowCap {
+  static constexpr i32 sums = 1;
+  CapPolynomial polynomial;
+
+  FLASHGEN_DEVICE void look(float, float) const {}
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
 };
 
-// Products that are taken to be below the limit, and looked at while exponentials are taken.
-struct ProductsBelowCap {
-  CapPolynomial polynomial;
+// ... or are taken to be, and looked at while exponentials are taken, ...
+struct SeenProducts : ProductsBelowCap {
   i32 largest_square = 0;
 
-  static constexpr i32 sums = 1;
   FLASHGEN_DEVICE void look(float a, float b) {
     largest_square = larger(largest_square, larger(order_of(squared(a)), order_of(squared(b))));
   }
   // A square is rounded: what is beyond the limit has none that is below this. A NaN may be left out.
   FLASHGEN_DEVICE bool were_below() const {
     return largest_square < order_of(squared(polynomial.limit) * (1.0f - 0x1p-20f));
-  }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
-    return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
 
  private:
@@ -106,26 +110,16 @@ struct CappedLogits {
   }
 };
 
-// Products known to be below the limit.
-struct ProductsWellBelow {
-  CapPolynomial polynomial;
-  static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE void look(float, float) const {}
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
-    return fused_multiply_add(s, polynomial.factor(s), -shift);
-  }
-};
-
-// Products of any size.
+// ... and products of any size.
 struct CappedProducts {
+  static constexpr i32 sums = 1;
   CapPolynomial polynomial;
   CappedLogits capped;
 
+  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float logit(float s) const {
     return polynomial.is_beyond(s) ? capped.logit(s) * capped.unit : s * polynomial.factor(s);
   }
-  static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float relative(float s, float shift) const {
     const float below = fused_multiply_add(s, polynomial.factor(s), -shift);
     const float beyond = fused_multiply_add(capped.logit(s), capped.unit, -shift);
