@@ -28,21 +28,17 @@ class Row:
 
     wanted: tuple[str, ...]
     reason: str
-    #: Of K_j in registers: steps of a product, 16 columns each.
-    key_steps: int = 0
 
 
 TABLE = {
     64: Row(
         ("packed", "reads_ahead", "holds_keys", "ahead"),
         "all shortcuts: 544 beside 487 at 16,384, full (502 with packed dS alone), and 502 beside 470, causal",
-        key_steps=4,
     ),
     96: Row(
         ("reads_ahead", "holds_keys"),
         "K_j in registers: for that there is room, and it is 192 of some 2,500 cycles of shared memory a step; others "
         "lose at head_dim 128, whose steps are as long; not measured",
-        key_steps=6,
     ),
     128: Row(
         ("packed", "reads_ahead", "dq_between"),
@@ -71,7 +67,6 @@ def held(spec: AttentionSpec, tile_q: int, switches: Collection[str]) -> Held:
     """What a thread of a consumer has in registers."""
     # Of P rounded sparing consumers have three parts of four: two are multiplied when the third is rounded. If P's
     # floats are needed no longer, what is rounded takes their place, but for what is on its way.
-    steps = held_steps(spec, switches)
     rounded = tile_q // 8 if "packed" in switches else tile_q // 4 * 3 // 4 if "sparing" in switches else tile_q // 4
     # dQ has the place of P's floats, which are rounded by then, all of them.
     between = "dq_between" in switches
@@ -84,15 +79,10 @@ def held(spec: AttentionSpec, tile_q: int, switches: Collection[str]) -> Held:
         ("S or dQ", max(tile_q // 2, PANEL // 2)) if between else ("S", tile_q // 2),
         ("dP", tile_q // 2),
         ("P rounded or biases" if reads else "P rounded", made),
-        *((("K_j", 4 * steps),) if steps else ()),
-        # Of K_j in shared memory, too, where only a part of it is held; and of dS that goes while other dS comes.
-        ("addresses", 28 if between else 24 if 0 < steps < spec.head_dim // 16 else 16),
+        *((("K_j", spec.head_dim // 4),) if "holds_keys" in switches else ()),
+        # Those of dS that goes while other dS comes, too.
+        ("addresses", 28 if between else 16),
     )
-
-
-def held_steps(spec: AttentionSpec, switches: Collection[str]) -> int:
-    """Steps of a product for which K_j is in registers."""
-    return TABLE[spec.head_dim].key_steps if "holds_keys" in switches else 0
 
 
 def shortcuts(spec: AttentionSpec, tile_q: int, most: int) -> tuple[frozenset[str], tuple[str, ...]]:

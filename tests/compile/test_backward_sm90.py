@@ -61,6 +61,11 @@ def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
     return plan(spec, None, "sm_90a").kernel("main")
 
 
+def held_steps(kernel: KernelPlan) -> int:
+    """Of S, for which K_j is in registers: 16 columns each."""
+    return kernel.spec.head_dim // 16 if "holds_keys" in kernel.switches else 0
+
+
 @each(BUILT)
 def test_products_wait_for_each_other_nowhere(dims: tuple[int, int], name: str, dtype: str) -> None:
     # What the assembler says of most waits of its own is an error; there is none at all.
@@ -90,7 +95,7 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     found = Counter(match.groups() for line in machine_code(kernel) if (match := pattern.search(line)))
     wanted: Counter[tuple[str, str]] = Counter()
     # Scores, of a step with dQ before them and of one without unless it is between dV and dK; dP of a step.
-    held, between = int(kernel.constant("held_steps")), "dq_between" in kernel.switches
+    held, between = held_steps(kernel), "dq_between" in kernel.switches
     scores = 1 if between else 2
     wanted[str(queries), "R"] += scores * held
     wanted[str(queries), "gdesc"] += scores * (dims[0] // 16 - held) + dims[1] // 16
@@ -112,7 +117,7 @@ def test_exponentials_run_while_dp_and_dv_are_multiplied(dims: tuple[int, int], 
     first, last = products(lines)
     of_shared = [i for i in range(first, last) if is_product(lines[i], "gdesc")]
     # dQ, the scores of a step with it and of one without, and then dP; or scores alone.
-    scores, between = dims[0] // 16 - int(kernel.constant("held_steps")), "dq_between" in kernel.switches
+    scores, between = dims[0] // 16 - held_steps(kernel), "dq_between" in kernel.switches
     before = scores if between else keys // 16 + 2 * scores
     dp = of_shared[before : before + dims[1] // 16]
     dv = [i for i in range(dp[0], last) if is_product(lines[i], "R")][: queries // 16]
