@@ -32,13 +32,12 @@ class Row:
 
 TABLE = {
     64: Row(
-        ("packed", "reads_ahead", "holds_keys", "ahead"),
-        "all shortcuts: 544 beside 487 at 16,384, full (502 with packed dS alone), and 502 beside 470, causal",
+        ("packed", "reads_ahead", "dq_between", "ahead"),
+        "dQ between dV and dK, for which K_j gives way, and scores ahead; not measured",
     ),
     96: Row(
-        ("reads_ahead", "holds_keys"),
-        "K_j in registers: for that there is room, and it is 192 of some 2,500 cycles of shared memory a step; others "
-        "lose at head_dim 128, whose steps are as long; not measured",
+        ("packed", "reads_ahead", "holds_keys", "dq_between"),
+        "dQ between dV and dK, and K_j in registers: for both there is room; not measured",
     ),
     128: Row(
         ("packed", "reads_ahead", "dq_between"),
@@ -72,7 +71,7 @@ def held(spec: AttentionSpec, tile_q: int, switches: Collection[str]) -> Held:
     between = "dq_between" in switches
     # What a score has read of each pair goes as P is made of it.
     reads = "reads_ahead" in switches
-    made = max(rounded, tile_q // 4) if reads or between else rounded
+    made = max(rounded, tile_q // 4) if reads or (between and tile_q == 64) else rounded
     return (
         ("dK", spec.head_dim // 2),
         ("dV", spec.head_dim_v // 2),
