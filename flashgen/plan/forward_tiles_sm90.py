@@ -59,7 +59,7 @@ class Row:
     @property
     def q_slots(self) -> int:
         """Slots for queries."""
-        return self.tile_q // self.q_rows + self.q_ahead
+        return (self.consumers if self.q_by_consumer else 1) + self.q_ahead
 
     @property
     def tile_q(self) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = str(ROOT / "benchmarks")
 
 
 class Contest:
@@ -44,6 +45,8 @@ class Contest:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(BENCHMARKS)
+    # Other processes find this module by its name.
+    monkeypatch.syspath_prepend(str(ROOT))
     from mask_pool import Pool
 
     made = Pool(Contest, 2)

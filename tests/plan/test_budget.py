@@ -142,9 +142,19 @@ def test_where_producers_look_for_tiles_they_have_registers_for_it_and_fewer_pro
 
 #: By head_dim, and what is no other spec's: shortcuts that are taken, and words of why others are not.
 SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
-    "64": (64, {}, {"packed", "holds_keys", "ahead"}, "all shortcuts: 544 beside 487 at 16,384, full"),
-    "64, deterministic": (64, {"deterministic": True}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
-    "64, window": (64, {"mask": fg.window(100, 0)}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
+    "64": (64, {}, {"packed", "holds_keys", "ahead"}, "packed dS, K_j in registers, scores ahead: 544 beside 487"),
+    "64, deterministic": (
+        64,
+        {"deterministic": True},
+        {"packed", "holds_keys", "ahead"},
+        "packed dS, K_j in registers, scores ahead",
+    ),
+    "64, window": (
+        64,
+        {"mask": fg.window(100, 0)},
+        {"packed", "holds_keys", "ahead"},
+        "packed dS, K_j in registers, scores ahead",
+    ),
     "64, documents": (
         64,
         {"mask": MASKS["documents"]},
@@ -160,7 +170,12 @@ SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
         {"packed", "holds_keys"},
         "not the next step's scores ahead: scores that a score changes begin with zeros",
     ),
-    "64, sink": (64, {"score": fg.sink(np.ones(1, np.float32))}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
+    "64, sink": (
+        64,
+        {"score": fg.sink(np.ones(1, np.float32))},
+        {"packed", "holds_keys", "ahead"},
+        "packed dS, K_j in registers, scores ahead",
+    ),
     "64, slope": (64, {"score": fg.softcap(30.0)}, set(), "not packed dS: dS has the slope of the score for a factor"),
     "96": (96, {}, {"holds_keys"}, "K_j in registers: for that there is room"),
     "96, fp16, slope": (96, {"dtype": "fp16", "score": fg.softcap(30.0)}, {"holds_keys"}, "not measured"),

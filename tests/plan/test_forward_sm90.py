@@ -337,3 +337,11 @@ def test_asked_for_where_it_cannot_be_it_is_refused(
     assert str(error.value).startswith(f"algorithm='fa3' cannot be planned for head_dim {spec['head_dim']}")
     assert reason in str(error.value)
     assert str(error.value).endswith("leave algorithm out.")
+
+
+def test_fewer_queries_than_a_warpgroup_has_run_by_the_kernel_for_all_gpus() -> None:
+    for dim in (64, 128, 256):
+        schedule = fg.Schedule(tile_q=32)
+        assert plan(fg.AttentionSpec(dim), schedule, "sm_90a").kernel("forward").template == "forward.cu.j2"
+        with pytest.raises(fg.PlanError, match="tile_q=32"):
+            plan(fg.AttentionSpec(dim), replace(schedule, algorithm="fa3"), "sm_90a")
