@@ -3939,13 +3939,13 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 #line 10
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
-#line 13
+#line 14
         multiply_keys(scores, q_at);
-#line 26
+#line 31
         if (number == kNone) shared.v_ring.wait_full(kv_at);
         // Addresses are worked out in the loop, and not kept in registers all the while.
         const Thread here = thread.again();
-#line 37
+#line 42
         Shape::RoundedScores ds;
         {
           // Line 13: dP_ij = dO_i V_j^T, from which D_i has been taken off.
@@ -3954,47 +3954,48 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           spread_columns(dp, shared.dsum(at), here);
           wgmma_pin(dp);
           issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
-#line 46
+#line 51
           if (number == kNone && !is_bad) say_added();
-#line 48
+#line 54
           if (number_out != kNone) add_to_sum(number_out, here);
 
+#line 57
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 57
+#line 64
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 65
+#line 72
           AllowedPairs<kConfig.tile_q / 2> allowed;
           if (strip_is_cut) {
             const Mask mask = mask_of(p, keys, step.member);
-#line 74
+#line 81
             allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
-#line 77
+#line 84
             allowed.forbid(scores, -kInfinity);
           }
-#line 95
+#line 102
           // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 99
+#line 106
             for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
-#line 103
+#line 110
             round_chunk<element_t>(probabilities, scores, chunk);
             if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-#line 106
+#line 113
             issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
           }
 
-#line 110
+#line 117
           // While dS is made; and it goes out while dK is multiplied.
           Shape::DQ dq;
           multiply_scores(dq, at.before(), number != kNone);
-#line 114
+#line 121
           // Line 14: dS_ij = P_ij * (dP_ij - D_i). Where a pair is forbidden nothing of dP is to be seen, not even
           // that it is not a number.
           wgmma_wait<chunks + 1>();
@@ -4004,9 +4005,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 124
+#line 131
             multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
-#line 129
+#line 136
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
           }
@@ -4018,10 +4019,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<chunks + 1>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
-#line 141
+#line 148
           wgmma_wait<chunks>();
           put_out(dq, at.before(), number != kNone);
-#line 151
+#line 158
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
