@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flashgen.emulator
-from flashgen.emulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, find_toolchain
+from flashgen.emulator.toolchain import GCC_KERNEL_FLAGS, KERNEL_FLAGS, RUNTIME_FLAGS, find_toolchain
 from flashgen.errors import EmulationError
 from flashgen.render.paths import include_dir
 
@@ -200,7 +200,7 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(*RUNTIME_FLAGS, "-Werror", "-O0", f"{RUNTIME}/runtime.cpp", *shared)
     build("-O1", "driver.cpp", "libruntime.so", "-o", "driver")
     for name, hooks in (("plain", ()), ("race", ("-fsanitize=thread",))):
-        build(*KERNEL_FLAGS, *hooks, "-c", "kernel.cpp", "-o", f"{name}.o")
+        build(*KERNEL_FLAGS, *GCC_KERNEL_FLAGS, *hooks, "-c", "kernel.cpp", "-o", f"{name}.o")
         build("-shared", f"{name}.o", "libruntime.so", "-o", f"{name}.so")
     return directory
 
