@@ -2877,7 +2877,6 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
-  i32 held_steps;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -3324,30 +3323,23 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
   wgmma_commit();
 }
 
-// A warp's 16 rows of a tile, from `row` on, as a left operand in registers: its first steps.
-template <i32 steps, class Tile>
-FLASHGEN_DEVICE void load_operand(u32 (&operand)[steps][4], Tile tile, i32 row, Thread thread) {
-  static_assert(steps <= Tile::steps, "a tile has no more steps");
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
+template <class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
 #pragma unroll
-  for (i32 step = 0; step < steps; ++step)
+  for (i32 step = 0; step < Tile::steps; ++step)
     ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
 }
 
-// Issues sums += A B^T, of 64 rows of A whose first steps are `held` in registers: a sum over columns of
-// both.
-template <i32 steps, class A, class B>
-FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&held)[steps][4], A a, B b) {
+// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
+template <class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
   using T = typename B::Element;
-  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  const MatrixDescriptor right = b.by_columns();
   wgmma_fence();
 #pragma unroll
-  for (i32 step = 0; step < steps; ++step)
-    wgmma_rs<T, B::rows>(sums, held[step], right.advanced(B::along_columns(step)), true);
-#pragma unroll
-  for (i32 step = steps; step < A::steps; ++step) {
-    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
-                         true);
-  }
+  for (i32 step = 0; step < B::steps; ++step)
+    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
   wgmma_commit();
 }
 
@@ -3392,7 +3384,6 @@ constexpr BackwardSm90Config kConfig{
     .ds_slots = 2,       // tiles of dS that wait for dQ
     .sum_slots = 3,      // parts of dQ under way to be finished
     .rounded_slots = 1,  // of them that are rounded
-    .held_steps = 4,     // of S, for which K_j is in registers
     .consumers = 2,      // warpgroups that compute, 64 keys each
     .producer_registers = 24,
     .consumer_registers = 240,
@@ -3745,7 +3736,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
   fence_proxy_async();
 }
 
-#line 5 "kernels/backward_main_sm90/consumer.j2"
+#line 6 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -3758,15 +3749,15 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
-#line 18
+#line 19
   const u32 out = shared_address(shared.out(out_warp));
-#line 20
+#line 21
   KRing::Where kv_at;
   QRing::Where q_at;
-  // Of the slots of dO and dS, which go by together; dS is read two steps after it was written.
+  // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
-#line 26
+#line 27
   // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
   const auto say_added = [&]() {
     if (thread.lane == 0) {
@@ -3775,7 +3766,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     }
   };
 
-#line 35
+#line 36
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -3797,7 +3788,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 68
+#line 69
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3809,12 +3800,12 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 89
+#line 90
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
     steps.start(thread, mask_of_member);
-#line 96
+#line 97
     bool goes_on = !steps.over();
     const auto take_step = [&]() {
       const Step step = steps.step();
@@ -3822,27 +3813,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 104
+#line 105
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 106
+#line 107
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 113
+#line 114
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 118
+#line 119
     if (is_bad) {
-#line 120
+#line 121
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 123
+#line 124
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 127
+#line 128
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3851,26 +3842,23 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 136
+#line 137
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 139
+#line 140
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 143
+#line 144
         spread_columns(scores, shared.lse(at), thread);
-#line 147
+#line 148
         wgmma_pin(scores);
       };
-#line 150
-      // K_j as left operand of S from registers, as far as there are any, so that shared memory has less to deliver.
-      u32 held_keys[kConfig.held_steps][4];
-      load_operand(held_keys, strip_k, thread.warp % 4 * kWarpRows, thread);
+#line 158
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
-        issue_held(scores, held_keys, strip_k, shared.q.slot(at.slot()));
+        issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 168
+#line 169
       const auto add_to_sum = [&](i32 number, Thread thread) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3881,25 +3869,31 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 179
-      // Line 15: dQ_i += dS_ij K_j, of a step before.
-      const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at) {
+#line 181
+      // Line 15: dQ_i += dS_ij K_j, of the step before. A tile's first step has none: the slot was full long ago, K_j
+      // stands for dS, and nobody looks at the product. A branch would have products wait for each other.
+      const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         shared.ds_ring.wait_full(at);
-        const Shape::DSTile ds = shared.ds.slot(at.slot());
+        const Shape::DSTile ds = {is_there ? shared.ds.slot(at.slot()).address : shared.k.address};
+#line 192
         issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(consumer) : ds,
                                        Share::by_rows ? shared.k : shared.k.panel(consumer));
       };
       // From registers to shared memory, from where the copy engine adds it to the sum.
-      const auto put_out = [&](Shape::DQ& dq, DSRing::Where at) {
+      const auto put_out = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         wgmma_pin(dq);
-        shared.ds_ring.release(at, thread);
+#line 199
+        warp_sync();
+        if (thread.lane == 0 && is_there) mbarrier_arrive(shared.ds_ring.empty(at));
+#line 204
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 197
+#line 211
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
-      // To which tile's sum the dQ of the step before belongs, and that of the step before that, which is multiplied
-      // when both consumers have long stored their dS.
+#line 218
+      // To which tile's sum the dQ of the step before belongs, which is multiplied in the middle of this step, and that
+      // of the step before that, which has been put out.
       constexpr i32 kNone = -1, chunks = chunks_of(kConfig.tile_q);
       i32 number = kNone, number_out = kNone;
 #line 2 "kernels/backward_main_sm90/skip.j2"
@@ -3929,33 +3923,29 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 206 "kernels/backward_main_sm90/consumer.j2"
+#line 225 "kernels/backward_main_sm90/consumer.j2"
       Shape::Scores scores;
       const auto start_scores = [&](QRing::Where at) {
         shared.q_ring.wait_full(at);
         preset_scores(scores, at);
       };
-#line 214
+#line 233
       while (goes_on) {
 #line 4 "kernels/backward_main_sm90/step.j2"
+        // Nothing is under way, which the assembler does not know of a loop's beginning.
+        wgmma_wait<0>();
+#line 8
         start_scores(q_at);
-#line 6
+#line 10
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
-        // This step's scores run while the dQ that was multiplied before them is written out.
-        if (number_out != kNone) {
-          Shape::DQ dq;
-          multiply_scores(dq, at.before().before());
-          multiply_keys(scores, q_at);
-          wgmma_wait<1>();
-          put_out(dq, at.before().before());
-        } else {
-          multiply_keys(scores, q_at);
-        }
+#line 14
+        multiply_keys(scores, q_at);
+#line 31
         if (number == kNone) shared.v_ring.wait_full(kv_at);
         // Addresses are worked out in the loop, and not kept in registers all the while.
         const Thread here = thread.again();
-#line 29
+#line 42
         Shape::RoundedScores ds;
         {
           // Line 13: dP_ij = dO_i V_j^T, from which D_i has been taken off.
@@ -3964,54 +3954,60 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           spread_columns(dp, shared.dsum(at), here);
           wgmma_pin(dp);
           issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
-#line 38
+#line 51
           if (number == kNone && !is_bad) say_added();
-#line 40
+#line 54
           if (number_out != kNone) add_to_sum(number_out, here);
 
+#line 57
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 49
+#line 64
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 57
+#line 72
           AllowedPairs<kConfig.tile_q / 2> allowed;
           if (strip_is_cut) {
             const Mask mask = mask_of(p, keys, step.member);
-#line 66
+#line 81
             allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
-#line 69
+#line 84
             allowed.forbid(scores, -kInfinity);
           }
-#line 87
+#line 102
           // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 91
+#line 106
             for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
-#line 95
+#line 110
             round_chunk<element_t>(probabilities, scores, chunk);
             if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-#line 98
+#line 113
             issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
           }
 
+#line 117
+          // While dS is made; and it goes out while dK is multiplied.
+          Shape::DQ dq;
+          multiply_scores(dq, at.before(), number != kNone);
+#line 121
           // Line 14: dS_ij = P_ij * (dP_ij - D_i). Where a pair is forbidden nothing of dP is to be seen, not even
           // that it is not a number.
-          wgmma_wait<chunks>();
+          wgmma_wait<chunks + 1>();
           wgmma_pin(dp);
           if (strip_is_cut) allowed.forbid(dp, 0.0f);
           shared.ds_ring.wait_empty(at);
           // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 111
+#line 131
             multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
-#line 116
+#line 136
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
           }
@@ -4020,14 +4016,17 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           if (thread.lane == 0) mbarrier_arrive(shared.ds_ring.full(at));
           issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunks - 1);
 
-          wgmma_wait<chunks>();
+          wgmma_wait<chunks + 1>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
-#line 134
+#line 148
+          wgmma_wait<chunks>();
+          put_out(dq, at.before(), number != kNone);
+#line 158
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 216 "kernels/backward_main_sm90/consumer.j2"
+#line 235 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -4035,15 +4034,17 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         at.advance();
       }
       shared.v_ring.release(kv_at, thread);
-      // dQ of the last two steps.
+      // dQ of the last step.
       const auto finish_dq = [&](DSRing::Where of, i32 number) {
         Shape::DQ dq;
-        multiply_scores(dq, of);
+        multiply_scores(dq, of, true);
         wgmma_wait<0>();
-        put_out(dq, of);
+        put_out(dq, of, true);
         add_to_sum(number, thread);
       };
-      if (number_out != kNone) finish_dq(at.before().before(), number_out);
+#line 251
+      if (number_out != kNone) add_to_sum(number_out, thread);
+#line 255
       finish_dq(at.before(), number);
       shared.k_ring.release(kv_at, thread);
       kv_at.advance();
@@ -4051,9 +4052,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 240
+#line 263
   say_added();
-#line 242
+#line 265
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -2998,6 +2998,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 k_slots;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -3578,7 +3579,8 @@ constexpr ForwardSm90Config kConfig{
     .head_dim_v = 128,
     .tile_q = 128,    // B_r: query rows per block
     .tile_kv = 128,   // B_c: keys per step
-    .stages = 2,      // tiles of keys, and of values, under way at once
+    .stages = 2,      // tiles of values under way at once
+    .k_slots = 2,     // and of keys
     .q_rows = 128,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -3834,7 +3836,7 @@ struct Score {
 
 #line 31
 using QRing = Ring<kConfig.q_slots>;
-using KRing = Ring<kConfig.stages>;
+using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 

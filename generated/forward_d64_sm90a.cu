@@ -2993,6 +2993,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 k_slots;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -3147,7 +3148,8 @@ constexpr ForwardSm90Config kConfig{
     .head_dim_v = 64,
     .tile_q = 192,    // B_r: query rows per block
     .tile_kv = 128,   // B_c: keys per step
-    .stages = 4,      // tiles of keys, and of values, under way at once
+    .stages = 4,      // tiles of values under way at once
+    .k_slots = 4,     // and of keys
     .q_rows = 192,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -3213,7 +3215,7 @@ using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
 #line 31
 using QRing = Ring<kConfig.q_slots>;
-using KRing = Ring<kConfig.stages>;
+using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 

@@ -10,7 +10,6 @@ from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
 from flashgen.plan.budget import Choice
 from flashgen.plan.key_parts import KeyParts
 from flashgen.plan.model import Box, Constant, KernelPlan
-from flashgen.plan.shortcuts_sm90 import held_steps
 from flashgen.plan.sm90 import PANEL, STORED_ROWS, WARPGROUP, why_not_hopper
 from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
@@ -97,7 +96,6 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Constant("ds_slots", DS_SLOTS, "tiles of dS that wait for dQ"),
             Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
             Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
-            Constant("held_steps", held_steps(frame.spec, tiles.switches), "of S, for which K_j is in registers"),
             share=", 64 keys each",
             in_order=ordered,
         ),

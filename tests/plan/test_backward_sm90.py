@@ -73,9 +73,10 @@ def test_roles_share_the_registers_that_a_block_begins_with(
     for registers in (producer, consumer):
         assert 24 <= registers <= 240
         assert registers % 8 == 0
-    # dK, dV and two strips of scores at once, and P rounded; where its floats are needed no longer, half of that.
+    # dK, dV and two strips of scores at once, and P rounded; where its floats are needed no longer, half of that, but
+    # for where dQ is in their place.
     tile_q = int(kernel.constant("tile_q"))
-    rounded = tile_q // 8 if "packed" in kernel.switches else tile_q // 4
+    rounded = tile_q // 8 if "packed" in kernel.switches and "dq_between" not in kernel.switches else tile_q // 4
     assert sum(dims) // 2 + 2 * tile_q // 2 + rounded < consumer
 
 
@@ -304,14 +305,16 @@ def test_the_chosen_schedule_asked_for_again_is_the_same_plan() -> None:
 def test_biases_come_ahead_where_nothing_else_has_use_for_the_registers() -> None:
     bias = fg.bias(np.zeros((2, 2), np.float16))
     wide = fg.bias(np.zeros((2, 2), np.float32))
-    shortcuts = {"packed", "holds_keys", "reads_ahead", "ahead"}
+    shortcuts = {"packed", "holds_keys", "reads_ahead", "dq_between", "ahead"}
     for dims, score, mask, taken in (
         # Then there are none for K_j.
         (64, bias, None, {"packed", "reads_ahead"}),
         (64, wide, None, set()),
         (64, bias, MASKS["documents"], {"packed"}),
-        (96, bias, None, {"holds_keys", "reads_ahead"}),
-        (128, bias, None, {"packed", "reads_ahead"}),
+        (96, bias, None, {"packed", "holds_keys", "reads_ahead"}),
+        (128, bias, None, {"packed", "reads_ahead", "dq_between"}),
+        # And what a mask takes besides is what dQ between dV and dK does.
+        (128, bias, MASKS["causal"], {"packed", "reads_ahead"}),
         (128, wide, None, set()),
     ):
         options = {} if mask is None else {"mask": mask}

@@ -92,10 +92,10 @@ def test_a_choice_says_where_operands_lie_what_they_take_and_what_was_passed_ove
     for words in (
         "128 keys of a block, 64 queries a step, 3 of Q, 2 of dO",
         "P and dS are left operands of dV and dK where they are, in registers",
-        "registers: 240 of 240: dK 64, dV 64, S 32, dP 32, P rounded 8, K_j 16, addresses 24",
+        "registers: 236 of 240: dK 64, dV 64, S or dQ 32, dP 32, P rounded 16, addresses 28",
         f"shared memory: {kernel.smem.bytes} of {ARCH.max_smem_per_block} bytes: k 32768, v 32768, q 49152, ",
         f"because: {kernel.reasons[0]}",
-        "packed dS and half of K_j in registers: 571 beside 559",
+        "dQ between dV and dK: 594 at 4,096, full",
         "not 128 queries a step: 288 registers, and there are 240",
         "3 of sums of dQ, 2 of them rounded: 233888 bytes of shared memory",
     ):
@@ -142,36 +142,58 @@ def test_where_producers_look_for_tiles_they_have_registers_for_it_and_fewer_pro
 
 #: By head_dim, and what is no other spec's: shortcuts that are taken, and words of why others are not.
 SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
-    "64": (64, {}, {"packed", "holds_keys", "ahead"}, "all shortcuts: 544 beside 487 at 16,384, full"),
-    "64, deterministic": (64, {"deterministic": True}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
-    "64, window": (64, {"mask": fg.window(100, 0)}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
+    "64": (64, {}, {"packed", "dq_between", "ahead"}, "scores ahead: 557 at 4,096, full, and 464, causal, beside"),
+    "64, deterministic": (
+        64,
+        {"deterministic": True},
+        {"packed", "dq_between", "ahead"},
+        "dQ between dV and dK, for which K_j gives way",
+    ),
+    "64, window": (
+        64,
+        {"mask": fg.window(100, 0)},
+        {"packed", "dq_between", "ahead"},
+        "dQ between dV and dK, for which K_j gives way",
+    ),
     "64, documents": (
         64,
         {"mask": MASKS["documents"]},
         {"packed", "ahead"},
-        "not K_j in registers: 240 registers, and there are 232",
+        "not dQ between dV and dK: 236 registers, and there are 232",
     ),
     "64, fp16": (64, {"dtype": "fp16"}, set(), "not packed dS: a small P has lost bits in fp16"),
-    "64, fp16, keys": (64, {"dtype": "fp16"}, set(), "not K_j in registers: 256 registers, and there are 240"),
+    "64, fp16, dQ": (64, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats have"),
     "64, fp16, ahead": (64, {"dtype": "fp16"}, set(), "not the next step's scores ahead: P's floats have"),
     "64, added": (
         64,
         {"score": fg.alibi(np.ones(1, np.float32)) >> fg.sink(np.ones(1, np.float32))},
-        {"packed", "holds_keys"},
+        {"packed", "dq_between"},
         "not the next step's scores ahead: scores that a score changes begin with zeros",
     ),
-    "64, sink": (64, {"score": fg.sink(np.ones(1, np.float32))}, {"packed", "holds_keys", "ahead"}, "all shortcuts"),
+    "64, sink": (
+        64,
+        {"score": fg.sink(np.ones(1, np.float32))},
+        {"packed", "dq_between", "ahead"},
+        "dQ between dV and dK, for which K_j gives way",
+    ),
     "64, slope": (64, {"score": fg.softcap(30.0)}, set(), "not packed dS: dS has the slope of the score for a factor"),
-    "96": (96, {}, {"holds_keys"}, "K_j in registers: for that there is room"),
-    "96, fp16, slope": (96, {"dtype": "fp16", "score": fg.softcap(30.0)}, {"holds_keys"}, "not measured"),
-    "128": (128, {}, {"packed", "holds_keys"}, "packed dS and half of K_j in registers: 571 beside 559 at 4,096, full"),
+    "96": (96, {}, {"packed", "dq_between", "holds_keys"}, "K_j in registers: for both there is room"),
+    "96, fp16, slope": (96, {"dtype": "fp16", "score": fg.softcap(30.0)}, {"holds_keys"}, "not packed dS: a small P"),
+    "128": (128, {}, {"packed", "dq_between"}, "dQ between dV and dK: 594 at 4,096, full"),
+    "128, ordered": (128, {"deterministic": True, "mask": fg.causal()}, {"packed", "dq_between"}, "525, causal"),
     "128, documents": (
         128,
         {"mask": MASKS["documents"]},
         {"packed"},
-        "not K_j in registers: 240 registers, and there are 232",
+        "not dQ between dV and dK: 236 registers, and there are 232",
     ),
-    "128, fp16": (128, {"dtype": "fp16"}, set(), "not K_j in registers: 248 registers, and there are 240"),
+    "128, bias": (
+        128,
+        {"score": fg.bias(np.zeros((2, 2), np.float16)), "mask": fg.causal()},
+        {"packed", "reads_ahead"},
+        "not dQ between dV and dK: 252 registers, and there are 240",
+    ),
+    "128, fp16": (128, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats have their registers"),
 }
 
 
@@ -179,7 +201,7 @@ SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
 def test_shortcuts_are_those_that_a_head_dim_is_better_with_where_they_may_be_taken(case: str) -> None:
     dim, fields, wanted, words = SHORTCUTS[case]
     kernel = plan(fg.AttentionSpec(dim, **fields), None, ARCH).kernel("main")  # type: ignore[arg-type]
-    assert kernel.switches & {"packed", "holds_keys", "ahead"} == wanted
+    assert kernel.switches & {"packed", "reads_ahead", "holds_keys", "dq_between", "ahead"} == wanted
     assert any(words in line for line in choice_lines(kernel))
     plain = choice_plain(kernel)
     assert set(plain["switches"]) == wanted

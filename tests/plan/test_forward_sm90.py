@@ -100,7 +100,7 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         end = region.offset + region.bytes
     widths = {"q": dims[0], "k": dims[0], "v": dims[1], "o": dims[1]}
     rows = {name: int(kernel.constant({"q": "q_rows", "o": "tile_q"}.get(name, "tile_kv"))) for name in widths}
-    slots = {"q": "q_slots", "k": "stages", "v": "stages"}
+    slots = {"q": "q_slots", "k": "k_slots", "v": "stages"}
     for name, width in widths.items():
         if name == "o" and "o_tile" not in kernel.switches:
             continue
@@ -221,6 +221,19 @@ def test_queries_come_by_consumer_at_256_columns_where_no_mask_cuts_tiles() -> N
     }
     assert found.pop(((256, 256), "full")) == (64, 2, True)
     assert set(found.values()) == {(192, 2, False), (128, 2, False), (128, 1, False)}
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_keys_have_a_slot_more_than_values_at_256_columns_where_there_is_room_for_it(dims: tuple[int, int]) -> None:
+    for mask in MASKS.values():
+        kernel = forward(dims[0], head_dim_v=dims[1], mask=mask)
+        assert int(kernel.constant("k_slots")) - int(kernel.constant("stages")) == (dims == (256, 256))
+
+
+def test_wider_tiles_of_keys_take_the_room_of_the_slot_that_is_only_good_to_have() -> None:
+    wider = forward(256, fg.Schedule(tile_kv=80))
+    assert [wider.constant(name) for name in ("tile_kv", "k_slots", "stages")] == [80, 2, 2]
+    assert wider.smem.bytes <= ARCH.max_smem_per_block
 
 
 @pytest.mark.parametrize(("tile_q", "consumers"), [(128, 2), (192, 3)])

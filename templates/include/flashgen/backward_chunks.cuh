@@ -48,30 +48,23 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
   wgmma_commit();
 }
 
-// A warp's 16 rows of a tile, from `row` on, as a left operand in registers: its first steps.
-template <i32 steps, class Tile>
-FLASHGEN_DEVICE void load_operand(u32 (&operand)[steps][4], Tile tile, i32 row, Thread thread) {
-  static_assert(steps <= Tile::steps, "a tile has no more steps");
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
+template <class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
 #pragma unroll
-  for (i32 step = 0; step < steps; ++step)
+  for (i32 step = 0; step < Tile::steps; ++step)
     ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
 }
 
-// Issues sums += A B^T, of 64 rows of A whose first steps are `held` in registers: a sum over columns of
-// both.
-template <i32 steps, class A, class B>
-FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&held)[steps][4], A a, B b) {
+// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
+template <class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
   using T = typename B::Element;
-  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  const MatrixDescriptor right = b.by_columns();
   wgmma_fence();
 #pragma unroll
-  for (i32 step = 0; step < steps; ++step)
-    wgmma_rs<T, B::rows>(sums, held[step], right.advanced(B::along_columns(step)), true);
-#pragma unroll
-  for (i32 step = steps; step < A::steps; ++step) {
-    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
-                         true);
-  }
+  for (i32 step = 0; step < B::steps; ++step)
+    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
   wgmma_commit();
 }
 

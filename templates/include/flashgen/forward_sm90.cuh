@@ -16,6 +16,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 k_slots;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;

@@ -206,8 +206,11 @@ SAMPLED = {
 }
 
 
+IS_SAMPLE = os.environ.get("DRAWN_CASES", "sample") == "sample"
+
+
 def rare() -> set[str]:
-    if os.environ.get("DRAWN_CASES", "sample") != "sample":
+    if not IS_SAMPLE:
         return set()
     found = set()
     for begin, every in SAMPLED.items():
@@ -223,6 +226,11 @@ MODES: dict[str, list[dict[str, Any]]] = {
     "random": [{"schedule": "random", "seed": seed} for seed in range(3)],
     "race": [{"race": True}],
 }
+
+
+def modes_of(number: int) -> list[str]:
+    """Accesses are watched in a build of its own: a developer's run makes one of the two, and the other one next."""
+    return list(MODES) if not IS_SAMPLE else ["plain", "random"] if number % 2 else ["race"]
 
 
 def identity(text: str) -> str:
@@ -246,12 +254,14 @@ def outcome(check: Callable[..., list[str]], case: Any, mutation: Mutation | Non
 def test_a_planted_bug_is_caught(check: Any, case: Any, mutation: Mutation) -> None:
     spec, lengths, fields = CASES[mutation.case]
     planted = case(spec, *lengths, **fields)
-    found = {mode: outcome(check, planted, mutation, mutation.role, mode) for mode in MODES}
-    assert [mode for mode in MODES if found[mode]] == list(mutation.caught_by), found
+    found = {mode: outcome(check, planted, mutation, mutation.role, mode) for mode in modes_of(PLANTED.index(mutation))}
+    assert [mode for mode in found if found[mode]] == [mode for mode in found if mode in mutation.caught_by], found
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", sorted({mutation.case for mutation in PLANTED}))
+CLEAN = sorted({mutation.case for mutation in PLANTED})
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for i, name in enumerate(CLEAN) for mode in modes_of(i)])
 def test_without_a_bug_nothing_is_reported(check: Any, case: Any, name: str, mode: str) -> None:
     spec, lengths, fields = CASES[name]
     clean = case(spec, *lengths, **fields)
