@@ -114,9 +114,9 @@ def expression_code(plan: KernelPlan) -> Code:
         facts["first"] = tuple(Fact(name, "float", x) for name, x in bodies["first"].results.items())
         value = substitute(roots["value"], given)
         if "capped" in plan.switches:
-            found = cap_of(e.score)
-            assert found is not None, "the plan has found that out"
-            bodies["cap"] = body_of({"amplitude": found.amplitude, "slope": found.slope}, names)
+            cap = cap_of(e.score)
+            assert cap is not None, "the plan has found that out"
+            bodies["cap"] = body_of({"amplitude": cap.amplitude, "slope": cap.slope}, names)
         # Both ways to compute a score take registers, which other kernels do not have.
         votes = "from_products" in plan.switches
         arguments = {str(number): x for number, x in enumerate(arguments_near_zero(value) if votes else ())}

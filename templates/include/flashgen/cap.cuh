@@ -1,19 +1,19 @@
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
-// cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as quickly
-// as of products. Whether all products of a warp are so far below is found out on the way.
+// cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
+// quickly as of products. Whether all products of a warp are so far below is found out on the way.
 #pragma once
 #include "flashgen/expression.cuh"
 #include "flashgen/panel.cuh"
 
 namespace flashgen {
 
-// Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error is 5.5e-7 at most
-// (fitted).
+// Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error
+// is 5.5e-7 at most (fitted).
 constexpr float kBelowCap = 0.5f;
 constexpr float kTangent[4] = {0x1.ffffeep-1f, -0x1.5542f2p-2f, 0x1.0e2324p-3f, -0x1.6bbe38p-5f};
 
-// What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope without its
-// sign.
+// What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope
+// without its sign.
 struct Cap {
   float steepness;
   float slope;
@@ -37,8 +37,9 @@ struct CapPolynomial {
 #pragma unroll
     for (i32 i = 1; i < 4; ++i)
       made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
-    // Where powers of the slope vanish the last term must not count, and where they are infinite no product is below.
-    const float reach = cap.slope < 0x1p-20f                            ? 0.1f
+    // Where powers of the slope vanish the last term must not count, and where they are infinite no product
+    // is below.
+    const float reach = cap.slope < 0x1p-20f                          ? 0.05f
                         : magnitude(made.coefficients[3]) < kInfinity ? kBelowCap
                                                                       : 0.0f;
     made.limit = reach * reciprocal_approx(cap.slope);
@@ -127,9 +128,9 @@ struct CappedProducts {
   }
 };
 
-// The same where more is to be known of them: products that are below the limit stay as they are, or are negated where
-// logits fall, and others are replaced by their logits. So they are in the order of their logits, those that are
-// forbidden may be -inf, and what the exponent of each comes to is the same number.
+// The same where more is to be known of them: products that are below the limit stay as they are, or are
+// negated where logits fall, and others are replaced by their logits. So they are in the order of their
+// logits, those that are forbidden may be -inf, and what the exponent of each comes to is the same number.
 struct OrderedProducts {
   CapPolynomial polynomial;
   float unit;
