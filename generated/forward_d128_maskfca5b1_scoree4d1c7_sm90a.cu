@@ -3756,25 +3756,30 @@ struct OrderedProducts {
     return fused_multiply_add(s, factor(s), -shift);
   }
 
+  // Whether the warp has a product beyond the limit.
   template <i32 count>
-  FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
+  FLASHGEN_DEVICE bool put_in_order(float (&products)[count], const Cap& cap) const {
     const CappedLogits capped = CappedLogits::of(cap);
     const bool falls = cap.steepness < 0.0f;
     // So many are replaced at once, if one of them needs it.
     constexpr i32 few = 8;
+    bool some_are_beyond = false;
 #pragma unroll
     for (i32 group = 0; group < count; group += few) {
       float largest = 0.0f;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i)
         largest = maximum(largest, magnitude(products[i]));
-      if (!falls && !warp_any(polynomial.is_beyond(largest))) continue;
+      const bool is_beyond = warp_any(polynomial.is_beyond(largest));
+      if (!is_beyond && !falls) continue;
+      some_are_beyond |= is_beyond;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i) {
         const float s = products[i];
         products[i] = polynomial.is_beyond(s) ? capped.logit(s) : falls ? -s : s;
       }
     }
+    return some_are_beyond;
   }
 
  private:
