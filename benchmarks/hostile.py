@@ -120,9 +120,9 @@ def values(name: str, cell: Cell, dtype: torch.dtype) -> list[Tensor]:
     return [x.to(dtype) for x in made]
 
 
-def error_ratio(cell: Cell, q: Tensor, k: Tensor, v: Tensor, results: tuple[Tensor, Tensor]) -> float:
+def error_ratio(cell: Cell, inputs: list[Tensor], out: Tensor, lse: Tensor) -> float:
     """The largest error of sampled rows over the largest allowed."""
-    out, lse = results
+    q, k, v = inputs
     rows = torch.linspace(0, q.shape[1] - 1, SAMPLED, device=q.device).long()
     allowed = torch.arange(k.shape[1], device=q.device) <= rows[:, None] if cell.causal else None
     exact, exact_lse = attention(cell, q[0, rows], k[0], v[0], allowed, torch.float64)
@@ -173,7 +173,7 @@ def measure(cell: Cell, names: list[str], options: argparse.Namespace) -> Row:
     """Times all data sets in turn."""
     kernel = build(cell, options.dtype)
     data = {name: values(name, cell, DTYPES[options.dtype]) for name in names}
-    errors = {name: error_ratio(cell, *qkv, results=kernel(*qkv)) for name, qkv in data.items()}
+    errors = {name: error_ratio(cell, qkv, *kernel(*qkv)) for name, qkv in data.items()}
     once = milliseconds(lambda: kernel(*data["N(0,1)"]), 3)
     repeats = max(2, round(options.milliseconds / once))
     taken: dict[str, list[float]] = {name: [] for name in names}
