@@ -208,8 +208,8 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, tile_kv=112)
     if is_capped(spec):
         # All ways to take exponentials leave no registers for scores that could be used again.
-        foresees = dims in _FORESEEN_CAPS and row.keeps_scores
-        row = replace(row, foresees=foresees, keeps_scores=foresees)
+        foresees = dims in _FORESEEN_CAPS
+        row = replace(row, foresees=foresees, keeps_scores=foresees and row.keeps_scores)
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := pair_loads(spec):
