@@ -11,6 +11,7 @@ from flashgen.plan.forward_traits_sm90 import (
     all_ahead,
     compares_documents,
     compares_little,
+    is_capped,
     is_lean,
     looks_up_pairs,
     pair_loads,
@@ -48,6 +49,8 @@ class Row:
     registers: tuple[int, int] | None = None
     #: Whether each consumer's queries have a slot of their own.
     q_by_consumer: bool = False
+    #: Whether how far logits can grow is looked at before exponentials are taken, so that scores are used only once.
+    foresees: bool = False
     #: Whether the last values of a tile of queries have a turn of their own, before the next tile's first scores.
     ends_alone: bool = False
     #: Slots for keys beyond those of the stages.
@@ -174,6 +177,10 @@ _LOOKED_UP = {
 }
 
 
+#: Widths at which products that have a cap are looked at before exponentials are taken, and not meanwhile.
+_FORESEEN_CAPS = {(96, 96), (128, 128)}
+
+
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row of the table that is for masks of this kind."""
     dims = spec.head_dim, spec.head_dim_v
@@ -199,7 +206,11 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, registers=registers, tile_kv=tile_kv if narrow else row.tile_kv)
     elif narrow and not is_lean(spec):
         row = replace(row, tile_kv=112)
-    if row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
+    if is_capped(spec):
+        # All ways to take exponentials leave no registers for scores that could be used again.
+        foresees = dims in _FORESEEN_CAPS and row.keeps_scores
+        row = replace(row, foresees=foresees, keeps_scores=foresees)
+    elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := pair_loads(spec):
         comes_ahead = all_ahead(spec, loads)

@@ -19,10 +19,18 @@ else:
     import tomli as tomllib
 
 from flashgen.errors import EmulationError
-from flashgen.expr import log, tanh, where
+from flashgen.expr import Traced, log, parse, tanh, where
+from flashgen.expr.build import as_node
 from flashgen.plan.model import Role
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
 from flashgen.verify.packed import Packing
+
+
+def capped(cap: float, sink: float) -> Score:
+    """A softcap and a sink that capture nothing."""
+    code = f"tanh(s / {cap}) * {cap}"
+    return Score(Traced(parse(code, {}, score=True)), Traced(as_node(sink)))
+
 
 RING = Schedule(
     tile_q=64,
@@ -104,6 +112,18 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
             64, direction="forward", score=Score.of(lambda s, b, h, q, k: tanh(where(k % 32 < 8, s, s * 0.1)) * 4.0)
         ),
         (200, 300),
+        {"arch": "sm_90a"},
+    ),
+    # A sink is an anchor from the outset, so that the first products are taken to be below the cap, and are not.
+    "Hopper, softcap": (
+        AttentionSpec(64, direction="forward", score=capped(2.0, 0.5)),
+        (200, 300),
+        {"arch": "sm_90a"},
+    ),
+    # And here rows grow from it at once, in a tile without a mask.
+    "Hopper, softcap, growing": (
+        AttentionSpec(128, dtype="fp16", direction="forward", score=capped(60.0, -40.0)),
+        (200, 256),
         {"arch": "sm_90a"},
     ),
     # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.
