@@ -41,8 +41,9 @@ KERNEL_FLAGS = (
     "-fstack-clash-protection",
     "-DFLASHGEN_EMULATOR",
 )
-#: A kernel is compiled for longer than it runs. Allocating registers loop by loop takes a quarter of the time.
-GCC_KERNEL_FLAGS = ("-Og", "-fira-region=one")
+#: A kernel is compiled for longer than it runs. Allocating registers loop by loop would take a quarter of the time;
+#: moving what a loop does not change out of it takes none, and fp32 runs a tenth faster.
+GCC_KERNEL_FLAGS = ("-Og", "-fira-region=one", "-fmove-loop-invariants")
 #: Clang would heed the pragmas that unroll loops for a GPU, and take three times as long.
 CLANG_KERNEL_FLAGS = ("-O1", "-mllvm", "-pragma-unroll-threshold=1")
 #: Race mode: the compiler calls a hook before each load and store; the runtime has these, not libtsan.
