@@ -2052,16 +2052,13 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
-  // Called with all of them while exponentials are taken.
-  FLASHGEN_DEVICE void look(float, float) const {}
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
-  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
-                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().
@@ -2118,7 +2115,8 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    const Logits& logits) {
     // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
     float shift[2], total[2][2] = {};
 #pragma unroll
@@ -2126,7 +2124,6 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      logits.look(scores[2 * i], scores[2 * i + 1]);
       const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
@@ -2148,10 +2145,6 @@ struct AnchoredSoftmax {
     return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
-  // Whether anchor() has nothing to do.
-  FLASHGEN_DEVICE bool is_settled() const {
-    return regrowth != Regrowth::never && anchored && !warp_any(watched);
-  }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
@@ -3075,7 +3068,7 @@ struct ForwardSm90Shape {
                                        : cfg.foresees      ? Regrowth::foreseen
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, !cfg.keeps_scores, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
@@ -3558,27 +3551,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 29
+#line 24
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 58
+#line 50
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 65
+#line 57
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 67
+#line 59
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 70
+#line 62
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 75
+#line 67
     return !at.reach.uncut_keys.has(step.key_tile);
   };
-#line 78
+#line 70
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3605,7 +3598,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 105
+#line 97
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3613,23 +3606,23 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 124
+#line 116
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 132
+#line 124
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 138
+#line 130
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 142
+#line 134
     release_keys(step);
-#line 147
+#line 139
     apply_spec(step);
     const ScaledProducts logits{p.scale_log2};
-#line 150
+#line 142
     bool rescales;
 #pragma unroll 1
     for (;;) {
@@ -3638,7 +3631,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown())) break;
       softmax.watch();
     }
-#line 180
+#line 165
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3653,7 +3646,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 195
+#line 180
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3665,7 +3658,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 209
+#line 194
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3674,27 +3667,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 218
+#line 203
     if (has_bad_values) {
-#line 220
+#line 205
       if (thread.lane == 0) bulk_wait<0>();
-#line 222
+#line 207
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 231
+#line 216
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 234
+#line 219
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 241
+#line 226
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3714,7 +3707,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 263
+#line 248
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3757,11 +3750,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 309
+#line 294
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 329
+#line 314
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3770,18 +3763,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 340
+#line 325
     Shape::Softmax::round(even, scores);
-#line 342
+#line 327
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 351
+#line 336
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 354
+#line 339
   if (thread.lane == 0) bulk_wait<0>();
 }
 

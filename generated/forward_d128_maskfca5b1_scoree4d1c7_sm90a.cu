@@ -2053,16 +2053,13 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
-  // Called with all of them while exponentials are taken.
-  FLASHGEN_DEVICE void look(float, float) const {}
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
-  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
-                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().
@@ -2119,7 +2116,8 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    const Logits& logits) {
     // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
     float shift[2], total[2][2] = {};
 #pragma unroll
@@ -2127,7 +2125,6 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      logits.look(scores[2 * i], scores[2 * i + 1]);
       const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
@@ -2149,10 +2146,6 @@ struct AnchoredSoftmax {
     return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
-  // Whether anchor() has nothing to do.
-  FLASHGEN_DEVICE bool is_settled() const {
-    return regrowth != Regrowth::never && anchored && !warp_any(watched);
-  }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
@@ -3076,7 +3069,7 @@ struct ForwardSm90Shape {
                                        : cfg.foresees      ? Regrowth::foreseen
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, !cfg.keeps_scores, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
@@ -3613,7 +3606,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 #line 4 "flashgen/cap.cuh"
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
 // cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
-// quickly as of products. Whether all products of a warp are so far below is found out on the way.
+// quickly as of products. The largest product of a lane tells whether all are so far below.
 
 namespace flashgen {
 
@@ -3679,27 +3672,9 @@ struct ProductsBelowCap {
   static constexpr i32 sums = 1;
   CapPolynomial polynomial;
 
-  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float relative(float s, float shift) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
-};
-
-// ... or are taken to be, and looked at while exponentials are taken, ...
-struct SeenProducts : ProductsBelowCap {
-  i32 largest_square = 0;
-
-  FLASHGEN_DEVICE void look(float a, float b) {
-    largest_square = larger(largest_square, larger(order_of(squared(a)), order_of(squared(b))));
-  }
-  // A square is rounded: what is beyond the limit has none that is below this. A NaN may be left out.
-  FLASHGEN_DEVICE bool were_below() const {
-    return largest_square < order_of(squared(polynomial.limit) * (1.0f - 0x1p-20f));
-  }
-
- private:
-  // Numbers without a sign are ordered as their bits are.
-  FLASHGEN_DEVICE static i32 order_of(float square) { return static_cast<i32>(bits_of(square)); }
 };
 
 // Logits of products that are beyond the limit, counted in a unit in which they are beyond it, too.
@@ -3727,7 +3702,6 @@ struct CappedProducts {
   CapPolynomial polynomial;
   CappedLogits capped;
 
-  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float logit(float s) const {
     return polynomial.is_beyond(s) ? capped.logit(s) * capped.unit : s * polynomial.factor(s);
   }
@@ -3750,36 +3724,30 @@ struct OrderedProducts {
   }
 
   static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float logit(float s) const { return s * factor(s); }
   FLASHGEN_DEVICE float relative(float s, float shift) const {
     return fused_multiply_add(s, factor(s), -shift);
   }
 
-  // Whether the warp has a product beyond the limit.
   template <i32 count>
-  FLASHGEN_DEVICE bool put_in_order(float (&products)[count], const Cap& cap) const {
+  FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
     const CappedLogits capped = CappedLogits::of(cap);
     const bool falls = cap.steepness < 0.0f;
     // So many are replaced at once, if one of them needs it.
     constexpr i32 few = 8;
-    bool some_are_beyond = false;
 #pragma unroll
     for (i32 group = 0; group < count; group += few) {
       float largest = 0.0f;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i)
         largest = maximum(largest, magnitude(products[i]));
-      const bool is_beyond = warp_any(polynomial.is_beyond(largest));
-      if (!is_beyond && !falls) continue;
-      some_are_beyond |= is_beyond;
+      if (!warp_any(polynomial.is_beyond(largest)) && !falls) continue;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i) {
         const float s = products[i];
         products[i] = polynomial.is_beyond(s) ? capped.logit(s) : falls ? -s : s;
       }
     }
-    return some_are_beyond;
   }
 
  private:
@@ -3811,7 +3779,7 @@ constexpr ForwardSm90Config kConfig{
     .section_heads = 32,       // heads that are worked on at the same time
     .longest_first = true,     // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
-    .keeps_scores = true,      // exponentials do not take the place of scores
+    .keeps_scores = false,     // exponentials do not take the place of scores
     .foresees = true,          // how far rows may grow is known before exponentials are taken
     .holds_waits = true,       // exponentials overlap the products, as registers allow
     .ends_alone = false,       // the last values of a tile have a turn of their own
@@ -4350,26 +4318,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 22
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Cap cap;
-#line 30
+#line 25
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 33
+#line 28
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
   };
-#line 58
+#line 50
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 62
+#line 54
     return !step.facts.is_full(consumer);
   };
-#line 70
+#line 62
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 73
+#line 65
     return !step.facts.is_full(kConfig.consumers);
   };
-#line 78
+#line 70
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4396,7 +4364,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 105
+#line 97
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -4404,20 +4372,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 124
+#line 116
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 128
+#line 120
     OrderedProducts::of(cap).put_in_order(scores, cap);
-#line 132
+#line 124
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 138
+#line 130
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 142
+#line 134
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped.j2"
     bool rescales = false;
@@ -4446,7 +4414,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       rescales = softmax.follow(scores, products);
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 180 "kernels/forward_sm90/consumer.j2"
+#line 165 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4461,7 +4429,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 195
+#line 180
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4473,7 +4441,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 209
+#line 194
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4482,28 +4450,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 218
+#line 203
     if (has_bad_values) {
-#line 220
+#line 205
       if (thread.lane == 0) bulk_wait<0>();
-#line 222
+#line 207
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 228
+#line 213
         const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
         return !mask.is_full(tile.first_q, end_q(p, tile), key, key_end);
       };
-#line 234
+#line 219
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 241
+#line 226
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4523,7 +4491,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 263
+#line 248
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -4566,11 +4534,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 309
+#line 294
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 329
+#line 314
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -4579,18 +4547,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 340
+#line 325
     Shape::Softmax::round(even, scores);
-#line 342
-    // Twice in the loop's body, so that what one step writes is what the next one reads.
-    Shape::Probabilities odd;
-    while (overlap(even, odd) && overlap(odd, even)) {
+#line 332
+    while (overlap(even, even)) {
     }
   }
-#line 351
+#line 336
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 354
+#line 339
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -2048,16 +2048,13 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
-  // Called with all of them while exponentials are taken.
-  FLASHGEN_DEVICE void look(float, float) const {}
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
-  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
-                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().
@@ -2114,7 +2111,8 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    const Logits& logits) {
     // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
     float shift[2], total[2][2] = {};
 #pragma unroll
@@ -2122,7 +2120,6 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      logits.look(scores[2 * i], scores[2 * i + 1]);
       const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
@@ -2144,10 +2141,6 @@ struct AnchoredSoftmax {
     return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
-  // Whether anchor() has nothing to do.
-  FLASHGEN_DEVICE bool is_settled() const {
-    return regrowth != Regrowth::never && anchored && !warp_any(watched);
-  }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
@@ -3071,7 +3064,7 @@ struct ForwardSm90Shape {
                                        : cfg.foresees      ? Regrowth::foreseen
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, !cfg.keeps_scores, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
@@ -3480,33 +3473,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 29
+#line 24
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 43
+#line 35
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 52
+#line 44
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 58
+#line 50
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 67
+#line 59
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 70
+#line 62
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 75
+#line 67
     return false;
   };
-#line 78
+#line 70
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3534,37 +3527,36 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 124
+#line 116
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 132
+#line 124
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 135
+#line 127
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 138
+#line 130
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 147
+#line 139
     apply_spec(step);
     const ScaledProducts logits{p.scale_log2};
-#line 159
+#line 151
     const bool rescales = softmax.anchor(scores, logits);
     softmax.exponentiate(scores, probabilities, logits);
-#line 170
+#line 156
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
     if (begins_again) {
       softmax.watch();
-#line 176
       return rescales;
     }
     release_keys(step);
-#line 180
+#line 165
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3579,7 +3571,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 195
+#line 180
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3591,7 +3583,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 209
+#line 194
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3602,7 +3594,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 241
+#line 226
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3622,7 +3614,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next) && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 263
+#line 248
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3665,10 +3657,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 310
+#line 295
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 313
+#line 298
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3681,7 +3673,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 329
+#line 314
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3690,18 +3682,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 338
+#line 323
     if (begins_again) continue;
-#line 340
+#line 325
     Shape::Softmax::round(even, scores);
-#line 347
+#line 332
     while (overlap(even, even)) {
     }
   }
-#line 351
+#line 336
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 354
+#line 339
   if (thread.lane == 0) bulk_wait<0>();
 }
 

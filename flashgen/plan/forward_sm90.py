@@ -60,7 +60,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     running = schedule.softmax == "running-max"
     keeps = row.keeps_scores and not running
     in_products = is_in_products(spec)
-    foresees = row.foresees and not running
+    capped = is_capped(spec)
+    foresees = capped and not running
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, *(["runningmax"] if running else [])),
         pass_="forward",
@@ -130,7 +131,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
                 ("in_products", in_products),
-                ("capped", is_capped(spec)),
+                ("capped", capped),
             )
             if on
         ),

@@ -49,8 +49,6 @@ class Row:
     registers: tuple[int, int] | None = None
     #: Whether each consumer's queries have a slot of their own.
     q_by_consumer: bool = False
-    #: Whether how far logits can grow is looked at before exponentials are taken, so that scores are used only once.
-    foresees: bool = False
     #: Whether the last values of a tile of queries have a turn of their own, before the next tile's first scores.
     ends_alone: bool = False
     #: Slots for keys beyond those of the stages.
@@ -177,10 +175,6 @@ _LOOKED_UP = {
 }
 
 
-#: Widths at which products that have a cap are looked at before exponentials are taken, and not meanwhile.
-_FORESEEN_CAPS = {(96, 96), (128, 128)}
-
-
 def _row_by_mask(spec: AttentionSpec) -> Row:
     """The row of the table that is for masks of this kind."""
     dims = spec.head_dim, spec.head_dim_v
@@ -207,9 +201,8 @@ def row_of(spec: AttentionSpec) -> Row:
     elif narrow and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if is_capped(spec):
-        # All ways to take exponentials leave no registers for scores that could be used again.
-        foresees = dims in _FORESEEN_CAPS
-        row = replace(row, foresees=foresees, keeps_scores=foresees and row.keeps_scores)
+        # How far rows can have grown is known before exponentials are taken, so that scores are needed only once.
+        row = replace(row, keeps_scores=False)
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := pair_loads(spec):

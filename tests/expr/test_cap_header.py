@@ -32,12 +32,11 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     // The last of the numbers is another lane's.
     float s[{GIVEN}] = {{p.x[i]}};
     s[{GIVEN - 1}] = p.x[(i + 1) % p.count];
-    SeenProducts seen = {{ {{polynomial}} }};
-    seen.look(s[0], 0.0f);
+    const ProductsBelowCap below = {{polynomial}};
     float* const out = p.out + {RESULTS} * i;
-    out[0] = seen.were_below() ? 1.0f : 0.0f;
+    out[0] = polynomial.is_beyond(largest_of(s)) ? 0.0f : 1.0f;
     out[1] = polynomial.is_beyond(s[0]) ? 0.0f : 1.0f;
-    out[2] = seen.relative(s[0], kShift);
+    out[2] = below.relative(s[0], kShift);
     out[3] = any.relative(s[0], kShift);
     ordered.put_in_order(s, cap);
     out[4] = ordered.relative(s[0], kShift);
@@ -76,8 +75,8 @@ def products(name: str) -> Array:
 
 
 def computed(name: str, x: Array | None = None) -> tuple[Array, ...]:
-    """Products, and of each: whether it was seen to be below, and is; its exponent if it is; its exponent; the same by
-    what stands for it in the order of logits; that; the exponent of what is forbidden; its logit."""
+    """Products, and of each: whether it and another one are below, and it is; its exponent if it is; its exponent; the
+    same by what stands for it in the order of logits; that; the exponent of what is forbidden; its logit."""
     x = products(name) if x is None else x
     out = np.zeros((x.size, RESULTS), np.float32)
     buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]
@@ -101,19 +100,17 @@ def test_a_capped_logit_is_exact_wherever_its_product_lies(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAPS)
 def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) -> None:
-    _, seen, is_below, by_polynomial, exponent, by_order, _, forbidden, _ = computed(name)
-    # What was seen to be below is.
-    assert np.all(is_below[seen == 1])
+    _, both, is_below, by_polynomial, exponent, by_order, _, forbidden, _ = computed(name)
+    assert np.array_equal(both, is_below * np.roll(is_below, -1))
     assert by_polynomial[is_below == 1].tobytes() == exponent[is_below == 1].tobytes()
     assert exponent.tobytes() == by_order.tobytes()
     assert np.all(forbidden == -np.inf)
 
 
 @pytest.mark.parametrize("name", CAPS)
-def test_all_is_seen_to_be_below_but_what_is_at_the_very_end_of_the_polynomial(name: str) -> None:
-    x, seen, is_below, *_ = computed(name)
+def test_the_polynomial_ends_where_it_should(name: str) -> None:
+    x, _, is_below, *_ = computed(name)
     argument = abs(np.float32(CAPS[name][1]) * x.astype(np.float64))
-    assert np.all(seen[argument < BELOW[name] * 0.999998])
     assert np.all(is_below[argument < BELOW[name] * 0.999999])
     assert not np.any(is_below[argument > BELOW[name] * 1.000001])
 
@@ -131,8 +128,8 @@ def test_what_stands_for_products_is_in_the_order_of_their_logits(name: str) -> 
 
 def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
     given = np.resize(np.float32([np.inf, -np.inf, np.nan, 1.0]), 32)
-    _, seen, _, _, exponent, by_order, _, _, _ = computed("cap 30", given)
-    assert not seen[:2].any()
+    _, _, is_below, _, exponent, by_order, _, _, _ = computed("cap 30", given)
+    assert not is_below[:2].any()
     for found in (exponent, by_order):
         np.testing.assert_allclose(found[:2] + 0.375, [30 / np.log(2), -30 / np.log(2)], rtol=1e-6)
         assert np.isnan(found[2])

@@ -366,12 +366,9 @@ def test_fewer_queries_than_a_warpgroup_has_run_by_the_kernel_for_all_gpus() -> 
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_softcaps_keep_no_scores(dims: tuple[int, int]) -> None:
-    cap = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0))
-    plain = forward(dims[0], head_dim_v=dims[1])
-    assert "capped" in cap.switches
-    assert ("foresees" in cap.switches) != ("retakes" in cap.switches)
-    assert ("keeps_scores" in cap.switches) == ("foresees" in cap.switches and "keeps_scores" in plain.switches)
+def test_softcaps_need_scores_only_once(dims: tuple[int, int]) -> None:
+    assert forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0)).switches >= {"capped", "foresees"}
+    assert not forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0)).switches & {"retakes", "keeps_scores"}
     for score in (fg.softcap(30.0) >> fg.softcap(40.0), fg.softcap(30.0) >> fg.alibi(np.zeros(2, np.float32))):
         assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
     running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))

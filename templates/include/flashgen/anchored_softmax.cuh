@@ -87,16 +87,13 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
-  // Called with all of them while exponentials are taken.
-  FLASHGEN_DEVICE void look(float, float) const {}
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
-  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
-                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().
@@ -153,7 +150,8 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    const Logits& logits) {
     // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
     float shift[2], total[2][2] = {};
 #pragma unroll
@@ -161,7 +159,6 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      logits.look(scores[2 * i], scores[2 * i + 1]);
       const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
@@ -183,10 +180,6 @@ struct AnchoredSoftmax {
     return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
-  // Whether anchor() has nothing to do.
-  FLASHGEN_DEVICE bool is_settled() const {
-    return regrowth != Regrowth::never && anchored && !warp_any(watched);
-  }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {

@@ -1,6 +1,6 @@
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
 // cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
-// quickly as of products. Whether all products of a warp are so far below is found out on the way.
+// quickly as of products. The largest product of a lane tells whether all are so far below.
 #pragma once
 #include "flashgen/expression.cuh"
 #include "flashgen/panel.cuh"
@@ -69,27 +69,9 @@ struct ProductsBelowCap {
   static constexpr i32 sums = 1;
   CapPolynomial polynomial;
 
-  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float relative(float s, float shift) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
-};
-
-// ... or are taken to be, and looked at while exponentials are taken, ...
-struct SeenProducts : ProductsBelowCap {
-  i32 largest_square = 0;
-
-  FLASHGEN_DEVICE void look(float a, float b) {
-    largest_square = larger(largest_square, larger(order_of(squared(a)), order_of(squared(b))));
-  }
-  // A square is rounded: what is beyond the limit has none that is below this. A NaN may be left out.
-  FLASHGEN_DEVICE bool were_below() const {
-    return largest_square < order_of(squared(polynomial.limit) * (1.0f - 0x1p-20f));
-  }
-
- private:
-  // Numbers without a sign are ordered as their bits are.
-  FLASHGEN_DEVICE static i32 order_of(float square) { return static_cast<i32>(bits_of(square)); }
 };
 
 // Logits of products that are beyond the limit, counted in a unit in which they are beyond it, too.
@@ -117,7 +99,6 @@ struct CappedProducts {
   CapPolynomial polynomial;
   CappedLogits capped;
 
-  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float logit(float s) const {
     return polynomial.is_beyond(s) ? capped.logit(s) * capped.unit : s * polynomial.factor(s);
   }
@@ -140,36 +121,30 @@ struct OrderedProducts {
   }
 
   static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE void look(float, float) const {}
   FLASHGEN_DEVICE float logit(float s) const { return s * factor(s); }
   FLASHGEN_DEVICE float relative(float s, float shift) const {
     return fused_multiply_add(s, factor(s), -shift);
   }
 
-  // Whether the warp has a product beyond the limit.
   template <i32 count>
-  FLASHGEN_DEVICE bool put_in_order(float (&products)[count], const Cap& cap) const {
+  FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
     const CappedLogits capped = CappedLogits::of(cap);
     const bool falls = cap.steepness < 0.0f;
     // So many are replaced at once, if one of them needs it.
     constexpr i32 few = 8;
-    bool some_are_beyond = false;
 #pragma unroll
     for (i32 group = 0; group < count; group += few) {
       float largest = 0.0f;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i)
         largest = maximum(largest, magnitude(products[i]));
-      const bool is_beyond = warp_any(polynomial.is_beyond(largest));
-      if (!is_beyond && !falls) continue;
-      some_are_beyond |= is_beyond;
+      if (!warp_any(polynomial.is_beyond(largest)) && !falls) continue;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i) {
         const float s = products[i];
         products[i] = polynomial.is_beyond(s) ? capped.logit(s) : falls ? -s : s;
       }
     }
-    return some_are_beyond;
   }
 
  private:

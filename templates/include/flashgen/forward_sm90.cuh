@@ -55,7 +55,7 @@ struct ForwardSm90Shape {
                                        : cfg.foresees      ? Regrowth::foreseen
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, !cfg.keeps_scores, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.

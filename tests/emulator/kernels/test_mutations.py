@@ -114,7 +114,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 300),
         {"arch": "sm_90a"},
     ),
-    # A sink is an anchor from the outset, so that the first products are taken to be below the cap, and are not.
+    # A sink is an anchor from the outset, so that the first products are looked at as others are.
     "Hopper, softcap": (
         AttentionSpec(64, direction="forward", score=capped(2.0, 0.5)),
         (200, 300),
