@@ -69,7 +69,7 @@ def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
         choice.tiles.rows,
         params.PREPARE_SM90_ORDERED if ordered else cleared,
         workspace=choice.tiles.rows * frame.spec.head_dim,
-        switches=("workspace", "ordered") if ordered else ("workspace",),
+        switches=("ordered",) if ordered else ("workspace",),
         sums=sums,
     )
 
@@ -94,8 +94,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Constant("q_slots", tiles.count("Q"), "tiles of Q under way at once"),
             Constant("do_slots", tiles.count("dO"), "tiles of dO under way at once"),
             Constant("ds_slots", DS_SLOTS, "tiles of dS that wait for dQ"),
-            Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
-            Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
+            *_slots_of_dq(choice, ordered),
             share=", 64 keys each",
             in_order=ordered,
         ),
@@ -108,6 +107,17 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
         ),
         switches=tiles.switches | ({"ordered"} if ordered else set()),
         sums=sums,
+    )
+
+
+def _slots_of_dq(choice: Choice, ordered: bool) -> tuple[Constant, ...]:
+    """What is under way of dQ besides the tiles that are multiplied."""
+    tiles = choice.tiles
+    if ordered:
+        return (Constant("dq_slots", tiles.count("dQ"), "tiles of dQ on their way to the sum"),)
+    return (
+        Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
+        Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
     )
 
 
@@ -124,6 +134,6 @@ def _finish(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Constant("tile_q", choice.tiles.rows),
             Constant("consumers", CONSUMERS, "warpgroups that made dQ"),
         ),
-        params=params.FINISH,
+        params=params.FINISH_SM90,
         switches=("narrow_end",) if frame.spec.head_dim % PANEL else (),
     )

@@ -24,7 +24,7 @@ _NOTES = {
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
-    "turns": "of each tile of queries one more than the last tile of keys that has added to its dQ",
+    "turns": "of each consumer's share of a tile of dQ one more than the last tile of keys that has added to it",
     "row_stats": "of each tile of queries what its rows subtract from their logits, then their D, negated",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
@@ -162,8 +162,10 @@ PREPARE_SM90 = _prepare_sm90()
 #: Where dK and dV may be summed in memory, too.
 PREPARE_SM90_PARTS = _prepare_sm90("part_floats", "batch")
 PREPARE_WIDE_SM90 = _prepare("dsum", "row_stats", reads=("lse", "dlse"), scales=("scale",))
+#: dQ is not cleared: the first tile of keys that adds to it stores.
 PREPARE_SM90_ORDERED = _prepare(
-    *_PREPARE_SM90,
+    "dsum",
+    "row_stats",
     reads=("lse", "dlse"),
     scales=("scale",),
     counts=("turns",),
@@ -180,6 +182,10 @@ MAIN_DETERMINISTIC = _table(
 )
 QUERY = _table(("q", "k", "v", "dout"), ("dq",), row_reads=("lse", "dsum"), scales=("scale", "scale_log2"))
 FINISH = _table((), ("dq",), row_reads=("dq_accum",), sizes=("heads_q", "len_q"), scales=("scale",))
+#: Where the sum has nothing of queries that attend to nothing.
+FINISH_SM90 = _table(
+    (), ("dq",), row_reads=("dq_accum",), sizes=("heads_q", "len_q"), scales=("scale",), counts=("turns",)
+)
 #: dS of all pairs, for the gradients of captured tensors.
 PAIRS = _table(
     ("q", "k", "v", "dout"),

@@ -112,27 +112,39 @@ FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile,
   }
 }
 
-// Until it is the turn of the tile of keys that waits for `turn`. Bulk additions that this thread issues
-// afterwards come after those of the tiles of keys before.
-FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
-  while (load_acquire(turns) != turn) {
+// Until it is the turn of the tile of keys that waits for `turn`; `meanwhile()` is for what is better done
+// before that if it takes long. Bulk additions that this thread issues afterwards come after those of the tiles
+// of keys before.
+template <class Meanwhile>
+FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn, const Meanwhile& meanwhile) {
+  if (load_acquire(turns) != turn) {
+    meanwhile();
+    while (load_acquire(turns) != turn) {
+    }
   }
   fence_proxy_async();
 }
 
-// Has the copy engine add what the warps of all consumers have put out of a tile of dQ, from `out` on. It
-// lies there as it does in the sum, but for gaps where a consumer has fewer columns.
+// Has the copy engine add what the warps of a consumer have put out of a tile of dQ, from `out` on, or store it
+// where it is the first. It lies there as it does in the sum, but for gaps where a consumer has fewer columns.
 template <class Shape>
-FLASHGEN_DEVICE void add_shares(float* sum, u32 out) {
+FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first) {
   using Share = typename Shape::Share;
-  constexpr i32 warps = static_cast<i32>(Shape::consumer_warps);
-  if constexpr (Share::tile_floats * 4 == warps * Shape::out_bytes) {
-    bulk_reduce_add(sum, out, Share::tile_floats * 4);
+  const auto put = [&](i32 warp, i32 warps) {
+    float* const to = sum + Share::warp_begin(4 * consumer + warp);
+    const u32 from = out + static_cast<u32>(warp * Shape::out_bytes);
+    const u32 bytes = static_cast<u32>(warps * Share::warp_floats(consumer) * 4);
+    if (is_first) {
+      bulk_store(to, from, bytes);
+    } else {
+      bulk_reduce_add(to, from, bytes);
+    }
+  };
+  if constexpr (Share::tile_floats * 4 == static_cast<i32>(Shape::consumer_warps) * Shape::out_bytes) {
+    put(0, 4);
   } else {
 #pragma unroll 1
-    for (i32 warp = 0; warp < warps; ++warp)
-      bulk_reduce_add(sum + Share::warp_begin(warp), out + warp * Shape::out_bytes,
-                      Share::warp_floats(warp / 4) * 4);
+    for (i32 warp = 0; warp < 4; ++warp) put(warp, 1);
   }
 }
 

@@ -42,8 +42,11 @@ class Bug(NamedTuple):
 
 
 BUGS = {
-    "nobody waits for a turn": Bug(full(), "void add_in_order(", "wait_for_turn(turns, turn);", ""),
+    "nobody waits for a turn": Bug(full(), "void wait_for_turn(", "load_acquire(turns) != turn", "false"),
     "the next one's turn comes before the addition is complete": Bug(
+        full(), "void add_in_order(", "bulk_wait<1>();", ""
+    ),
+    "a turn is told of before the addition is complete while another is waited for": Bug(
         full(), "void add_in_order(", "bulk_wait<0>();", ""
     ),
     "the last one to add is taken for the first": Bug(
@@ -53,7 +56,7 @@ BUGS = {
         LISTED, "u32 awaited_turn(", "return static_cast<u32>(left - lowest_bit(found));", "return left;", DEADLOCK
     ),
     "turns begin with what was there": Bug(
-        full(), "may do so.", "thread_idx() == 0", "thread_idx() < 0", DEADLOCK, "prepare"
+        full(), "may do so,", "thread_idx() < 2", "thread_idx() < 0", DEADLOCK, "prepare"
     ),
     "the first tiles are nobody's yet": Bug(
         full(),
