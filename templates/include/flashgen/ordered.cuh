@@ -84,6 +84,27 @@ struct DescendingQueryWalk<Band<has_lower, has_upper>, tile_q> {
   }
 };
 
+// In which order the tiles of keys of a head are given out, and add.
+template <class Mask>
+struct AddingOrder {
+  FLASHGEN_DEVICE static i32 tile(i32 turn, i32 /*tiles*/) { return turn; }
+  // The one before a tile of keys, which may be none: -1.
+  FLASHGEN_DEVICE static i32 before(i32 key_tile) { return key_tile - 1; }
+};
+// Where a mask makes the first tiles the longest: every other one from the last to the first, and then those
+// between from the first to the last. So a tile begins when those that began before it are some steps on, as they
+// take longer and longer to be done, and then less and less; and the shortest are left for the end.
+template <>
+struct AddingOrder<Band<false, true>> {
+  FLASHGEN_DEVICE static i32 tile(i32 turn, i32 tiles) {
+    const i32 upwards = (tiles + 1) / 2;
+    return turn < upwards ? 2 * (upwards - 1 - turn) : 2 * (turn - upwards) + 1;
+  }
+  FLASHGEN_DEVICE static i32 before(i32 key_tile) {
+    return key_tile % 2 == 0 ? key_tile + 2 : larger(key_tile - 2, 0);
+  }
+};
+
 // What `turns` says of a tile of queries when a tile of keys may add to it: one more than the last tile of
 // keys before it that adds there too, by the same rule as walks go by; 0 if there is none. All lanes of a
 // warp call, and get the same.
@@ -107,8 +128,10 @@ FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile,
     }
     return 0;
   } else {
-    // Those that add to a tile of queries follow one another.
-    return key_tile > 0 && adds(key_tile - 1) ? static_cast<u32>(key_tile) : 0;
+    // Those that add to a tile of queries follow one another in their order.
+    const i32 before = AddingOrder<Mask>::before(key_tile);
+    const bool is_there = before >= 0 && before * tile_kv < mask.len_kv;
+    return is_there && adds(before) ? static_cast<u32>(before + 1) : 0;
   }
 }
 

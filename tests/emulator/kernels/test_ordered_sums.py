@@ -50,7 +50,7 @@ BUGS = {
         full(), "void add_in_order(", "bulk_wait<0>();", ""
     ),
     "the last one to add is taken for the first": Bug(
-        causal(), "u32 awaited_turn(", "adds(key_tile - 1) ? static_cast<u32>(key_tile) : 0", "false ? 1 : 0", DEADLOCK
+        causal(), "u32 awaited_turn(", "adds(before) ? static_cast<u32>(before + 1) : 0", "false ? 1 : 0", DEADLOCK
     ),
     "a tile between is counted that does not add": Bug(
         LISTED, "u32 awaited_turn(", "return static_cast<u32>(left - lowest_bit(found));", "return left;", DEADLOCK
