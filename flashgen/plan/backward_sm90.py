@@ -46,8 +46,7 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     choice = one_kernel(spec, arch)
     if not isinstance(choice, Choice):
         return plan_wide_sm90(frame)
-    kernels = (_prepare(frame, choice), _main(frame, choice))
-    return (*kernels, _finish(frame, choice)) if spec.deterministic else kernels
+    return _prepare(frame, choice), _main(frame, choice)
 
 
 def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
@@ -118,22 +117,4 @@ def _slots_of_dq(choice: Choice, ordered: bool) -> tuple[Constant, ...]:
     return (
         Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
         Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
-    )
-
-
-def _finish(frame: BackwardSm90, choice: Choice) -> KernelPlan:
-    """dQ from the workspace to its dtype, where all heads have a sum."""
-    return frame.kernel(
-        "finish",
-        "backward_finish_sm90.cu.j2",
-        threads=WARPGROUP * CONSUMERS,
-        tile=choice.tiles.rows,
-        config_type="FinishConfig",
-        config=(
-            Constant("head_dim", frame.spec.head_dim),
-            Constant("tile_q", choice.tiles.rows),
-            Constant("consumers", CONSUMERS, "warpgroups that made dQ"),
-        ),
-        params=params.FINISH_SM90,
-        switches=("narrow_end",) if frame.spec.head_dim % PANEL else (),
     )

@@ -90,7 +90,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
     """Backward by the copy engine; ``reads`` and ``row_reads`` are for what it cannot do."""
     return _table(
         reads,
-        (),
+        ("dq",) if ordered else (),
         row_reads=row_reads,
         row_writes=("dq_accum",),
         sizes=(
@@ -182,10 +182,6 @@ MAIN_DETERMINISTIC = _table(
 )
 QUERY = _table(("q", "k", "v", "dout"), ("dq",), row_reads=("lse", "dsum"), scales=("scale", "scale_log2"))
 FINISH = _table((), ("dq",), row_reads=("dq_accum",), sizes=("heads_q", "len_q"), scales=("scale",))
-#: Where the sum has nothing of queries that attend to nothing.
-FINISH_SM90 = _table(
-    (), ("dq",), row_reads=("dq_accum",), sizes=("heads_q", "len_q"), scales=("scale",), counts=("turns",)
-)
 #: dS of all pairs, for the gradients of captured tensors.
 PAIRS = _table(
     ("q", "k", "v", "dout"),

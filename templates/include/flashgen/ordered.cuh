@@ -90,6 +90,8 @@ struct AddingOrder {
   FLASHGEN_DEVICE static i32 tile(i32 turn, i32 /*tiles*/) { return turn; }
   // The one before a tile of keys, which may be none: -1.
   FLASHGEN_DEVICE static i32 before(i32 key_tile) { return key_tile - 1; }
+  // One more than the last one to add where the tiles that do end at `end`.
+  FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end; }
 };
 // Where a mask makes the first tiles the longest: every other one from the last to the first, and then those
 // between from the first to the last. So a tile begins when those that began before it are some steps on, as they
@@ -103,36 +105,53 @@ struct AddingOrder<Band<false, true>> {
   FLASHGEN_DEVICE static i32 before(i32 key_tile) {
     return key_tile % 2 == 0 ? key_tile + 2 : larger(key_tile - 2, 0);
   }
+  // All tiles before that add, too, and the odd ones come last.
+  FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end > 1 ? end - end % 2 : end; }
 };
 
-// What `turns` says of a tile of queries when a tile of keys may add to it: one more than the last tile of
-// keys before it that adds there too, by the same rule as walks go by; 0 if there is none. All lanes of a
-// warp call, and get the same.
+// Whether a tile of keys adds to a tile of queries, by the same rule as walks go by.
+template <i32 tile_q, i32 tile_kv, class Mask>
+FLASHGEN_DEVICE bool adds(const Mask& mask, i32 query_tile, i32 key_tile) {
+  const i32 first_q = query_tile * tile_q, first_key = key_tile * tile_kv;
+  bool is_visited = mask.query_tiles(first_key, first_key + tile_kv, tile_q).has(query_tile);
+  if constexpr (Mask::has_holes) {
+    const i32 end_q = smaller(first_q + tile_q, mask.len_q);
+    is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, first_key + tile_kv);
+  }
+  return is_visited;
+}
+
+// One more than the last tile of keys before `end` that adds to a tile of queries; 0 if there is none. All lanes
+// of a warp call, and get the same.
+template <i32 tile_q, i32 tile_kv, class Mask>
+FLASHGEN_DEVICE i32 end_of_adding(const Mask& mask, i32 query_tile, i32 end, Thread thread) {
+  for (i32 left = end; left > 0; left -= kWarpSize) {
+    const i32 earlier = left - 1 - thread.lane;
+    const u32 found = warp_ballot(earlier >= 0 && adds<tile_q, tile_kv>(mask, query_tile, earlier));
+    if (found != 0) return left - lowest_bit(found);
+  }
+  return 0;
+}
+
+// What `turns` says of a tile of queries when a tile of keys may add to it: one more than the tile of keys
+// that adds there before it; 0 if there is none. All lanes of a warp call, and get the same.
 template <i32 tile_q, i32 tile_kv, class Mask>
 FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile, Thread thread) {
-  const i32 first_q = query_tile * tile_q;
-  const auto adds = [&](i32 earlier) {
-    const i32 first_key = earlier * tile_kv;
-    bool is_visited = mask.query_tiles(first_key, first_key + tile_kv, tile_q).has(query_tile);
-    if constexpr (Mask::has_holes) {
-      const i32 end_q = smaller(first_q + tile_q, mask.len_q);
-      is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, first_key + tile_kv);
-    }
-    return is_visited;
-  };
   if constexpr (Mask::has_holes) {
-    for (i32 left = key_tile; left > 0; left -= kWarpSize) {
-      const i32 earlier = left - 1 - thread.lane;
-      const u32 found = warp_ballot(earlier >= 0 && adds(earlier));
-      if (found != 0) return static_cast<u32>(left - lowest_bit(found));
-    }
-    return 0;
+    return static_cast<u32>(end_of_adding<tile_q, tile_kv>(mask, query_tile, key_tile, thread));
   } else {
     // Those that add to a tile of queries follow one another in their order.
     const i32 before = AddingOrder<Mask>::before(key_tile);
     const bool is_there = before >= 0 && before * tile_kv < mask.len_kv;
-    return is_there && adds(before) ? static_cast<u32>(before + 1) : 0;
+    return is_there && adds<tile_q, tile_kv>(mask, query_tile, before) ? static_cast<u32>(before + 1) : 0;
   }
+}
+
+// What `turns` says when all have added, of `tiles` tiles of keys; 0 if none does.
+template <i32 tile_q, i32 tile_kv, class Mask>
+FLASHGEN_DEVICE u32 last_turn(const Mask& mask, i32 query_tile, i32 tiles, Thread thread) {
+  const i32 end = end_of_adding<tile_q, tile_kv>(mask, query_tile, tiles, thread);
+  return static_cast<u32>(AddingOrder<Mask>::last_turn(end));
 }
 
 // Until it is the turn of the tile of keys that waits for `turn`; `meanwhile()` is for what is better done
