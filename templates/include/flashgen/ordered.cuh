@@ -164,7 +164,7 @@ FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn, const Meanwhile& 
     while (load_acquire(turns) != turn) {
     }
   }
-  fence_proxy_async();
+  fence_proxy_async_global();
 }
 
 // Has the copy engine add what the warps of a consumer have put out of a tile of dQ, from `out` on, or store it
