@@ -46,14 +46,15 @@ BUGS = {
     "the next one's turn comes before the addition is complete": Bug(
         full(), "void add_in_order(", "bulk_wait<1>();", ""
     ),
-    "a turn is told of before the addition is complete while another is waited for": Bug(
-        full(), "void add_in_order(", "bulk_wait<0>();", ""
+    "so does that of a tile's last share": Bug(full(), "// There is no next one", "bulk_wait<0>();", ""),
+    "the order turns round one tile of keys too late": Bug(
+        causal(), "AddingOrder<Band<false, true>>", "2 * (turn - upwards) + 1", "2 * (tiles - 1 - turn) + 1", DEADLOCK
     ),
     "the last one to add is taken for the first": Bug(
-        causal(), "u32 awaited_turn(", "adds(before) ? static_cast<u32>(before + 1) : 0", "false ? 1 : 0", DEADLOCK
+        causal(), "u32 awaited_turn(", "? static_cast<u32>(before + 1) : 0", "? 0 : 0", DEADLOCK
     ),
     "a tile between is counted that does not add": Bug(
-        LISTED, "u32 awaited_turn(", "return static_cast<u32>(left - lowest_bit(found));", "return left;", DEADLOCK
+        LISTED, "i32 end_of_adding(", "return left - lowest_bit(found);", "return left;", DEADLOCK
     ),
     "turns begin with what was there": Bug(
         full(), "may do so,", "thread_idx() < 2", "thread_idx() < 0", DEADLOCK, "prepare"
