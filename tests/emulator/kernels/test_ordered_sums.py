@@ -46,7 +46,6 @@ BUGS = {
     "the next one's turn comes before the addition is complete": Bug(
         full(), "void add_in_order(", "bulk_wait<1>();", ""
     ),
-    "so does that of a tile's last share": Bug(full(), "// There is no next one", "bulk_wait<0>();", ""),
     "the order turns round one tile of keys too late": Bug(
         causal(), "AddingOrder<Band<false, true>>", "2 * (turn - upwards) + 1", "2 * (tiles - 1 - turn) + 1", DEADLOCK
     ),
