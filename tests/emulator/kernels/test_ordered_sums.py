@@ -44,7 +44,7 @@ class Bug(NamedTuple):
 BUGS = {
     "nobody waits for a turn": Bug(full(), "void wait_for_turn(", "load_acquire(turns) != turn", "false"),
     "the next one's turn comes before the addition is complete": Bug(
-        full(), "void add_in_order(", "bulk_wait<1>();", ""
+        full(), "void add_in_order(", "bulk_wait<1>();", "added = share;"
     ),
     "the order turns round one tile of keys too late": Bug(
         causal(), "AddingOrder<Band<false, true>>", "2 * (turn - upwards) + 1", "2 * (tiles - 1 - turn) + 1", DEADLOCK
