@@ -1678,6 +1678,9 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// The same for global memory alone, which is not waited for.
+FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 }  // namespace flashgen
 
 #line 2 "flashgen/ptx/tensor_map.cuh"
@@ -2870,6 +2873,7 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
+  i32 dq_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;

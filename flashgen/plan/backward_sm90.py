@@ -1,16 +1,16 @@
-"""Planning the backward kernels for Hopper: prepare, main, which makes dK, dV and dQ, or its sum, and then finish."""
+"""Planning the backward kernels for Hopper: prepare, and main, which makes dK, dV and dQ."""
 
 from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.plan import params
 from flashgen.plan.backward_frame_sm90 import BackwardSm90
-from flashgen.plan.backward_tiles_sm90 import CONSUMERS, DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
+from flashgen.plan.backward_tiles_sm90 import DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
 from flashgen.plan.budget import Choice
 from flashgen.plan.key_parts import KeyParts
 from flashgen.plan.model import Box, Constant, KernelPlan
-from flashgen.plan.sm90 import PANEL, STORED_ROWS, WARPGROUP, why_not_hopper
+from flashgen.plan.sm90 import PANEL, STORED_ROWS, why_not_hopper
 from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 
