@@ -67,7 +67,7 @@ def plan_query(
 def workspace_tiles(prepare: KernelPlan) -> dict[str, int]:
     """Floats of each workspace for a tile of queries."""
     stats = 2 * prepare.grid_tile if "row_stats" in prepare.switches else 0
-    turns = 2 if "turns" in prepare.params.names else 0
+    turns = 1 if "turns" in prepare.params.names else 0
     return {"dq_accum": int(prepare.constant("workspace_floats")), "row_stats": stats, "turns": turns}
 
 

@@ -112,8 +112,6 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
 def _slots_of_dq(choice: Choice, ordered: bool) -> tuple[Constant, ...]:
     """What is under way of dQ besides the tiles that are multiplied."""
     tiles = choice.tiles
-    if ordered:
-        return (Constant("dq_slots", tiles.count("dQ"), "tiles of dQ on their way to the sum"),)
     return (
         Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
         Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),

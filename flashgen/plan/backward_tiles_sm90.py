@@ -33,7 +33,7 @@ _SUM_SLOTS = tuple(
     (("sums of dQ", sums), ("them rounded", rounded)) for sums, rounded in ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1))
 )
 #: ... or tiles of it that are added in a fixed order.
-_ORDERED_SLOTS = ((("dQ", 2),), (("dQ", 1),))
+_ORDERED_SLOTS = ((("sums of dQ", 0), ("them rounded", 0)),)
 _ONE_KERNEL = (
     "S and dP are transposed, so that P and dS are left operands of dV and dK where they are, in registers; "
     "dS goes to shared memory besides, for dQ"
@@ -108,8 +108,6 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     dim, dim_v = row_bytes(spec)
     q, do = tiles.count("Q"), tiles.count("dO")
     q_slots, do_slots = f"{q} slots", f"{do} slots"
-    dq = tiles.count("dQ") if spec.deterministic else 1
-    dq_slots = f", {dq} slots" if dq > 1 else ""
     layout = (
         SmemLayout()
         .then("k", TILE_KV * dim, "K_j")
@@ -117,9 +115,9 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("q", q * tile_q * dim, f"Q_i, {q_slots}")
         .then("do", do * tile_q * dim_v, f"dO_i, {do_slots}")
         .then("ds", DS_SLOTS * TILE_KV * tile_q * size, f"dS_ij, {DS_SLOTS} slots")
-        .then("dq", dq * 4 * CONSUMERS * DQ_BYTES, f"dQ_i, and at the end dK_j and dV_j, on their way out{dq_slots}")
+        .then("dq", 4 * CONSUMERS * DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
     )
-    sums = 0 if spec.deterministic else tiles.count("sums of dQ")
+    sums = tiles.count("sums of dQ")
     if spec.deterministic:
         layout.then("sum", tile_q * dim // size * 4 // CONSUMERS, "a consumer's share of dQ_i, to be finished")
     if sums:
@@ -141,7 +139,7 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("turn_barriers", 16)
         layout.then("sum_parts", 32 * sums, "which parts of dQ the slots hold")
     else:
-        layout.then("dq_barriers", 16 * dq * CONSUMERS).then("sum_barriers", 16)
+        layout.then("dq_barriers", 32).then("sum_barriers", 16)
     layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
     if is_listed(spec):
         layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")

@@ -24,7 +24,7 @@ _NOTES = {
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
-    "turns": "of each consumer's share of a tile of dQ one more than the last tile of keys that has added to it",
+    "turns": "of each tile of queries one more than the last tile of keys that has added to its dQ",
     "row_stats": "of each tile of queries what its rows subtract from their logits, then their D, negated",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")

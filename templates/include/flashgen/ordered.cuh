@@ -90,23 +90,36 @@ struct AddingOrder {
   FLASHGEN_DEVICE static i32 tile(i32 turn, i32 /*tiles*/) { return turn; }
   // The one before a tile of keys, which may be none: -1.
   FLASHGEN_DEVICE static i32 before(i32 key_tile) { return key_tile - 1; }
+  FLASHGEN_DEVICE static i32 before_group(i32 /*key_tile*/) { return -1; }
   // One more than the last one to add where the tiles that do end at `end`.
   FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end; }
 };
-// Where a mask makes the first tiles the longest: every other one from the last to the first, and then those
-// between from the first to the last. So a tile begins when those that began before it are some steps on, as they
-// take longer and longer to be done, and then less and less; and the shortest are left for the end.
+// Where a mask makes the first tiles the longest: groups of tiles from the first to the last, and every other group,
+// the first one among them, from its last to its first. So of those that work on a head at the same time each comes
+// a few steps behind the one before: they take longer and longer to be done, and then less and less.
 template <>
 struct AddingOrder<Band<false, true>> {
+  static constexpr i32 group = 8;
+
+  FLASHGEN_DEVICE static bool is_upwards(i32 tile) { return tile / group % 2 != 0; }
   FLASHGEN_DEVICE static i32 tile(i32 turn, i32 tiles) {
-    const i32 upwards = (tiles + 1) / 2;
-    return turn < upwards ? 2 * (upwards - 1 - turn) : 2 * (turn - upwards) + 1;
+    const i32 first = turn / group * group;
+    return is_upwards(turn) ? turn : first + smaller(first + group, tiles) - 1 - turn;
   }
+  // Of two that may be the one before, the one that is if it adds, too; else it is the other one.
   FLASHGEN_DEVICE static i32 before(i32 key_tile) {
-    return key_tile % 2 == 0 ? key_tile + 2 : larger(key_tile - 2, 0);
+    const bool is_first = key_tile % group == (is_upwards(key_tile) ? 0 : group - 1);
+    return is_first ? before_group(key_tile) : is_upwards(key_tile) ? key_tile - 1 : key_tile + 1;
   }
-  // All tiles before that add, too, and the odd ones come last.
-  FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end > 1 ? end - end % 2 : end; }
+  // The last one of the group before, which goes the other way.
+  FLASHGEN_DEVICE static i32 before_group(i32 key_tile) {
+    const i32 first = key_tile / group * group;
+    return is_upwards(key_tile) ? first - group : first - 1;
+  }
+  // One more than the last one to add where the tiles that do begin with the first and end at `end`.
+  FLASHGEN_DEVICE static i32 last_turn(i32 end) {
+    return end == 0 || is_upwards(end - 1) ? end : (end - 1) / group * group + 1;
+  }
 };
 
 // Whether a tile of keys adds to a tile of queries, by the same rule as walks go by.
@@ -141,9 +154,11 @@ FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile,
     return static_cast<u32>(end_of_adding<tile_q, tile_kv>(mask, query_tile, key_tile, thread));
   } else {
     // Those that add to a tile of queries follow one another in their order.
+    const auto does = [&](i32 tile) {
+      return tile >= 0 && tile * tile_kv < mask.len_kv && adds<tile_q, tile_kv>(mask, query_tile, tile);
+    };
     const i32 before = AddingOrder<Mask>::before(key_tile);
-    const bool is_there = before >= 0 && before * tile_kv < mask.len_kv;
-    return is_there && adds<tile_q, tile_kv>(mask, query_tile, before) ? static_cast<u32>(before + 1) : 0;
+    return static_cast<u32>((does(before) ? before : AddingOrder<Mask>::before_group(key_tile)) + 1);
   }
 }
 
@@ -154,39 +169,34 @@ FLASHGEN_DEVICE u32 last_turn(const Mask& mask, i32 query_tile, i32 tiles, Threa
   return static_cast<u32>(AddingOrder<Mask>::last_turn(end));
 }
 
-// Until it is the turn of the tile of keys that waits for `turn`; `meanwhile()` is for what is better done
-// before that if it takes long. Bulk additions that this thread issues afterwards come after those of the tiles
-// of keys before.
-template <class Meanwhile>
-FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn, const Meanwhile& meanwhile) {
-  if (load_acquire(turns) != turn) {
-    meanwhile();
-    while (load_acquire(turns) != turn) {
-    }
+// Until it is the turn of the tile of keys that waits for `turn`. Bulk additions that this thread issues
+// afterwards come after those of the tiles of keys before.
+FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
+  while (load_acquire(turns) != turn) {
   }
   fence_proxy_async_global();
 }
 
-// Has the copy engine add what the warps of a consumer have put out of a tile of dQ, from `out` on, or store it
+// Has the copy engine add what the warps of all consumers have put out of a tile of dQ, from `out` on, or store it
 // where it is the first. It lies there as it does in the sum, but for gaps where a consumer has fewer columns.
 template <class Shape>
-FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first) {
+FLASHGEN_DEVICE void add_shares(float* sum, u32 out, bool is_first) {
   using Share = typename Shape::Share;
-  const auto put = [&](i32 warp, i32 warps) {
-    float* const to = sum + Share::warp_begin(4 * consumer + warp);
-    const u32 from = out + static_cast<u32>(warp * Shape::out_bytes);
-    const u32 bytes = static_cast<u32>(warps * Share::warp_floats(consumer) * 4);
+  constexpr i32 warps = static_cast<i32>(Shape::consumer_warps);
+  const auto add = [&](float* to, u32 from, u32 bytes) {
     if (is_first) {
       bulk_store(to, from, bytes);
     } else {
       bulk_reduce_add(to, from, bytes);
     }
   };
-  if constexpr (Share::tile_floats * 4 == static_cast<i32>(Shape::consumer_warps) * Shape::out_bytes) {
-    put(0, 4);
+  if constexpr (Share::tile_floats * 4 == warps * Shape::out_bytes) {
+    add(sum, out, Share::tile_floats * 4);
   } else {
 #pragma unroll 1
-    for (i32 warp = 0; warp < 4; ++warp) put(warp, 1);
+    for (i32 warp = 0; warp < warps; ++warp)
+      add(sum + Share::warp_begin(warp), out + warp * Shape::out_bytes,
+          static_cast<u32>(Share::warp_floats(warp / 4) * 4));
   }
 }
 

@@ -42,21 +42,21 @@ class Bug(NamedTuple):
 
 
 BUGS = {
-    "nobody waits for a turn": Bug(full(), "void wait_for_turn(", "load_acquire(turns) != turn", "false"),
+    "nobody waits for a turn": Bug(full(), "void add_in_order(", "wait_for_turn(turns, turn);", ""),
     "the next one's turn comes before the addition is complete": Bug(
-        full(), "void add_in_order(", "bulk_wait<1>();", "added = share;"
+        full(), "void add_in_order(", "bulk_wait<0>();", ""
     ),
-    "the order turns round one tile of keys too late": Bug(
-        causal(), "AddingOrder<Band<false, true>>", "2 * (turn - upwards) + 1", "2 * (tiles - 1 - turn) + 1", DEADLOCK
+    "tiles of keys are given out from the first to the last, but add in groups": Bug(
+        causal(), "AddingOrder<Band<false, true>>", "is_upwards(turn) ? turn", "true ? turn", DEADLOCK
     ),
     "the last one to add is taken for the first": Bug(
-        causal(), "u32 awaited_turn(", "? static_cast<u32>(before + 1) : 0", "? 0 : 0", DEADLOCK
+        causal(), "u32 awaited_turn(", "static_cast<u32>((does(before)", "0 * static_cast<u32>((does(before)", DEADLOCK
     ),
     "a tile between is counted that does not add": Bug(
         LISTED, "i32 end_of_adding(", "return left - lowest_bit(found);", "return left;", DEADLOCK
     ),
     "turns begin with what was there": Bug(
-        full(), "may do so,", "thread_idx() < 2", "thread_idx() < 0", DEADLOCK, "prepare"
+        full(), "may do so.", "thread_idx() == 0", "thread_idx() < 0", DEADLOCK, "prepare"
     ),
     "the first tiles are nobody's yet": Bug(
         full(),
@@ -92,8 +92,9 @@ def test_a_planted_bug_shows(name: str) -> None:
     if bug.words:
         assert any(bug.words in finding for finding in findings)
     else:
+        # Whose turn was passed over is waited for.
         assert len(sums) > 1
-        assert not findings
+        assert all(DEADLOCK in finding for finding in findings)
 
 
 @pytest.mark.parametrize("mask", [full(), causal(), LISTED], ids=["full", "causal", "listed"])
