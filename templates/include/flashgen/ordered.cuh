@@ -126,10 +126,11 @@ struct AddingOrder<Band<false, true>> {
 template <i32 tile_q, i32 tile_kv, class Mask>
 FLASHGEN_DEVICE bool adds(const Mask& mask, i32 query_tile, i32 key_tile) {
   const i32 first_q = query_tile * tile_q, first_key = key_tile * tile_kv;
-  bool is_visited = mask.query_tiles(first_key, first_key + tile_kv, tile_q).has(query_tile);
+  const i32 end_key = Mask::has_holes ? first_key + tile_kv : smaller(first_key + tile_kv, mask.len_kv);
+  bool is_visited = mask.query_tiles(first_key, end_key, tile_q).has(query_tile);
   if constexpr (Mask::has_holes) {
     const i32 end_q = smaller(first_q + tile_q, mask.len_q);
-    is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, first_key + tile_kv);
+    is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, end_key);
   }
   return is_visited;
 }
