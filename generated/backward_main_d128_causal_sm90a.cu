@@ -2880,7 +2880,6 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
-  i32 dq_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;
@@ -3540,12 +3539,12 @@ struct Shared {
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-#line 131
+#line 121
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
 };
 
-#line 142
+#line 131
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3560,10 +3559,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 160
+#line 149
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 163
+#line 152
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3572,7 +3571,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 177
+#line 166
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3701,25 +3700,27 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     const i32 member = step / p.q_tiles, tile = step % p.q_tiles, head = keys.head * p.group + member;
     const i32 first_q = tile * kConfig.tile_q;
     const Mask mask = mask_of(p, keys, member);
+#line 31
     if (mask.is_empty(first_q, smaller(first_q + kConfig.tile_q, p.len_q), keys.first_key, end_key(p, keys))) continue;
+#line 33
     const Place place = {tile, head, keys.sequence};
     const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
     const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
     const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
-#line 36
+#line 40
     for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
       const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
       float gradient = 0.0f;
       if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
         const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
-#line 42
+#line 46
         const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-#line 48
+#line 52
         gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
       }
       ds.set_element(row, column, gradient);
     }
-#line 59
+#line 62
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
@@ -3733,10 +3734,10 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
         if (mask.allows(first_q + row, keys.first_key + key))
           total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
       }
-#line 80
+#line 83
       reduce_add(sum + Shape::Share::place(row, column), total);
     }
-#line 83
+#line 86
     named_barrier_sync(1, threads);
   }
   // The sums are read by the copy engine.
@@ -3780,7 +3781,6 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     if (!keys.exists) break;
     const i32 first_key = keys.first_key;
 
-#line 61
     // Line 18: write dK_j, dV_j to global memory. By the copy engine, each warp its 16 rows.
     const auto write_keys = [&](const Shape::DK& dk, const Shape::DV& dv) {
       const Thread here = thread.again();
@@ -3796,7 +3796,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 83
+#line 70
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3808,12 +3808,12 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 105
+#line 91
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
     steps.start(thread, mask_of_member);
-#line 123
+#line 109
     bool goes_on = !steps.over();
     const auto take_step = [&]() {
       const Step step = steps.step();
@@ -3821,27 +3821,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 131
+#line 117
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 133
+#line 119
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 140
+#line 126
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 145
+#line 131
     if (is_bad) {
-#line 147
+#line 133
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 150
+#line 136
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 154
+#line 140
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3850,23 +3850,23 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 163
+#line 149
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 166
+#line 152
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 170
+#line 156
         spread_columns(scores, shared.lse(at), thread);
-#line 174
+#line 160
         wgmma_pin(scores);
       };
-#line 184
+#line 170
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 195
+#line 181
       const auto add_to_sum = [&](i32 number, Thread thread) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3877,28 +3877,29 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 207
+#line 193
       // Line 15: dQ_i += dS_ij K_j, of the step before. A tile's first step has none: the slot was full long ago, K_j
       // stands for dS, and nobody looks at the product. A branch would have products wait for each other.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         shared.ds_ring.wait_full(at);
         const Shape::DSTile ds = {is_there ? shared.ds.slot(at.slot()).address : shared.k.address};
-#line 218
+#line 204
         issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(consumer) : ds,
                                        Share::by_rows ? shared.k : shared.k.panel(consumer));
       };
       // From registers to shared memory, from where the copy engine adds it to the sum.
       const auto put_out = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         wgmma_pin(dq);
-#line 225
+#line 211
         warp_sync();
         if (thread.lane == 0 && is_there) mbarrier_arrive(shared.ds_ring.empty(at));
-#line 240
+#line 216
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
+#line 223
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
-#line 250
+#line 230
       // To which tile's sum the dQ of the step before belongs, which is multiplied in the middle of this step, and that
       // of the step before that, which has been put out.
       constexpr i32 kNone = -1, chunks = chunks_of(kConfig.tile_q);
@@ -3930,13 +3931,13 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 257 "kernels/backward_main_sm90/consumer.j2"
+#line 237 "kernels/backward_main_sm90/consumer.j2"
       Shape::Scores scores;
       const auto start_scores = [&](QRing::Where at) {
         shared.q_ring.wait_full(at);
         preset_scores(scores, at);
       };
-#line 265
+#line 245
       while (goes_on) {
 #line 4 "kernels/backward_main_sm90/step.j2"
         // Nothing is under way, which the assembler does not know of a loop's beginning.
@@ -4033,41 +4034,35 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 267 "kernels/backward_main_sm90/consumer.j2"
+#line 247 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
         q_at.advance();
         at.advance();
       }
-#line 279
       shared.v_ring.release(kv_at, thread);
-#line 281
       // dQ of the last step.
       const auto finish_dq = [&](DSRing::Where of, i32 number) {
         Shape::DQ dq;
         multiply_scores(dq, of, true);
         wgmma_wait<0>();
-#line 289
         put_out(dq, of, true);
         add_to_sum(number, thread);
       };
-#line 293
+#line 263
       if (number_out != kNone) add_to_sum(number_out, thread);
-#line 300
+#line 270
       finish_dq(at.before(), number);
-#line 302
       shared.k_ring.release(kv_at, thread);
-#line 310
       kv_at.advance();
     }
 
-#line 326
     write_keys(dk, dv);
   }
-#line 330
+#line 278
   say_added();
-#line 332
+#line 280
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -4188,17 +4183,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 204 "kernels/backward_main_sm90.cu.j2"
+#line 193 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 209
+#line 198
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 214
+#line 203
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4206,14 +4201,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 226
+#line 215
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 233
+#line 222
     fence_mbarrier_init();
   }
   block_sync();
@@ -4223,11 +4218,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 246
+#line 235
     else if (thread.warp == 1) report(p, base, thread);
     else if (thread.warp == 2) collect(p, base, thread);
     else finish(p, base, thread);
-#line 250
+#line 239
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

@@ -2874,7 +2874,6 @@ struct BackwardSm90Config {
   i32 ds_slots;
   i32 sum_slots;
   i32 rounded_slots;
-  i32 dq_slots;
   i32 consumers;
   i32 producer_registers;
   i32 consumer_registers;

@@ -93,7 +93,8 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Constant("q_slots", tiles.count("Q"), "tiles of Q under way at once"),
             Constant("do_slots", tiles.count("dO"), "tiles of dO under way at once"),
             Constant("ds_slots", DS_SLOTS, "tiles of dS that wait for dQ"),
-            *_slots_of_dq(choice, ordered),
+            Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
+            Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
             share=", 64 keys each",
             in_order=ordered,
         ),
@@ -106,13 +107,4 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
         ),
         switches=tiles.switches | ({"ordered"} if ordered else set()),
         sums=sums,
-    )
-
-
-def _slots_of_dq(choice: Choice, ordered: bool) -> tuple[Constant, ...]:
-    """What is under way of dQ besides the tiles that are multiplied."""
-    tiles = choice.tiles
-    return (
-        Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
-        Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
     )

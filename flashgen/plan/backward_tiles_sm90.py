@@ -28,12 +28,6 @@ DQ_BYTES = STORED_ROWS * PANEL * 4
 SUM_LINE = 256
 #: Registers per thread of producers and consumers.
 _SPLITS = ((56, 224), (40, 232), (24, 240))
-#: What is under way of dQ, best first: parts of its sum that are finished, ...
-_SUM_SLOTS = tuple(
-    (("sums of dQ", sums), ("them rounded", rounded)) for sums, rounded in ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1))
-)
-#: ... or tiles of it that are added in a fixed order.
-_ORDERED_SLOTS = ((("sums of dQ", 0), ("them rounded", 0)),)
 _ONE_KERNEL = (
     "S and dP are transposed, so that P and dS are left operands of dV and dK where they are, in registers; "
     "dS goes to shared memory besides, for dQ"
@@ -86,8 +80,8 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
         switches = taken | ({"sparing"} if is_sparing(spec, tile_q, taken) else set())
         split = _split(held(spec, tile_q, switches), wanted)
         for q in q_slots:
-            for of_dq in _ORDERED_SLOTS if spec.deterministic else _SUM_SLOTS:
-                slots = (("Q", q), ("dO", 2), ("dS", DS_SLOTS), *of_dq)
+            for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
+                slots = (("Q", q), ("dO", 2), ("dS", DS_SLOTS), ("sums of dQ", sums), ("them rounded", rounded))
                 yield Tiles(tile_q, "queries", slots, split, reason, switches, notes)
 
 

@@ -99,8 +99,8 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     scores = 1 if between else 2
     wanted[str(queries), "R"] += scores * held
     wanted[str(queries), "gdesc"] += scores * (dims[0] // 16 - held) + dims[1] // 16
-    # dQ a step behind or two, and of the last step or two; 64 columns of a row for each warpgroup. And of the step before
-    # one that a consumer leaves out at the end.
+    # dQ a step behind or two, and of the last step or two; 64 columns of a row for each warpgroup. And of the step
+    # before one that a consumer leaves out at the end.
     leaves = {"ordered", "masked"} <= kernel.switches and "listed" not in kernel.switches and queries < keys
     wanted["64", "gdesc"] += (1 + scores + leaves) * keys // 16
     # dV and dK of a step, of scores that are transposed: queries are summed over.
