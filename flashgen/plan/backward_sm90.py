@@ -77,7 +77,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
     """dK and dV, and what each tile of keys adds to dQ."""
     tiles, ordered, sums = choice.tiles, frame.spec.deterministic, _sums(frame, choice)
     cuts = sums is not None and sums.cuts is not None
-    finished = (Box("dq_accum", 2, SUM_LINE, swizzle=0, element="fp32"), Box("dq", STORED_ROWS, PANEL))
+    sum_lines = Box("dq_accum", 2, SUM_LINE, swizzle=0, element="fp32")
     return frame.products(
         "main",
         "backward_main_sm90.cu.j2",
@@ -103,7 +103,8 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Box("row_stats", 1, tiles.rows, swizzle=0, element="fp32"),
             Box("dk", STORED_ROWS, PANEL),
             Box("dv", STORED_ROWS, PANEL),
-            *(() if ordered else finished),
+            *(() if ordered else (sum_lines,)),
+            Box("dq", STORED_ROWS, PANEL),
         ),
         switches=tiles.switches | ({"ordered"} if ordered else set()),
         sums=sums,

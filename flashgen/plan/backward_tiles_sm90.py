@@ -133,7 +133,8 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("turn_barriers", 16)
         layout.then("sum_parts", 32 * sums, "which parts of dQ the slots hold")
     else:
-        layout.then("dq_barriers", 32).then("sum_barriers", 16)
+        layout.then("dq_barriers", 32 * CONSUMERS).then("sum_barriers", 16)
+        layout.then("sum_parts", 32, "where the share goes")
     layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
     if is_listed(spec):
         layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")

@@ -90,7 +90,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
     """Backward by the copy engine; ``reads`` and ``row_reads`` are for what it cannot do."""
     return _table(
         reads,
-        ("dq",) if ordered else (),
+        (),
         row_reads=row_reads,
         row_writes=("dq_accum",),
         sizes=(
@@ -102,7 +102,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
             *(_PARTS if cuts else ()),
         ),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq_accum", "dq"))),
+        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(("dq",) if ordered else ("dq_accum", "dq"))),
         counts=("counter", "turns" if ordered else "head_counts"),
     )
 

@@ -178,27 +178,48 @@ FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
   fence_proxy_async_global();
 }
 
-// Has the copy engine add what the warps of all consumers have put out of a tile of dQ, from `out` on, or store it
-// where it is the first. It lies there as it does in the sum, but for gaps where a consumer has fewer columns.
+// Has the copy engine add a consumer's share of a tile of dQ, or store it where it is the first. What all warps have
+// put out begins at `out`; it lies there as it does in the sum, but for gaps where a consumer has fewer columns.
 template <class Shape>
-FLASHGEN_DEVICE void add_shares(float* sum, u32 out, bool is_first) {
+FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first) {
   using Share = typename Shape::Share;
-  constexpr i32 warps = static_cast<i32>(Shape::consumer_warps);
-  const auto add = [&](float* to, u32 from, u32 bytes) {
+  const auto add = [&](i32 warp, i32 warps) {
+    float* const to = sum + Share::warp_begin(warp);
+    const u32 from = out + static_cast<u32>(warp * Shape::out_bytes);
+    const u32 bytes = static_cast<u32>(warps * Share::warp_floats(consumer) * 4);
     if (is_first) {
       bulk_store(to, from, bytes);
     } else {
       bulk_reduce_add(to, from, bytes);
     }
   };
-  if constexpr (Share::tile_floats * 4 == warps * Shape::out_bytes) {
-    add(sum, out, Share::tile_floats * 4);
+  if constexpr (Share::tile_floats * 4 == static_cast<i32>(Shape::consumer_warps) * Shape::out_bytes) {
+    add(4 * consumer, 4);
   } else {
 #pragma unroll 1
-    for (i32 warp = 0; warp < warps; ++warp)
-      add(sum + Share::warp_begin(warp), out + warp * Shape::out_bytes,
-          static_cast<u32>(Share::warp_floats(warp / 4) * 4));
+    for (i32 warp = 4 * consumer; warp < 4 * consumer + 4; ++warp) add(warp, 1);
   }
+}
+
+// Rounds 32 columns of a part of dQ into its own first half, as rows of a tile there: the columns' own place, or, of
+// the last 32, that of what has been rounded before.
+template <i32 box, class Tile>
+FLASHGEN_DEVICE void round_in_place(Tile rows, const float* part, float scale, Thread thread) {
+  using T = typename Tile::Element;
+  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
+  u32 words[2][4];
+#pragma unroll
+  for (i32 i = 0; i < 4; ++i) {
+    const Vec16 four = fours[(4 * box + i) * kWarpSize];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h)
+      words[i / 2][2 * (i % 2) + h] =
+          pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
+  }
+  warp_sync();
+  const u32 first = rows.first_chunk(0, thread);
+#pragma unroll
+  for (i32 n = 0; n < 2; ++n) stmatrix_x4(Tile::chunk_after(first, 2 * box + n), words[n]);
 }
 
 }  // namespace flashgen
