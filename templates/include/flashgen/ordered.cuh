@@ -215,8 +215,9 @@ FLASHGEN_DEVICE void round_in_place(Tile rows, const float* part, float scale, T
     for (i32 h = 0; h < 2; ++h)
       words[i / 2][2 * (i % 2) + h] =
           pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
+    // Two at a time, as registers are few, and all before the first of them is overwritten.
+    if (i % 2 == 1) warp_sync();
   }
-  warp_sync();
   const u32 first = rows.first_chunk(0, thread);
 #pragma unroll
   for (i32 n = 0; n < 2; ++n) stmatrix_x4(Tile::chunk_after(first, 2 * box + n), words[n]);
