@@ -2,6 +2,7 @@
 
     python benchmarks/hostile.py
     python benchmarks/hostile.py --head-dims 128 --lengths 8192 --data growing,sink --markdown table.md
+    python benchmarks/hostile.py --softcap 30
 
 For each shape all data sets are timed in turn, round after round. Errors are those of sampled rows against float64,
 over what the same computation in the input dtype with float32 softmax may err by (flashgen's rule: 1 is the limit).
@@ -41,9 +42,12 @@ class Cell:
     length: int
     batch: int
     heads: int
+    #: Of logits; 0 for none.
+    softcap: float = 0.0
 
     def __str__(self) -> str:
-        return f"D={self.head_dim} {'causal' if self.causal else 'full'} S={self.length}"
+        cap = f" softcap {self.softcap:g}" if self.softcap else ""
+        return f"D={self.head_dim} {'causal' if self.causal else 'full'}{cap} S={self.length}"
 
 
 def sink(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -116,12 +120,13 @@ def values(name: str, cell: Cell, dtype: torch.dtype) -> list[Tensor]:
     return [x.to(dtype) for x in made]
 
 
-def error_ratio(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> float:
+def error_ratio(cell: Cell, inputs: list[Tensor], out: Tensor, lse: Tensor) -> float:
     """The largest error of sampled rows over the largest allowed."""
+    q, k, v = inputs
     rows = torch.linspace(0, q.shape[1] - 1, SAMPLED, device=q.device).long()
-    allowed = torch.arange(k.shape[1], device=q.device) <= rows[:, None] if causal else None
-    exact, exact_lse = attention(q[0, rows], k[0], v[0], allowed, torch.float64)
-    rounded, _ = attention(q[0, rows], k[0], v[0], allowed, torch.float32)
+    allowed = torch.arange(k.shape[1], device=q.device) <= rows[:, None] if cell.causal else None
+    exact, exact_lse = attention(cell, q[0, rows], k[0], v[0], allowed, torch.float64)
+    rounded, _ = attention(cell, q[0, rows], k[0], v[0], allowed, torch.float32)
     found, found_lse = out[0, rows].double(), lse[0, :, rows].double()
     # Two rounding steps; eps is the distance between neighbours.
     step = torch.finfo(q.dtype).eps * exact.abs().max()
@@ -130,9 +135,13 @@ def error_ratio(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causa
     return max(float(ratio.nan_to_num(float("inf"))), float(of_lse.nan_to_num(float("inf"))))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, work: torch.dtype) -> tuple[Tensor, Tensor]:
+def attention(
+    cell: Cell, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, work: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Output (rows, heads, head_dim) and LSE (heads, rows); in float32, P and O are rounded to the inputs' dtype."""
     scores = torch.einsum("qhd,khd->hqk", q.to(work), k.to(work)) * q.shape[-1] ** -0.5
+    if cell.softcap:
+        scores = torch.tanh(scores / cell.softcap) * cell.softcap
     if allowed is not None:
         scores.masked_fill_(~allowed, float("-inf"))
     p = scores.softmax(-1)
@@ -143,7 +152,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, work: tor
 def build(cell: Cell, dtype: str) -> fg.Kernel:
     """The kernel for a shape: the current GPU's default."""
     mask = fg.causal() if cell.causal else fg.full()
-    return fg.build(fg.AttentionSpec(cell.head_dim, dtype=dtype, mask=mask, direction="forward"))
+    score = fg.softcap(cell.softcap) if cell.softcap else None
+    return fg.build(fg.AttentionSpec(cell.head_dim, dtype=dtype, mask=mask, score=score, direction="forward"))
 
 
 @dataclass
@@ -163,7 +173,7 @@ def measure(cell: Cell, names: list[str], options: argparse.Namespace) -> Row:
     """Times all data sets in turn."""
     kernel = build(cell, options.dtype)
     data = {name: values(name, cell, DTYPES[options.dtype]) for name in names}
-    errors = {name: error_ratio(*qkv, *kernel(*qkv), cell.causal) for name, qkv in data.items()}
+    errors = {name: error_ratio(cell, qkv, *kernel(*qkv)) for name, qkv in data.items()}
     once = milliseconds(lambda: kernel(*data["N(0,1)"]), 3)
     repeats = max(2, round(options.milliseconds / once))
     taken: dict[str, list[float]] = {name: [] for name in names}
@@ -178,7 +188,8 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
     for head_dim in map(int, options.head_dims.split(",")):
         for causal in (False, True):
             for length in map(int, options.lengths.split(",")):
-                yield Cell(head_dim, causal, length, max(1, options.tokens // length), options.hidden // head_dim)
+                batch, heads = max(1, options.tokens // length), options.hidden // head_dim
+                yield Cell(head_dim, causal, length, batch, heads, options.softcap)
 
 
 def table(rows: list[Row], names: list[str]) -> str:
@@ -201,6 +212,7 @@ def main() -> int:
     parser.add_argument("--lengths", default="2048,8192")
     parser.add_argument("--data", default="", help=f"parts of names: {', '.join(DATA)}; default: all")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--softcap", type=float, default=0.0, help="of logits; default: none")
     parser.add_argument("--tokens", type=int, default=16384, help="batch * length")
     parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim")
     parser.add_argument("--rounds", type=int, default=5)

@@ -20,8 +20,9 @@ from typing import Any
 from flashgen import settings
 from flashgen.cache import default_cache
 from flashgen.compile.binary import Binary, Resources
-from flashgen.plan.model import AttentionPlan, Role
+from flashgen.plan.model import AttentionPlan, KernelPlan, Role
 from flashgen.render import KernelSource, render, templates_dir
+from flashgen.render.source import code_of
 
 _KIND = "rendered sources"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
@@ -40,9 +41,10 @@ def sources_of(plan: AttentionPlan) -> dict[Role, KernelSource]:
         entry, _ = default_cache().obtain(_key(plan, digest), lambda: _packed(plan, digest), build_id="")
     except _ChangedMeanwhileError:
         return _rendered(plan)
-    kept = json.loads(entry.image)
-    sources = {kernel.role: KernelSource(kernel, kept["texts"][kernel.role]) for kernel in plan.kernels}
-    return sources if kept["values"] == _values(plan) else {role: _titled(source) for role, source in sources.items()}
+    values, texts, codes = _kept(entry.image)
+    if values == _values(plan):
+        return {kernel.role: KernelSource(kernel, texts[kernel.role]) for kernel in plan.kernels}
+    return {kernel.role: _Retitled(kernel, codes[kernel.role]) for kernel in plan.kernels}
 
 
 def rendering_digest() -> str:
@@ -68,7 +70,7 @@ def _packed(plan: AttentionPlan, digest: str) -> Binary:
 
 
 def _key(plan: AttentionPlan, digest: str) -> str:
-    text = json.dumps([_KIND, digest, _plain(plan)], sort_keys=True)
+    text = json.dumps([_KIND, digest, _plain(plan, {})], sort_keys=True)
     return hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -79,26 +81,57 @@ def _values(plan: AttentionPlan) -> str:
     return repr((bands, sorted(plan.spec.scalars.items())))
 
 
-def _titled(source: KernelSource) -> KernelSource:
-    """The source under the comment for its own plan."""
-    from flashgen.render.summary import header
+@lru_cache(maxsize=64)
+def _kept(image: bytes) -> tuple[str, dict[Role, str], dict[Role, str]]:
+    """An entry's numbers, its texts, and their code: one object for all specs that share it."""
+    kept = json.loads(image)
+    texts = kept["texts"]
+    return kept["values"], texts, {role: code_of(text) for role, text in texts.items()}
 
-    return KernelSource(source.plan, header(source.plan) + source.code)
+
+class _Retitled(KernelSource):
+    """Code under the comment for its own plan, which is made when somebody reads it: calls with numbers that change
+    from step to step make a source for each, and nobody looks."""
+
+    __slots__ = ("_code",)
+    _code: str
+
+    def __init__(self, plan: KernelPlan, code: str) -> None:
+        object.__setattr__(self, "plan", plan)
+        object.__setattr__(self, "_code", code)
+
+    @property
+    def text(self) -> str:
+        """The comment and the code."""
+        from flashgen.render.summary import header
+
+        return header(self.plan) + self._code
+
+    @property
+    def code(self) -> str:
+        """The text below the comment at its top."""
+        return self._code
 
 
-def _plain(value: Any) -> Any:
-    """A plan as nested lists that say everything about it, in an order that no hash seed changes."""
+def _plain(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+    """A plan as nested lists that say everything about it, in an order that no hash seed changes.
+
+    ``known`` are the parts with a form of their own that were met before, which kernels share: the spec, expressions.
+    """
     if value is None or isinstance(value, (str, int, float)):
         return value
     if hasattr(value, "plain"):
-        return [type(value).__name__, _plain(value.plain())]
+        if id(value) not in known:
+            # Kept alive, for else another one could get its number.
+            known[id(value)] = value, [type(value).__name__, _plain(value.plain(), known)]
+        return known[id(value)][1]
     if dataclasses.is_dataclass(value):
         names = value.__dataclass_fields__
-        return [type(value).__name__, *[_plain(getattr(value, name)) for name in names]]
+        return [type(value).__name__, *[_plain(getattr(value, name), known) for name in names]]
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [_plain(item, known) for item in value]
     raise TypeError(f"a plan holds a {type(value).__qualname__}, which has no canonical text")
 
 

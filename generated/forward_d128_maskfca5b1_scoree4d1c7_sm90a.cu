@@ -2038,16 +2038,34 @@ struct FinishedRows<true> {
 enum class Regrowth {
   // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
   never,
+  // It cannot: anchors move where a bound on logits says that they might have to.
+  foreseen,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
   retakes_scores,
 };
 
+// What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
+struct ScaledProducts {
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  // Exponentials of a row are added up in so many sums by each lane.
+  static constexpr i32 sums = 2;
+  // Called with all of them while exponentials are taken.
+  FLASHGEN_DEVICE void look(float, float) const {}
+};
+
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
+                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().
@@ -2059,7 +2077,7 @@ struct AnchoredSoftmax {
 
   FLASHGEN_DEVICE void reset() {
     anchored = false;
-    watched = regrowth == Regrowth::never;
+    watched = regrowth == Regrowth::never || foresees;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = -kInfinity;
@@ -2079,18 +2097,32 @@ struct AnchoredSoftmax {
   }
 
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
-    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, scale_log2);
+    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, logits);
     // The vote tells the assembler that warps do not diverge.
     const bool moves = warp_any(watched);
-    if (moves) follow_maximum(scores, scale_log2);
+    if (moves) follow_maximum(scores, logits);
     return moves;
   }
 
+  // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
+  FLASHGEN_DEVICE bool might_grow(float logit) const {
+    return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+  }
+  // Sees to the same by maxima, of which there is one for each row at least once.
+  template <class Logits>
+  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
+    factor[0] = factor[1] = 1.0f;
+    follow_maximum(scores, logits);
+    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
+    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  }
+
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
-                                    float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
     float shift[2], total[2][2] = {};
 #pragma unroll
@@ -2098,10 +2130,11 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
-      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
+      logits.look(scores[2 * i], scores[2 * i + 1]);
+      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
-      total[h][1] += second;
+      total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
@@ -2119,13 +2152,17 @@ struct AnchoredSoftmax {
     return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
+  // Whether anchor() has nothing to do.
+  FLASHGEN_DEVICE bool is_settled() const {
+    return regrowth != Regrowth::never && anchored && !warp_any(watched);
+  }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
     // Sums that are looked at hold waits for products as it is.
-    if constexpr (holds_waits && regrowth == Regrowth::never)
+    if constexpr (holds_waits && (regrowth == Regrowth::never || foresees))
       wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
   }
 
@@ -2153,26 +2190,28 @@ struct AnchoredSoftmax {
 
   // An anchor for rows that have none: the maximum of a quarter of the columns, which need only be near that
   // of all; or, where these are masked, of all.
-  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, float scale_log2) {
-    drop_anchor_from<4>(scores, scale_log2);
-    if (!anchored) drop_anchor_from<1>(scores, scale_log2);
+  template <class Logits>
+  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
+    drop_anchor_from<4>(scores, logits);
+    if (!anchored) drop_anchor_from<1>(scores, logits);
   }
-  template <i32 every>
-  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, float scale_log2) {
+  template <i32 every, class Logits>
+  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = highest(scores, h, every) * scale_log2;
+      const float found = logits.logit(highest(scores, h, every));
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
   }
 
   // Moves the anchors of rows that reach far above them to the maximum.
-  FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
     constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = highest(scores, h, 1) * scale_log2;
+      const float found = logits.logit(highest(scores, h, 1));
       if (!(found > rows.anchor[h] + reach)) continue;
       factor[h] = exp2_approx(rows.anchor[h] - found);
       rows.anchor[h] = found;
@@ -3001,6 +3040,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 k_slots;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -3011,6 +3051,7 @@ struct ForwardSm90Config {
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
+  bool foresees;
   bool holds_waits;
   bool ends_alone;
   bool keys_lead;
@@ -3035,9 +3076,10 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
+                                       : cfg.foresees      ? Regrowth::foreseen
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, !cfg.keeps_scores, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
@@ -3571,7 +3613,187 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 
 }  // namespace flashgen
 
-#line 13 "kernels/forward_sm90.cu.j2"
+#line 4 "flashgen/cap.cuh"
+// Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
+// cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
+// quickly as of products. Whether all products of a warp are so far below is found out on the way.
+
+namespace flashgen {
+
+// Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error
+// is 5.5e-7 at most (fitted).
+constexpr float kBelowCap = 0.5f;
+constexpr float kTangent[4] = {0x1.ffffeep-1f, -0x1.5542f2p-2f, 0x1.0e2324p-3f, -0x1.6bbe38p-5f};
+
+// What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope
+// without its sign.
+struct Cap {
+  float steepness;
+  float slope;
+
+  FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
+    return {amplitude * slope * kLog2E, magnitude(slope)};
+  }
+  // Logits with products.
+  FLASHGEN_DEVICE bool rises() const { return steepness > 0.0f; }
+};
+
+// The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
+struct CapPolynomial {
+  float coefficients[4];
+  float limit;
+
+  FLASHGEN_DEVICE static CapPolynomial of(const Cap& cap) {
+    const float square = squared(cap.slope);
+    CapPolynomial made;
+    made.coefficients[0] = cap.steepness * kTangent[0];
+#pragma unroll
+    for (i32 i = 1; i < 4; ++i)
+      made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
+    // Where powers of the slope vanish the last term must not count, and where they are infinite no product
+    // is below.
+    const float reach = cap.slope < 0x1p-20f                          ? 0.05f
+                        : magnitude(made.coefficients[3]) < kInfinity ? kBelowCap
+                                                                      : 0.0f;
+    made.limit = reach * reciprocal_approx(cap.slope);
+    return made;
+  }
+
+  FLASHGEN_DEVICE float factor(float s) const {
+    const float square = squared(s);
+    float sum = fused_multiply_add(coefficients[3], square, coefficients[2]);
+    sum = fused_multiply_add(sum, square, coefficients[1]);
+    return fused_multiply_add(sum, square, coefficients[0]);
+  }
+  FLASHGEN_DEVICE bool is_beyond(float s) const { return magnitude(s) >= limit; }
+};
+
+// The largest of a lane's products, without its sign. A NaN may be left out.
+template <i32 count>
+FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
+  float largest[4] = {};
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) largest[i % 4] = maximum(largest[i % 4], magnitude(products[i]));
+  return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+}
+
+// For the softmax: products that are below the limit, ...
+struct ProductsBelowCap {
+  static constexpr i32 sums = 1;
+  CapPolynomial polynomial;
+
+  FLASHGEN_DEVICE void look(float, float) const {}
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    return fused_multiply_add(s, polynomial.factor(s), -shift);
+  }
+};
+
+// ... or are taken to be, and looked at while exponentials are taken, ...
+struct SeenProducts : ProductsBelowCap {
+  i32 largest_square = 0;
+
+  FLASHGEN_DEVICE void look(float a, float b) {
+    largest_square = larger(largest_square, larger(order_of(squared(a)), order_of(squared(b))));
+  }
+  // A square is rounded: what is beyond the limit has none that is below this. A NaN may be left out.
+  FLASHGEN_DEVICE bool were_below() const {
+    return largest_square < order_of(squared(polynomial.limit) * (1.0f - 0x1p-20f));
+  }
+
+ private:
+  // Numbers without a sign are ordered as their bits are.
+  FLASHGEN_DEVICE static i32 order_of(float square) { return static_cast<i32>(bits_of(square)); }
+};
+
+// Logits of products that are beyond the limit, counted in a unit in which they are beyond it, too.
+struct CappedLogits {
+  // Of 2^(exponent s), the tangent's e^2x; the highest logit; and the unit, in powers of two.
+  float exponent;
+  float highest;
+  float unit;
+
+  FLASHGEN_DEVICE static CappedLogits of(const Cap& cap) {
+    const float highest = 2.0f * reciprocal_approx(cap.slope);
+    return {cap.slope * (2.0f * kLog2E), cap.steepness < 0.0f ? -highest : highest,
+            maximum(0.5f * magnitude(cap.steepness), 0x1p-100f)};
+  }
+  // tanh(x) is 1 - 2 / (e^2x + 1).
+  FLASHGEN_DEVICE float logit(float s) const {
+    const float rest = reciprocal_approx(exp2_approx(s * exponent) + 1.0f);
+    return fused_multiply_add(-2.0f * highest, rest, highest);
+  }
+};
+
+// ... and products of any size.
+struct CappedProducts {
+  static constexpr i32 sums = 1;
+  CapPolynomial polynomial;
+  CappedLogits capped;
+
+  FLASHGEN_DEVICE void look(float, float) const {}
+  FLASHGEN_DEVICE float logit(float s) const {
+    return polynomial.is_beyond(s) ? capped.logit(s) * capped.unit : s * polynomial.factor(s);
+  }
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    const float below = fused_multiply_add(s, polynomial.factor(s), -shift);
+    const float beyond = fused_multiply_add(capped.logit(s), capped.unit, -shift);
+    return polynomial.is_beyond(s) ? beyond : below;
+  }
+};
+
+// The same where more is to be known of them: products that are below the limit stay as they are, or are
+// negated where logits fall, and others are replaced by their logits. So they are in the order of their
+// logits, those that are forbidden may be -inf, and what the exponent of each comes to is the same number.
+struct OrderedProducts {
+  CapPolynomial polynomial;
+  float unit;
+
+  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap) {
+    return {CapPolynomial::of({magnitude(cap.steepness), cap.slope}), CappedLogits::of(cap).unit};
+  }
+
+  static constexpr i32 sums = 1;
+  FLASHGEN_DEVICE void look(float, float) const {}
+  FLASHGEN_DEVICE float logit(float s) const { return s * factor(s); }
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    return fused_multiply_add(s, factor(s), -shift);
+  }
+
+  // Whether the warp has a product beyond the limit.
+  template <i32 count>
+  FLASHGEN_DEVICE bool put_in_order(float (&products)[count], const Cap& cap) const {
+    const CappedLogits capped = CappedLogits::of(cap);
+    const bool falls = cap.steepness < 0.0f;
+    // So many are replaced at once, if one of them needs it.
+    constexpr i32 few = 8;
+    bool some_are_beyond = false;
+#pragma unroll
+    for (i32 group = 0; group < count; group += few) {
+      float largest = 0.0f;
+#pragma unroll
+      for (i32 i = group; i < smaller(group + few, count); ++i)
+        largest = maximum(largest, magnitude(products[i]));
+      const bool is_beyond = warp_any(polynomial.is_beyond(largest));
+      if (!is_beyond && !falls) continue;
+      some_are_beyond |= is_beyond;
+#pragma unroll
+      for (i32 i = group; i < smaller(group + few, count); ++i) {
+        const float s = products[i];
+        products[i] = polynomial.is_beyond(s) ? capped.logit(s) : falls ? -s : s;
+      }
+    }
+    return some_are_beyond;
+  }
+
+ private:
+  FLASHGEN_DEVICE float factor(float s) const {
+    return polynomial.is_beyond(s) ? unit : polynomial.factor(s);
+  }
+};
+
+}  // namespace flashgen
+
+#line 16 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3581,7 +3803,8 @@ constexpr ForwardSm90Config kConfig{
     .head_dim_v = 128,
     .tile_q = 128,    // B_r: query rows per block
     .tile_kv = 128,   // B_c: keys per step
-    .stages = 2,      // tiles of keys, and of values, under way at once
+    .stages = 2,      // tiles of values under way at once
+    .k_slots = 2,     // and of keys
     .q_rows = 128,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -3592,6 +3815,7 @@ constexpr ForwardSm90Config kConfig{
     .longest_first = true,     // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = true,      // exponentials do not take the place of scores
+    .foresees = true,          // how far rows may grow is known before exponentials are taken
     .holds_waits = true,       // exponentials overlap the products, as registers allow
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = true,         // the next tile's first keys come before the last values
@@ -3652,7 +3876,7 @@ constexpr u32 kFoundBad = 230272;       // and when it had some
 constexpr u32 kBytes = 230304;
 }  // namespace smem
 
-#line 23
+#line 26
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 // What the expressions below have captured.
 namespace captured {
@@ -3807,37 +4031,17 @@ struct Mask {
 struct Score {
   const Params& p;
   i32 b, h;
-  static constexpr bool has_near = true;
 
-  // The first of some pairs, with numbers as floats to which others add what is known beforehand.
-  struct First {
-    i32 q, k;
-    float constant;
-  };
-  FLASHGEN_DEVICE First first_at(i32 q, i32 k) const {
+  // The score is amplitude * tanh(slope * s) of a product s.
+  FLASHGEN_DEVICE Cap cap() const {
 
-    return {q, k, p.scale * (0x1p+0f * reciprocal(p.captured_limit))};
+    return Cap::of(p.captured_limit, p.scale * (0x1p+0f * reciprocal(p.captured_limit)));
   }
-
-  // Of a product, a logit before it is multiplied by the scale.
-  template <bool is_near_zero = false>
-  FLASHGEN_DEVICE float value(float s, const First& first, i32 row, i32 column) const {
-
-    return hyperbolic_tangent<is_near_zero>(s * first.constant) * p.captured_limit;
-  }
-
-  // The square, or the largest one, of what functions are given that are cheaper near zero. A NaN may be left out.
-  FLASHGEN_DEVICE float square(float s, const First& first, i32 row, i32 column) const {
-
-    const float square1 = squared(s * first.constant);
-    return square1;
-  }
-  FLASHGEN_DEVICE static bool is_near(float square) { return square < kNearZero; }
 };
 
-#line 31
+#line 34
 using QRing = Ring<kConfig.q_slots>;
-using KRing = Ring<kConfig.stages>;
+using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 
@@ -3864,13 +4068,13 @@ struct Shared {
             {start + smem::kVBarriers},
             {start + smem::kTileBarriers},
             reinterpret_cast<RowTile*>(base + smem::kTiles),
-#line 60
+#line 63
             reinterpret_cast<ListedTile*>(base + smem::kListedKeys),
     };
   }
-#line 65
+#line 68
   ListedTile* listed;  // what the slots of k_ring hold
-#line 73
+#line 76
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -3882,7 +4086,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 85
+#line 88
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3897,24 +4101,24 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 115
+#line 118
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys.
 struct Follower {
-#line 123
+#line 126
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 132
+#line 135
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 136
+#line 139
     if (step.exists()) read_keys(step, shared, thread);
-#line 144
+#line 147
     return step;
   }
 
@@ -3923,13 +4127,13 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 153
+#line 156
     read_keys(next, shared, thread);
-#line 157
+#line 160
     return next;
   }
 
-#line 161
+#line 164
  private:
   FLASHGEN_DEVICE void read_keys(Step& step, const Shared& shared, Thread thread) {
     shared.k_ring.wait_full(k_at);
@@ -4146,25 +4350,29 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 20
+#line 22
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
+  Cap cap;
+#line 30
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
+#line 33
+    cap = Score{p, step.rows.sequence, step.rows.head}.cap();
   };
-#line 43
+#line 58
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 47
+#line 62
     return !step.facts.is_full(consumer);
   };
-#line 55
+#line 70
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 58
+#line 73
     return !step.facts.is_full(kConfig.consumers);
   };
-#line 63
+#line 78
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4191,7 +4399,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 90
+#line 105
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -4199,34 +4407,49 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 109
+#line 124
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 113
-    change_scores(blocks_of(scores), Score{p, step.rows.sequence, step.rows.head}, 1.0f, row, key, thread);
-#line 115
+#line 128
+    OrderedProducts::of(cap).put_in_order(scores, cap);
+#line 132
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 121
+#line 138
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 125
+#line 142
     release_keys(step);
-#line 127
-    apply_spec(step);
-    const float scale_log2 = kLog2E;
-#line 130
-    bool rescales;
-#pragma unroll 1
-    for (;;) {
-      rescales = softmax.anchor(scores, scale_log2);
-      softmax.exponentiate(scores, probabilities, scale_log2);
-      if (!warp_any(softmax.has_grown())) break;
-      softmax.watch();
+#line 2 "kernels/forward_sm90/capped.j2"
+    bool rescales = false;
+#line 4
+    // The largest product of a lane says how its tangents are computed, and how far its rows may have grown.
+    if (softmax.anchored && cap.rises() && !has_mask(step)) {
+      const CapPolynomial polynomial = CapPolynomial::of(cap);
+      const CappedProducts any_products = {polynomial, CappedLogits::of(cap)};
+      const float largest = largest_of(scores);
+      bool are_beyond = false;
+      if (warp_any(polynomial.is_beyond(largest) || softmax.might_grow(cap.steepness * largest))) {
+        are_beyond = warp_any(polynomial.is_beyond(largest));
+        rescales = softmax.follow(scores, any_products);
+      }
+      // Pinned, products have nothing computed of them before it is known for what.
+      wgmma_pin(scores);
+      if (are_beyond) {
+        softmax.exponentiate(scores, probabilities, any_products);
+      } else {
+        const ProductsBelowCap products = {polynomial};
+        softmax.exponentiate(scores, probabilities, products);
+      }
+    } else {
+      apply_spec(step);
+      const OrderedProducts products = OrderedProducts::of(cap);
+      rescales = softmax.follow(scores, products);
+      softmax.exponentiate(scores, probabilities, products);
     }
-#line 152
+#line 180 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4241,7 +4464,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 167
+#line 195
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4253,7 +4476,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 181
+#line 209
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4262,28 +4485,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 190
+#line 218
     if (has_bad_values) {
-#line 192
+#line 220
       if (thread.lane == 0) bulk_wait<0>();
-#line 194
+#line 222
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 200
+#line 228
         const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
         return !mask.is_full(tile.first_q, end_q(p, tile), key, key_end);
       };
-#line 206
+#line 234
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 213
+#line 241
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4303,7 +4526,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 235
+#line 263
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -4346,11 +4569,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 281
+#line 309
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 301
+#line 329
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -4359,22 +4582,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 312
+#line 340
     Shape::Softmax::round(even, scores);
-#line 314
+#line 342
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 323
+#line 351
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 326
+#line 354
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 180 "kernels/forward_sm90.cu.j2"
+#line 183 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4386,12 +4609,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-#line 192
+#line 195
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 197
+#line 200
     fence_mbarrier_init();
   }
   block_sync();
@@ -4400,9 +4623,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 206
+#line 209
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 208
+#line 211
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -2033,16 +2033,34 @@ struct FinishedRows<true> {
 enum class Regrowth {
   // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
   never,
+  // It cannot: anchors move where a bound on logits says that they might have to.
+  foreseen,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
   retakes_scores,
 };
 
+// What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
+struct ScaledProducts {
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  // Exponentials of a row are added up in so many sums by each lane.
+  static constexpr i32 sums = 2;
+  // Called with all of them while exponentials are taken.
+  FLASHGEN_DEVICE void look(float, float) const {}
+};
+
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
+                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().
@@ -2054,7 +2072,7 @@ struct AnchoredSoftmax {
 
   FLASHGEN_DEVICE void reset() {
     anchored = false;
-    watched = regrowth == Regrowth::never;
+    watched = regrowth == Regrowth::never || foresees;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = -kInfinity;
@@ -2074,18 +2092,32 @@ struct AnchoredSoftmax {
   }
 
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
-    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, scale_log2);
+    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, logits);
     // The vote tells the assembler that warps do not diverge.
     const bool moves = warp_any(watched);
-    if (moves) follow_maximum(scores, scale_log2);
+    if (moves) follow_maximum(scores, logits);
     return moves;
   }
 
+  // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
+  FLASHGEN_DEVICE bool might_grow(float logit) const {
+    return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+  }
+  // Sees to the same by maxima, of which there is one for each row at least once.
+  template <class Logits>
+  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
+    factor[0] = factor[1] = 1.0f;
+    follow_maximum(scores, logits);
+    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
+    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  }
+
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
-                                    float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
     float shift[2], total[2][2] = {};
 #pragma unroll
@@ -2093,10 +2125,11 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
-      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
+      logits.look(scores[2 * i], scores[2 * i + 1]);
+      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
-      total[h][1] += second;
+      total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
@@ -2114,13 +2147,17 @@ struct AnchoredSoftmax {
     return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
+  // Whether anchor() has nothing to do.
+  FLASHGEN_DEVICE bool is_settled() const {
+    return regrowth != Regrowth::never && anchored && !warp_any(watched);
+  }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
     // Sums that are looked at hold waits for products as it is.
-    if constexpr (holds_waits && regrowth == Regrowth::never)
+    if constexpr (holds_waits && (regrowth == Regrowth::never || foresees))
       wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
   }
 
@@ -2148,26 +2185,28 @@ struct AnchoredSoftmax {
 
   // An anchor for rows that have none: the maximum of a quarter of the columns, which need only be near that
   // of all; or, where these are masked, of all.
-  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, float scale_log2) {
-    drop_anchor_from<4>(scores, scale_log2);
-    if (!anchored) drop_anchor_from<1>(scores, scale_log2);
+  template <class Logits>
+  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
+    drop_anchor_from<4>(scores, logits);
+    if (!anchored) drop_anchor_from<1>(scores, logits);
   }
-  template <i32 every>
-  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, float scale_log2) {
+  template <i32 every, class Logits>
+  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = highest(scores, h, every) * scale_log2;
+      const float found = logits.logit(highest(scores, h, every));
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
   }
 
   // Moves the anchors of rows that reach far above them to the maximum.
-  FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
     constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = highest(scores, h, 1) * scale_log2;
+      const float found = logits.logit(highest(scores, h, 1));
       if (!(found > rows.anchor[h] + reach)) continue;
       factor[h] = exp2_approx(rows.anchor[h] - found);
       rows.anchor[h] = found;
@@ -2996,6 +3035,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 k_slots;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -3006,6 +3046,7 @@ struct ForwardSm90Config {
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
+  bool foresees;
   bool holds_waits;
   bool ends_alone;
   bool keys_lead;
@@ -3030,9 +3071,10 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
+                                       : cfg.foresees      ? Regrowth::foreseen
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, !cfg.keeps_scores, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.
@@ -3140,7 +3182,7 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 
 }  // namespace flashgen
 
-#line 13 "kernels/forward_sm90.cu.j2"
+#line 16 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3150,7 +3192,8 @@ constexpr ForwardSm90Config kConfig{
     .head_dim_v = 64,
     .tile_q = 192,    // B_r: query rows per block
     .tile_kv = 128,   // B_c: keys per step
-    .stages = 4,      // tiles of keys, and of values, under way at once
+    .stages = 4,      // tiles of values under way at once
+    .k_slots = 4,     // and of keys
     .q_rows = 192,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -3161,6 +3204,7 @@ constexpr ForwardSm90Config kConfig{
     .longest_first = false,    // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = false,     // exponentials do not take the place of scores
+    .foresees = false,         // how far rows may grow is known before exponentials are taken
     .holds_waits = false,      // exponentials overlap the products, as registers allow
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = false,        // the next tile's first keys come before the last values
@@ -3210,13 +3254,13 @@ constexpr u32 kTiles = 205312;  // which tiles of queries come next
 constexpr u32 kBytes = 205344;
 }  // namespace smem
 
-#line 23
+#line 26
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 31
+#line 34
 using QRing = Ring<kConfig.q_slots>;
-using KRing = Ring<kConfig.stages>;
+using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 
@@ -3247,7 +3291,7 @@ struct Shared {
   }
 };
 
-#line 85
+#line 88
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3262,28 +3306,28 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 115
+#line 118
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 123
+#line 126
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 132
+#line 135
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 138
+#line 141
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 144
+#line 147
     return step;
   }
 
@@ -3292,9 +3336,9 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 155
+#line 158
     --next.key_tile;
-#line 157
+#line 160
     return next;
   }
 };
@@ -3439,33 +3483,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 20
+#line 29
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 28
+#line 43
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 37
+#line 52
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 43
+#line 58
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 52
+#line 67
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 55
+#line 70
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 60
+#line 75
     return false;
   };
-#line 63
+#line 78
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3493,36 +3537,37 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 109
+#line 124
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 115
+#line 132
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 118
+#line 135
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 121
+#line 138
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 127
+#line 147
     apply_spec(step);
-    const float scale_log2 = p.scale_log2;
-#line 139
-    const bool rescales = softmax.anchor(scores, scale_log2);
-    softmax.exponentiate(scores, probabilities, scale_log2);
-#line 143
+    const ScaledProducts logits{p.scale_log2};
+#line 159
+    const bool rescales = softmax.anchor(scores, logits);
+    softmax.exponentiate(scores, probabilities, logits);
+#line 170
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
     if (begins_again) {
       softmax.watch();
+#line 176
       return rescales;
     }
     release_keys(step);
-#line 152
+#line 180
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3537,7 +3582,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 167
+#line 195
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3549,7 +3594,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 181
+#line 209
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3560,7 +3605,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 213
+#line 241
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3580,7 +3625,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next) && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 235
+#line 263
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3623,10 +3668,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 282
+#line 310
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 285
+#line 313
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3639,7 +3684,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 301
+#line 329
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3648,22 +3693,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 310
+#line 338
     if (begins_again) continue;
-#line 312
+#line 340
     Shape::Softmax::round(even, scores);
-#line 319
+#line 347
     while (overlap(even, even)) {
     }
   }
-#line 323
+#line 351
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 326
+#line 354
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 180 "kernels/forward_sm90.cu.j2"
+#line 183 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3675,7 +3720,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-#line 197
+#line 200
     fence_mbarrier_init();
   }
   block_sync();
@@ -3684,7 +3729,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 208
+#line 211
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

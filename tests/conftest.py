@@ -13,14 +13,23 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def has_gpu() -> bool:
-    """Whether the driver is there and reports at least one device (no context is made)."""
+def gpu_count() -> int:
+    """How many devices the driver reports, if it is there (no context is made)."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
+        return 0
     count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def gpus_for(worker: str) -> str:
+    """What CUDA_VISIBLE_DEVICES says in a worker: each begins with the next GPU, and sees the others behind it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(gpu_count())]
+    names = names[: gpu_count()]
+    first = int(worker.removeprefix("gw")) % max(len(names), 1)
+    return ",".join(names[first:] + names[:first])
 
 
 def has_torch() -> bool:
@@ -31,7 +40,7 @@ def has_torch() -> bool:
 def missing() -> dict[str, str]:
     """Marker -> why tests that carry it cannot run here."""
     reasons = {}
-    if not has_gpu():
+    if not gpu_count():
         reasons["gpu"] = "no NVIDIA GPU found"
     if not has_torch():
         reasons["torch"] = "torch is not installed"
@@ -44,6 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
         directory = config.cache.mkdir("flashgen-kernels")
         directory.chmod(0o700)
         os.environ["FLASHGEN_CACHE_DIR"] = str(directory)
+    if gpus := getattr(config, "workerinput", {}).get("gpus"):
+        # Before anybody here asks the driver, which reads it once.
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     config.stash[DESELECTED] = {}
 
 
@@ -74,6 +86,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["deselected"] = session.config.stash[DESELECTED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    if gpu_count() > 1:
+        node.workerinput["gpus"] = gpus_for(node.gateway.id)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flashgen.errors import CacheError
@@ -23,9 +24,14 @@ def cache_key(source: KernelSource, build_id: str, options: Sequence[str], *, ou
     keep their order. The comment at the top of the source stays out: it names widths and captured numbers,
     which are arguments of a call. Paths, the driver version and the GPU's name stay out: no cubin depends on them.
     """
+    return _digest(str(SCHEMA), source.code, build_id, source.plan.arch.name, output, *options)
+
+
+@lru_cache(maxsize=64)
+def _digest(*fields: str) -> str:
     # Not for security, and said so: hashlib refuses some digests on FIPS machines otherwise.
     digest = hashlib.sha256(usedforsecurity=False)
-    for field in (str(SCHEMA), source.code, build_id, source.plan.arch.name, output, *options):
+    for field in fields:
         data = field.encode()
         # The length goes first: joined by a separator, ("a", "b-c") and ("a-b", "c") could meet in one key.
         digest.update(len(data).to_bytes(8, "big"))

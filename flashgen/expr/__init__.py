@@ -39,12 +39,15 @@
 ``products``
     ``in_products(score)``: a score that adds to its logit, counted in logits not yet multiplied by the scale.
     ``of_product(score)``: a score of such, counted in logits.
+``caps``
+    ``cap_of(score)``: the factors of a score that is a hyperbolic tangent.
 ``text``, ``parse``
     ``text(node)`` and ``parse(source, {"window": Scalar("window", "int")})``, which give the same tree back.
 """
 
 from __future__ import annotations
 
+from flashgen.expr.caps import cap_of
 from flashgen.expr.capture import element_type, is_tensor
 from flashgen.expr.constants import with_constants
 from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
@@ -81,6 +84,7 @@ __all__ = [
     "TileRule",
     "TileVar",
     "Traced",
+    "cap_of",
     "captured_gradients",
     "derivative",
     "element_type",

@@ -88,18 +88,28 @@ class Rules:
         """The values of trees over scaled logits."""
         from flashgen.expr import evaluate_all
 
+        if self._is_empty(b):
+            return [np.zeros(self._shape, np.int64) for _ in roots]
         return evaluate_all(roots, {**self._env, **self._of(b), "b": b, "h": h, "s": logits})
 
     def _evaluate(self, root: Any, b: int, h: int, **more: Any) -> NDArray[Any]:
         from flashgen.expr import evaluate
 
-        if 0 in self._shape:
+        if self._is_empty(b):
             return np.zeros(self._shape)
         return np.broadcast_to(evaluate(root, {**self._env, **self._of(b), "b": b, "h": h, **more}), self._shape)
 
-    def _of(self, b: int) -> dict[str, int]:
-        """The lengths of a sequence, as expressions see them."""
-        return {} if self._lengths is None else dict(zip(("q_len", "k_len"), self._lengths[b], strict=True))
+    def _is_empty(self, b: int) -> bool:
+        """Whether a sequence has no pair of a query and a key."""
+        return 0 in self._shape or (self._lengths is not None and 0 in self._lengths[b])
+
+    def _of(self, b: int) -> dict[str, Any]:
+        """What expressions see of a sequence: its last row for those not used, which tensors need no elements for."""
+        if self._lengths is None:
+            return {}
+        len_q, len_kv = self._lengths[b]
+        last = {"q": max(len_q - 1, 0), "k": max(len_kv - 1, 0)}
+        return {"q_len": len_q, "k_len": len_kv, **{name: np.minimum(self._env[name], n) for name, n in last.items()}}
 
 
 def check_dropout(spec: AttentionSpec, dropout: Dropout | None) -> None:

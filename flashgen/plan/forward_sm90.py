@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_tiles_sm90 import Row, chosen_row, fault_of, looks_through, row_of, smem_of
-from flashgen.plan.forward_traits_sm90 import is_in_products
+from flashgen.plan.forward_traits_sm90 import is_capped, is_in_products
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
@@ -60,6 +60,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     running = schedule.softmax == "running-max"
     keeps = row.keeps_scores and not running
     in_products = is_in_products(spec)
+    foresees = row.foresees and not running
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, *(["runningmax"] if running else [])),
         pass_="forward",
@@ -75,7 +76,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("head_dim_v", spec.head_dim_v),
             Constant("tile_q", row.tile_q, "B_r: query rows per block"),
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
-            Constant("stages", row.stages, "tiles of keys, and of values, under way at once"),
+            Constant("stages", row.stages, "tiles of values under way at once"),
+            Constant("k_slots", row.k_slots, "and of keys"),
             Constant("q_rows", row.q_rows, "queries of a slot: a tile, or each consumer's by themselves"),
             Constant("q_slots", row.q_slots, "slots for queries"),
             Constant("tile_slots", TILE_SLOTS, "tiles of queries known ahead"),
@@ -90,6 +92,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("longest_first", has_end, "the last queries of a head go first"),
             Constant("running_maximum", running, "exponentials relative to the maximum so far"),
             Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
+            Constant("foresees", foresees, "how far rows may grow is known before exponentials are taken"),
             Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
             Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
             Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
@@ -118,7 +121,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             for name, on in (
                 ("o_tile", row.o_tile),
                 ("keeps_scores", keeps),
-                ("retakes", not keeps and not running),
+                ("retakes", not keeps and not running and not foresees),
+                ("foresees", foresees),
                 ("skips", row.tile_q > row.tile_kv),
                 ("inspector", looks_through(spec)),
                 ("listed", is_listed(spec)),
@@ -126,6 +130,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
                 ("in_products", in_products),
+                ("capped", is_capped(spec)),
             )
             if on
         ),

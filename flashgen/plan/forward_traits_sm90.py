@@ -25,9 +25,18 @@ def is_in_products(spec: AttentionSpec) -> bool:
     return in_products(spec.score.traced.root) is not None
 
 
-def is_lean(spec: AttentionSpec) -> bool:
-    """Whether the score leaves registers for tiles as wide as without it: it adds little to products, if anything."""
+def is_capped(spec: AttentionSpec) -> bool:
+    """Whether the score is a softcap and nothing else."""
     if spec.score is None or not spec.score.changes_logits:
+        return False
+    from flashgen.expr import cap_of
+
+    return cap_of(spec.score.traced.root) is not None
+
+
+def is_lean(spec: AttentionSpec) -> bool:
+    """Whether the score leaves registers for tiles as wide as without it: it caps, or adds little to products."""
+    if spec.score is None or not spec.score.changes_logits or is_capped(spec):
         return True
     from flashgen.expr.sides import is_light
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import takewhile
 
 from flashgen.errors import CompileError
@@ -36,10 +38,10 @@ class _Amalgamation:
     branches: list[str] = field(default_factory=list)
     branches_seen: int = 0
 
-    def add(self, lines: list[Line]) -> None:
+    def add(self, lines: Iterable[Line]) -> None:
         """Append lines, following includes."""
         for text, origin in lines:
-            include = _INCLUDE.match(text)
+            include = _INCLUDE.match(text) if "#" in text else None
             if include is None or (include[1] or "").startswith(_EMULATOR):
                 self._append(text, origin)
             else:
@@ -48,7 +50,8 @@ class _Amalgamation:
     def _append(self, text: str, origin: Origin) -> None:
         if not text and (not self.out or not self.out[-1][0] or _CONDITIONAL.match(self.out[-1][0])):
             return
-        self._follow_conditional(text)
+        if "#" in text:
+            self._follow_conditional(text)
         self.out.append((text, origin))
 
     def _follow_conditional(self, text: str) -> None:
@@ -88,11 +91,17 @@ def _condition(text: str, before: str, number: int) -> str:
     return f"branch {number}" if not simple else before[1:] if before.startswith("!") else f"!{before}"
 
 
-def _read_header(name: str, included_at: Origin) -> list[Line]:
+def _read_header(name: str, included_at: Origin) -> tuple[Line, ...]:
     try:
         text = (include_dir() / name).read_text(encoding="utf-8")
     except OSError:
         raise _refusal(included_at, f"there is no header {name} under {include_dir()}") from None
+    return _lines_of(name, text)
+
+
+@lru_cache(maxsize=128)
+def _lines_of(name: str, text: str) -> tuple[Line, ...]:
+    """A header's lines as they go into a source: every kernel takes most of the same headers."""
     lines = [
         (line.rstrip(), Origin(name, number))
         for number, line in enumerate(text.splitlines(), start=1)
@@ -101,12 +110,12 @@ def _read_header(name: str, included_at: Origin) -> list[Line]:
     # The comment that opens a header goes below what the header includes, next to what it speaks of.
     comment = list(takewhile(lambda line: line[0].startswith("//"), lines))
     includes = list(takewhile(lambda line: _INCLUDE.match(line[0]) or not line[0], lines[len(comment) :]))
-    return [
+    return (
         *includes,
         *comment,
         *_separated(comment, lines[len(comment) + len(includes) :]),
         ("", Origin(name, len(lines))),
-    ]
+    )
 
 
 def _separated(comment: list[Line], rest: list[Line]) -> list[Line]:

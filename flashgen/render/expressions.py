@@ -75,7 +75,7 @@ class Code:
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
-    from flashgen.expr import Const, Scalar, orders, text
+    from flashgen.expr import Const, Scalar, cap_of, orders, text
     from flashgen.expr.cuda import C_TYPES, arguments_near_zero
     from flashgen.expr.sides import is_light as is_light_tree
     from flashgen.expr.sides import with_keys_apart
@@ -113,6 +113,10 @@ def expression_code(plan: KernelPlan) -> Code:
         bodies["first"] = body_of(starts, names)
         facts["first"] = tuple(Fact(name, "float", x) for name, x in bodies["first"].results.items())
         value = substitute(roots["value"], given)
+        if "capped" in plan.switches:
+            cap = cap_of(e.score)
+            assert cap is not None, "the plan has found that out"
+            bodies["cap"] = body_of({"amplitude": cap.amplitude, "slope": cap.slope}, names)
         # Both ways to compute a score take registers, which other kernels do not have.
         votes = "from_products" in plan.switches
         arguments = {str(number): x for number, x in enumerate(arguments_near_zero(value) if votes else ())}

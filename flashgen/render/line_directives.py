@@ -47,8 +47,10 @@ def presumed_origins(text: str) -> list[Origin]:
 @dataclass(slots=True)
 class _Placing:
     out: list[Line] = field(default_factory=list)
-    #: What a compiler takes the next line for, if it knows; and how many lines of ``out`` are settled.
-    presumed: Origin | None = None
+    #: What a compiler takes the next line for; in no file if it does not know.
+    presumed_file: str = ""
+    presumed_line: int = 0
+    #: How many lines of ``out`` are settled.
     settled: int = 0
     #: For each open #if: whether a directive stands inside it.
     conditionals: list[bool] = field(default_factory=list)
@@ -58,13 +60,14 @@ class _Placing:
     def add(self, text: str, origin: Origin) -> None:
         """Append one line, and a directive above it if it needs one."""
         is_comment = not text or _COMMENT.match(text) is not None
-        needs_none = is_comment or origin.file in _TABLES or _CLOSING.match(text) or self.continued
-        if not needs_none and origin != self.presumed and origin != self.previous:
+        as_presumed = origin.line == self.presumed_line and origin.file == self.presumed_file
+        may_need_one = not (as_presumed or is_comment or self.continued or origin == self.previous)
+        if may_need_one and origin.file not in _TABLES and not _CLOSING.match(text):
             self._direct(origin)
         self.out.append((text, origin))
-        if self.presumed is not None:
-            self.presumed = Origin(self.presumed.file, self.presumed.line + 1)
-        self._follow_conditional(text)
+        self.presumed_line += 1
+        if "#" in text:
+            self._follow_conditional(text)
         if not is_comment:
             self.settled = len(self.out)
         if text:
@@ -82,10 +85,9 @@ class _Placing:
         if origin.line <= len(self.out) - at:
             at = len(self.out)
         line = origin.line - (len(self.out) - at)
-        same_file = self.presumed is not None and self.presumed.file == origin.file
-        directive = f"#line {line}" if same_file else f'#line {line} "{origin.file}"'
+        directive = f"#line {line}" if self.presumed_file == origin.file else f'#line {line} "{origin.file}"'
         self.out.insert(at, (directive, Origin(origin.file, line)))
-        self.presumed = origin
+        self.presumed_file, self.presumed_line = origin
         self.conditionals = [True] * len(self.conditionals)
 
     def _follow_conditional(self, text: str) -> None:
@@ -96,6 +98,6 @@ class _Placing:
         if turn and self.conditionals:
             # A directive inside a branch that is skipped counts for nothing, so after it all bets are off.
             if self.conditionals[-1]:
-                self.presumed = None
+                self.presumed_file = ""
             if turn[1] == "endif":
                 self.conditionals.pop()

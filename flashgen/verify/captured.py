@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,22 +38,29 @@ class _Draw:
     def __init__(self, spec: AttentionSpec, case: Case) -> None:
         self._spec, self._case = spec, case
         self._loads = _loads_of(spec)
-        self._env: dict[str, Any] = {"q_len": case.len_q, "k_len": case.len_kv}
-        self._env |= spec.scalars
-        sizes = (case.batch, case.heads, case.len_q, case.len_kv)
-        for axis, (name, size) in enumerate(zip("bhqk", sizes, strict=True)):
-            self._env[name] = np.arange(size).reshape([-1 if i == axis else 1 for i in range(4)])
+        self._found: dict[str, NDArray[Any]] = {}
+        self._envs = [self._env(range(case.batch), case.len_q, case.len_kv)]
+        # Where less is used of a sequence, its queries and keys can be further apart, counted from its end.
+        cut = case.packing_for(spec) or case.filling_for(spec)
+        self._envs += [self._env([b], *used) for b, used in enumerate(cut.used if cut else ())]
+
+    def _env(self, batch: Sequence[int], len_q: int, len_kv: int) -> dict[str, Any]:
+        """What expressions see of these sequences."""
+        places = (batch, range(self._case.heads), range(len_q), range(len_kv))
+        shapes = ([-1 if i == axis else 1 for i in range(4)] for axis in range(4))
+        indices = (np.array(place, np.int64).reshape(shape) for place, shape in zip(places, shapes, strict=True))
+        return {**self._spec.scalars, "q_len": len_q, "k_len": len_kv, **dict(zip("bhqk", indices, strict=True))}
 
     def values(self) -> dict[str, NDArray[Any]]:
         """An array for each tensor."""
-        found: dict[str, NDArray[Any]] = {}
+        found = self._found
         while len(found) < len(self._loads):
             ready = [name for name in self._loads if name not in found and self._needs(name) <= set(found)]
             if not ready:
                 names = ", ".join(name for name in self._loads if name not in found)
                 raise SpecError(f"{names} index each other, so no values can be drawn; verify with values of your own")
             for name in ready:
-                found[name] = self._env[name] = self._array(name)
+                found[name] = self._array(name)
         return found
 
     def _needs(self, name: str) -> set[str]:
@@ -84,12 +92,12 @@ class _Draw:
 
         rank = len(self._loads[name][0].indices)
         sizes = [1] * rank
-        for load in self._loads[name]:
-            for axis, index in enumerate(evaluate_all(list(load.indices), self._env)):
+        for load, env in product(self._loads[name], self._envs):
+            for axis, index in enumerate(evaluate_all(list(load.indices), {**env, **self._found})):
                 if index.size and index.min() < 0:
                     raise SpecError(
                         f"dimension {axis} of {name} is indexed with {int(index.min())} when there are "
-                        f"{self._case.len_q} queries and {self._case.len_kv} keys; bound the index with maximum(..., 0)"
+                        f"{env['q_len']} queries and {env['k_len']} keys; bound the index with maximum(..., 0)"
                     )
                 sizes[axis] = max(sizes[axis], int(index.max()) + 1 if index.size else 1)
         return tuple(sizes)

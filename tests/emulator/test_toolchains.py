@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flashgen.emulator
-from flashgen.emulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, find_toolchain
+from flashgen.emulator.toolchain import GCC_KERNEL_FLAGS, KERNEL_FLAGS, RUNTIME_FLAGS, find_toolchain
 from flashgen.errors import EmulationError
 from flashgen.render.paths import include_dir
 
@@ -22,8 +22,10 @@ TOOLCHAINS = {
     "g++": ("g++", ""),
     "clang++": ("clang++", ""),
     # The last -O counts, and building the runtime takes half as long without it.
-    "g++ with ucontext": ("g++", "-DFLASHGEN_EMU_PORTABLE -O0"),
-    "g++ without F16C, FMA or AVX": ("g++", "-mno-f16c -mno-fma -mno-avx -O0"),
+    "g++ with ucontext, without F16C, FMA or AVX": (
+        "g++",
+        "-DFLASHGEN_EMU_PORTABLE -O0" + " -mno-f16c -mno-fma -mno-avx" * (os.uname().machine == "x86_64"),
+    ),
 }
 PACKAGES = {"g++": "g++", "clang++": "clang"}
 # Two warps: copies, a barrier, matrices, a product, shuffles and votes.
@@ -72,8 +74,6 @@ def compiler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"{name} is not installed (Debian, Ubuntu: apt install {PACKAGES[name]})")
-    if "-mno" in options and os.uname().machine != "x86_64":
-        pytest.skip(f"F16C, FMA and AVX are features of x86-64, and this is {os.uname().machine}")
     if not options:
         # Under the name by which other tests have built the runtime, if it is the same one.
         usual = find_toolchain().path
@@ -200,7 +200,7 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(*RUNTIME_FLAGS, "-Werror", "-O0", f"{RUNTIME}/runtime.cpp", *shared)
     build("-O1", "driver.cpp", "libruntime.so", "-o", "driver")
     for name, hooks in (("plain", ()), ("race", ("-fsanitize=thread",))):
-        build(*KERNEL_FLAGS, *hooks, "-c", "kernel.cpp", "-o", f"{name}.o")
+        build(*KERNEL_FLAGS, *GCC_KERNEL_FLAGS, *hooks, "-c", "kernel.cpp", "-o", f"{name}.o")
         build("-shared", f"{name}.o", "libruntime.so", "-o", f"{name}.so")
     return directory
 

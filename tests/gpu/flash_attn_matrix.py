@@ -79,14 +79,14 @@ class Case:
 
 
 def cases(kind: Kind) -> Iterator[Case]:
-    """Every pair of lengths, with every number of heads or with one in turn."""
+    """Every pair of lengths, each with a window of its own, with every number of heads or with one in turn."""
     random = Random(str(kind))
     pairs = LENGTHS + (CAUSAL_LENGTHS if kind.causal and not kind.drops else ())
-    for (number, lengths), heads in itertools.product(enumerate(pairs), HEADS.values()):
+    for number, lengths in enumerate(pairs):
         # Were no query to see two keys, gradients of queries would be 0 but for rounding.
         left, right = random.randint(min(1, lengths[1] - 1), lengths[1] - 1), random.randrange(lengths[1])
         window = (left, right) if kind.local else (-1, -1)
-        if WHOLE or heads == list(HEADS.values())[number % len(HEADS)]:
+        for heads in HEADS.values() if WHOLE else [list(HEADS.values())[number % len(HEADS)]]:
             yield Case(lengths, heads, window, (False, True) if WHOLE else (number % 2 == 0,))
 
 

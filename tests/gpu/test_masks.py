@@ -33,6 +33,7 @@ MASKS = {
 }
 SCORES = {
     "softcap": lambda on: fg.softcap(3.0),
+    "softcap far above": lambda on: fg.softcap(50.0),
     "alibi": lambda on: fg.alibi(on(normal(HEADS))),
     "bias": lambda on: fg.bias(on(normal(1, HEADS, LENGTH, LENGTH))),
     "relative": lambda on: fg.relative_bias(on(normal(HEADS, 65))),

@@ -77,23 +77,26 @@ def hostile(name: str, dim: int, random: np.random.Generator) -> tuple[Array, Ar
     return q, k, v
 
 
-def sampled(number: int, *choices: Any) -> list[Any]:
-    """What a hostile case is combined with: in a developer's run one combination, another one for each case."""
+def sampled(name_at: int, way_at: int, *choices: Any) -> list[Any]:
+    """What a hostile case is combined with: all, in CI one combination, another one for each case, and in a developer's
+    run one of two for each way, which are built once for all cases."""
     every = list(product(*choices))
-    return every if LEVEL != "sample" else [every[number % len(every)]]
+    number = {"sample": 2 * way_at + name_at % 2, "ci": name_at + way_at}.get(LEVEL)
+    return every if number is None else [every[number % len(every)]]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_logits_may_be_hostile(name: str, way: str) -> None:
     dim, schedule = WAYS[way]
-    number = HOSTILE.index(name) + list(WAYS).index(way)
-    for dtype, mask in sampled(number, DTYPES, (fg.full(), fg.causal(), fg.window(100, 10))):
+    name_at, way_at = HOSTILE.index(name), list(WAYS).index(way)
+    for dtype, mask in sampled(name_at, way_at, DTYPES, (fg.full(), fg.causal(), fg.window(100, 10))):
         spec = forward_spec(dim, dtype=dtype, mask=mask)
-        values = hostile(name, dim, np.random.default_rng(number))
+        values = hostile(name, dim, np.random.default_rng(name_at + way_at))
         check(spec, expected_of(spec, *values), schedule=schedule)
 
 
+CAPS = np.array([30.0, 5.0], np.float32)
 HOSTILE_SCORES: dict[str, dict[str, Any]] = {
     "500 below": {"score": Score.of(lambda s, b, h, q, k: s - 500.0)},
     "500 above": {"score": Score.of(lambda s, b, h, q, k: s + 500.0)},
@@ -110,16 +113,29 @@ HOSTILE_SCORES: dict[str, dict[str, Any]] = {
     "infinite before a cap": {
         "score": Score.of(lambda s, b, h, q, k: fg.tanh(fg.where(k % 50 == 7, float("inf"), s) / 40.0) * 40.0),
     },
+    "far below the cap but for a few": {"score": fg.softcap(60.0)},
+    "beyond the cap from the first tile on": {"score": fg.softcap(0.5) >> fg.sink(np.array([0.5, -3.0], np.float32))},
+    "falling to a cap of each head": {
+        "mask": fg.window(200, 60),
+        "score": Score.of(lambda s, b, h, q, k: -CAPS[h] * fg.tanh(0.05 * s)),
+    },
     "two caps": {"mask": fg.window(300, 0), "score": fg.softcap(9.0) >> fg.softcap(14.0)},
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", HOSTILE_SCORES)
+#: Each is a kernel of its own: a developer's run takes each score in one width with an anchor and in one without.
+SCORED = [
+    (name, way)
+    for name_at, name in enumerate(HOSTILE_SCORES)
+    for way_at, way in enumerate(WAYS)
+    if LEVEL != "sample" or (name_at + way_at) % 2 == 0
+]
+
+
+@pytest.mark.parametrize(("name", "way"), SCORED)
 def test_scores_may_be_hostile(name: str, way: str) -> None:
     dim, schedule = WAYS[way]
-    number = list(HOSTILE_SCORES).index(name) + list(WAYS).index(way)
-    for (dtype,) in sampled(number, DTYPES):
+    for (dtype,) in sampled(list(HOSTILE_SCORES).index(name) // 2, list(WAYS).index(way), DTYPES):
         spec = forward_spec(dim, dtype=dtype, **HOSTILE_SCORES[name])
         values = hostile("4 times", dim, np.random.default_rng(7))
         check(spec, expected_of(spec, *values), schedule=schedule)
@@ -155,13 +171,15 @@ def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["full", "masked", "capped"])
+@pytest.mark.parametrize("kind", ["full", "masked", "capped", "far below a cap"])
 def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> None:
     """Bit for bit: another row's anchor may move, and have its warp take a tile again, or compute its scores in a way
     that is right for all of them; this row's stays."""
     dim, schedule = WAYS[way]
     mask = fg.window(150, 30) if kind == "masked" else fg.full()
-    spec = forward_spec(dim, mask=mask, score=fg.softcap(100.0) if kind == "capped" else None)
+    # Far below it, nothing but the row that is changed has its warp look at how far.
+    cap = {"capped": fg.softcap(100.0), "far below a cap": fg.softcap(2e4)}.get(kind)
+    spec = forward_spec(dim, mask=mask, score=cap)
     kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
     dtype = spec.element.numpy()
     q, k, v = hostile("heavy tails", dim, np.random.default_rng(3))
@@ -193,3 +211,34 @@ def test_a_forbidden_key_has_no_say_in_how_others_are_capped(way: str) -> None:
         other[:, 200] = wild
         for found, expected in zip(kernel(q, other, v), plain, strict=True):
             assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_about_where_a_cap_is_no_polynomial_any_more_it_is_as_exact_and_the_same_for_all(way: str) -> None:
+    """Products that are the last below the polynomial's end, at it, and the first beyond it, a sequence for each."""
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, score=fg.softcap(100.0))
+    random = np.random.default_rng(8)
+    steps = np.array([-40, -9, *range(-4, 5), 40])
+    q, k = np.zeros((steps.size, 70, 1, dim)), np.zeros((steps.size, 300, 1, dim))
+    q[..., :2], k[..., 0], k[..., 1] = 1, 50, steps[:, None, None] * 2.0**-18
+    # In the order in which tiles come the first ones are near zero.
+    k[:, 128:, :, :] = 0
+    k[:, 128:, :, 0] = random.uniform(-2, 2, (172, 1))
+    v = random.standard_normal(k.shape)
+    expected = expected_of(spec, q, k, v, scale=1.0)
+    check(spec, expected, schedule=schedule)
+    kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
+    x = expected.inputs
+    plain = kernel(x.q, x.k, x.v, scale=1.0)
+    wild = x.q.copy()
+    wild[:, 5] *= 64
+    out, lse = kernel(wild, x.k, x.v, scale=1.0)
+    others = np.arange(70) != 5
+    assert out[:, others].tobytes() == plain[0][:, others].tobytes()
+    assert lse[:, :, others].tobytes() == plain[1][:, :, others].tobytes()
+    no_number = x.k.copy()
+    no_number[0, 20] = np.nan
+    out, _ = kernel(x.q, no_number, x.v, scale=1.0)
+    assert np.isnan(out[0].astype(np.float32)).all()
+    assert out[1:].tobytes() == plain[0][1:].tobytes()

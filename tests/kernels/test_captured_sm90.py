@@ -11,7 +11,7 @@ import flashgen as fg
 from flashgen import oracle
 
 Array = np.ndarray[Any, Any]
-BATCH, HEADS, HEADS_KV, LENGTH = 2, 4, 2, 210
+BATCH, HEADS, HEADS_KV, LENGTH = 2, 2, 1, 210
 #: Wider than tiles of keys, so that some lie within it and one does not.
 WIDE = np.random.default_rng(0).standard_normal((BATCH, HEADS, LENGTH, 232))
 

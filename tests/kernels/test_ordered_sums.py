@@ -70,7 +70,8 @@ def test_every_order_gives_the_same_bits(name: str) -> None:
     kernel, captured = built(spec), expected.captured or None
     arrays = forward(kernel, expected.inputs, captured)
     first = bits(kernel, arrays, captured, {})
-    for options in MODES:
+    # A developer's run takes every other order for one mask, and the others for the next.
+    for options in MODES if LEVEL != "sample" else MODES[NAMES.index(name) // 2 % 2 :: 2]:
         assert bits(kernel, arrays, captured, options) == first, options
 
 

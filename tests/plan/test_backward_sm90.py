@@ -312,7 +312,7 @@ def test_biases_come_ahead_where_nothing_else_has_use_for_the_registers() -> Non
         (64, bias, None, {"packed", "reads_ahead"}),
         (64, wide, None, set()),
         (64, bias, MASKS["documents"], {"packed"}),
-        (96, bias, None, {"holds_keys", "reads_ahead"}),
+        (96, bias, None, {"packed", "holds_keys", "reads_ahead"}),
         (128, bias, None, {"packed", "reads_ahead", "dq_between"}),
         # And what a mask takes besides is what dQ between dV and dK does.
         (128, bias, MASKS["causal"], {"packed", "reads_ahead"}),

@@ -78,7 +78,12 @@ def test_tiles_are_as_wide_as_a_mask_and_a_score_leave_registers_for() -> None:
     ids, slopes = np.zeros((2, 9), np.int32), fg.alibi(np.zeros(2, np.float32))
     bias = fg.bias(np.zeros((2, 2), np.float16))
     assert {tile_kv(mask=fg.window(99, 9), score=score) for score in (None, slopes, fg.sink(np.zeros(2)))} == {128}
-    assert tile_kv(mask=fg.window(99, 9), score=fg.softcap(3.0)) == 112
+    # A score that caps is made of products as the softmax takes them in; with something added to it, it is not.
+    capped = fg.softcap(3.0)
+    assert (tile_kv(mask=fg.window(99, 9), score=capped), tile_kv(mask=fg.causal(), score=capped >> slopes)) == (
+        128,
+        112,
+    )
     assert (tile_kv(mask=fg.prefix_lm(9)), tile_kv(mask=fg.prefix_lm(9), score=slopes)) == (112, 96)
     assert (tile_kv(mask=fg.prefix_lm(9) | fg.global_tokens(9)), tile_kv(mask=fg.dilated(9))) == (96, 96)
     assert (tile_kv(score=bias), tile_kv(mask=fg.causal(), score=bias)) == (96, 80)
@@ -100,7 +105,7 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         end = region.offset + region.bytes
     widths = {"q": dims[0], "k": dims[0], "v": dims[1], "o": dims[1]}
     rows = {name: int(kernel.constant({"q": "q_rows", "o": "tile_q"}.get(name, "tile_kv"))) for name in widths}
-    slots = {"q": "q_slots", "k": "stages", "v": "stages"}
+    slots = {"q": "q_slots", "k": "k_slots", "v": "stages"}
     for name, width in widths.items():
         if name == "o" and "o_tile" not in kernel.switches:
             continue
@@ -221,6 +226,19 @@ def test_queries_come_by_consumer_at_256_columns_where_no_mask_cuts_tiles() -> N
     }
     assert found.pop(((256, 256), "full")) == (64, 2, True)
     assert set(found.values()) == {(192, 2, False), (128, 2, False), (128, 1, False)}
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_keys_have_a_slot_more_than_values_at_256_columns_where_there_is_room_for_it(dims: tuple[int, int]) -> None:
+    for mask in MASKS.values():
+        kernel = forward(dims[0], head_dim_v=dims[1], mask=mask)
+        assert int(kernel.constant("k_slots")) - int(kernel.constant("stages")) == (dims == (256, 256))
+
+
+def test_wider_tiles_of_keys_take_the_room_of_the_slot_that_is_only_good_to_have() -> None:
+    wider = forward(256, fg.Schedule(tile_kv=80))
+    assert [wider.constant(name) for name in ("tile_kv", "k_slots", "stages")] == [80, 2, 2]
+    assert wider.smem.bytes <= ARCH.max_smem_per_block
 
 
 @pytest.mark.parametrize(("tile_q", "consumers"), [(128, 2), (192, 3)])
@@ -345,3 +363,16 @@ def test_fewer_queries_than_a_warpgroup_has_run_by_the_kernel_for_all_gpus() -> 
         assert plan(fg.AttentionSpec(dim), schedule, "sm_90a").kernel("forward").template == "forward.cu.j2"
         with pytest.raises(fg.PlanError, match="tile_q=32"):
             plan(fg.AttentionSpec(dim), replace(schedule, algorithm="fa3"), "sm_90a")
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_softcaps_keep_no_scores(dims: tuple[int, int]) -> None:
+    cap = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0))
+    plain = forward(dims[0], head_dim_v=dims[1])
+    assert "capped" in cap.switches
+    assert ("foresees" in cap.switches) != ("retakes" in cap.switches)
+    assert ("keeps_scores" in cap.switches) == ("foresees" in cap.switches and "keeps_scores" in plain.switches)
+    for score in (fg.softcap(30.0) >> fg.softcap(40.0), fg.softcap(30.0) >> fg.alibi(np.zeros(2, np.float32))):
+        assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
+    running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))
+    assert not running.switches & {"foresees", "retakes", "keeps_scores"}

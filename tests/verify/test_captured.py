@@ -40,6 +40,18 @@ def test_sizes_are_what_the_indices_need(texts: Any, captured: Any, shapes: Any)
     }
 
 
+def test_indices_from_the_end_reach_further_where_less_of_a_sequence_is_used() -> None:
+    """The oracle, and a kernel on the emulator, refuse an index that is out of bounds."""
+    spec = replace(spec_of(score="s + t[k - (q + (k_len - q_len)) + 20]", t="float32[1]"), varlen=True)
+    whole = with_values(spec, replace(CASE, batch=1)).tensors["t"].shape
+    for seed in range(8):
+        case = replace(CASE, seed=seed)
+        expect(spec, case)
+        used = case.packing_for(spec).used
+        furthest = max((len_q - 1 for len_q, len_kv in used if len_q and len_kv), default=0)
+        assert with_values(spec, case).tensors["t"].shape == (max(whole[0], furthest + 21),)
+
+
 def test_a_tensor_of_indices_comes_first_and_what_it_indexes_is_large_enough() -> None:
     spec = spec_of(score="s + table[ids[b, k], h]", ids="int8[2]", table="float16[2]")
     for seed in range(8):

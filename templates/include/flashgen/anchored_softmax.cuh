@@ -69,16 +69,34 @@ struct FinishedRows<true> {
 enum class Regrowth {
   // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
   never,
+  // It cannot: anchors move where a bound on logits says that they might have to.
+  foreseen,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
   retakes_scores,
 };
 
+// What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
+struct ScaledProducts {
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  // Exponentials of a row are added up in so many sums by each lane.
+  static constexpr i32 sums = 2;
+  // Called with all of them while exponentials are taken.
+  FLASHGEN_DEVICE void look(float, float) const {}
+};
+
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool in_place, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  static_assert(in_place == (regrowth != Regrowth::keeps_scores) || foresees || regrowth == Regrowth::never,
+                "scores that are kept, and no others, have exponentials beside them");
 
   RowStatistics rows;
   // See anchor().
@@ -90,7 +108,7 @@ struct AnchoredSoftmax {
 
   FLASHGEN_DEVICE void reset() {
     anchored = false;
-    watched = regrowth == Regrowth::never;
+    watched = regrowth == Regrowth::never || foresees;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       rows.anchor[h] = -kInfinity;
@@ -110,18 +128,32 @@ struct AnchoredSoftmax {
   }
 
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
-    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, scale_log2);
+    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, logits);
     // The vote tells the assembler that warps do not diverge.
     const bool moves = warp_any(watched);
-    if (moves) follow_maximum(scores, scale_log2);
+    if (moves) follow_maximum(scores, logits);
     return moves;
   }
 
+  // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
+  FLASHGEN_DEVICE bool might_grow(float logit) const {
+    return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+  }
+  // Sees to the same by maxima, of which there is one for each row at least once.
+  template <class Logits>
+  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
+    factor[0] = factor[1] = 1.0f;
+    follow_maximum(scores, logits);
+    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
+    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  }
+
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
-                                    float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
     float shift[2], total[2][2] = {};
 #pragma unroll
@@ -129,10 +161,11 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(fused_multiply_add(scores[2 * i], scale_log2, -shift[h]));
-      const float second = exp2_approx(fused_multiply_add(scores[2 * i + 1], scale_log2, -shift[h]));
+      logits.look(scores[2 * i], scores[2 * i + 1]);
+      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
       total[h][0] += first;
-      total[h][1] += second;
+      total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
@@ -150,13 +183,17 @@ struct AnchoredSoftmax {
     return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
+  // Whether anchor() has nothing to do.
+  FLASHGEN_DEVICE bool is_settled() const {
+    return regrowth != Regrowth::never && anchored && !warp_any(watched);
+  }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
     // Sums that are looked at hold waits for products as it is.
-    if constexpr (holds_waits && regrowth == Regrowth::never)
+    if constexpr (holds_waits && (regrowth == Regrowth::never || foresees))
       wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
   }
 
@@ -184,26 +221,28 @@ struct AnchoredSoftmax {
 
   // An anchor for rows that have none: the maximum of a quarter of the columns, which need only be near that
   // of all; or, where these are masked, of all.
-  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, float scale_log2) {
-    drop_anchor_from<4>(scores, scale_log2);
-    if (!anchored) drop_anchor_from<1>(scores, scale_log2);
+  template <class Logits>
+  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
+    drop_anchor_from<4>(scores, logits);
+    if (!anchored) drop_anchor_from<1>(scores, logits);
   }
-  template <i32 every>
-  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, float scale_log2) {
+  template <i32 every, class Logits>
+  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = highest(scores, h, every) * scale_log2;
+      const float found = logits.logit(highest(scores, h, every));
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
   }
 
   // Moves the anchors of rows that reach far above them to the maximum.
-  FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, float scale_log2) {
+  template <class Logits>
+  FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
     constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = highest(scores, h, 1) * scale_log2;
+      const float found = logits.logit(highest(scores, h, 1));
       if (!(found > rows.anchor[h] + reach)) continue;
       factor[h] = exp2_approx(rows.anchor[h] - found);
       rows.anchor[h] = found;

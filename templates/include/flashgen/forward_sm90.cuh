@@ -16,6 +16,7 @@ struct ForwardSm90Config {
   i32 tile_q;
   i32 tile_kv;
   i32 stages;
+  i32 k_slots;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -26,6 +27,7 @@ struct ForwardSm90Config {
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
+  bool foresees;
   bool holds_waits;
   bool ends_alone;
   bool keys_lead;
@@ -50,9 +52,10 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
+                                       : cfg.foresees      ? Regrowth::foreseen
                                        : cfg.keeps_scores  ? Regrowth::keeps_scores
                                                            : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, !cfg.keeps_scores, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
   // Arrivals that empty a slot: one of each warp that reads it.

@@ -82,6 +82,8 @@ def outcomes(bug: Bug, edit: Edit | None) -> tuple[set[bytes], set[str]]:
             findings.add(str(error))
         else:
             sums.add(run.arrays["dq_accum"].tobytes())
+        if bug.words and any(bug.words in finding for finding in findings):
+            break
     return sums, findings
 
 

@@ -114,6 +114,38 @@ def _special_fma_inputs() -> tuple[Array, ...]:
     return _triples(chosen)
 
 
+def _product_case(label: str, x: Array, y: Array) -> Case:
+    """A word holds a pair of numbers and, above it, the pair at the other end: lanes that are mixed up are seen."""
+    x, y = (bits.astype(np.uint32) | bits[::-1].astype(np.uint32) << np.uint32(16) for bits in (x, y))
+    return Case(
+        "packed",
+        label,
+        "Variant::kMultiplyBfloat16",
+        inputs={"count": x.size, "x": x, "y": y},
+        outputs={"out": unwritten(x.shape)},
+        threads=256,
+    )
+
+
+def _significands(exponents: tuple[int, int]) -> tuple[Array, Array]:
+    """Every pair of significands, at these exponents; the products have either sign."""
+    x, y = _pairs(np.arange(128, dtype=np.uint32))
+    sign = (x + y) % np.uint32(2) << np.uint32(15)
+    return x | np.uint32(127 + exponents[0] << 7), y | np.uint32(127 + exponents[1] << 7) | sign
+
+
+def _products_at_edges() -> tuple[Array, Array]:
+    """From just above the least normal number to half the least subnormal one, and around the largest."""
+    ends = [(-63, small) for small in range(-72, -62)] + [(63, 64)]
+    parts = [_significands(exponents) for exponents in ends]
+    return tuple(np.concatenate(side)[::13] for side in zip(*parts, strict=True))  # type: ignore[return-value]
+
+
+#: As above, and powers of two that make a subnormal number normal, or as small as that.
+_BF16_NUMBERS = [0, 1, 2, 0x7F, 0x80, 0x81, 0x100, 0x3F00, 0x3F7F, 0x3F80, 0x3F81, 0x4300, 0x7F00, 0x7F7F, 0x7F80]
+_POSITIVE_BF16 = np.array([*_BF16_NUMBERS, 0x7FC0, 0x7FFF, 0x7F81, 0x7FA5], np.uint32)
+SPECIAL_BF16 = np.concatenate([_POSITIVE_BF16, _POSITIVE_BF16 | np.uint32(0x8000)])
+
 _BF16_EDGES = np.concatenate([SPECIAL, _sixteen_bit_edges(_bfloat)[::7], words(2048, seed=11)])
 _HALF_EDGES = np.concatenate([SPECIAL, _around(_bits([65504, 65520, 65536])), _sixteen_bit_edges(_half)])
 
@@ -130,4 +162,8 @@ CASES = (
     _case("to-half-negative", "kToHalf", _HALF_EDGES[::5] | _SIGN),
     _case("to-half-any", "kToHalf", words(1024, seed=14)),
     _case("half-to-float", "kHalfToFloat", np.arange(2**16, dtype=np.uint32), agreement=same_numbers),
+    _product_case("multiply-special", *_pairs(SPECIAL_BF16)),
+    _product_case("multiply", *_significands((0, 0))),
+    _product_case("multiply-edges", *_products_at_edges()),
+    _product_case("multiply-any", words(1024, seed=16) >> np.uint32(16), words(1024, seed=17) >> np.uint32(16)),
 )
