@@ -65,9 +65,9 @@ def test_where_dq_is_added_in_order_all_heads_have_a_sum(mask: fg.Mask) -> None:
     assert "head_counts" not in found
     # Nobody clears sums, or waits for another head's place.
     main = made.kernel("main")
-    finishers = {"sums", "dq_rows", "zeros", "turn_barriers", "sum_parts"}
+    finishers = {"sums", "dq_rows", "zeros", "turn_barriers"}
     assert not finishers & {region.name for region in main.smem.regions}
-    assert not {"head_counts", "sum_heads", "dq_accum_map", "dq_map"} & set(main.params.names)
+    assert not {"head_counts", "sum_heads", "dq_accum_map"} & set(main.params.names)
     assert finishers <= {
         region.name for region in plan(fg.AttentionSpec(128), None, "sm_90a").kernel("main").smem.regions
     }
