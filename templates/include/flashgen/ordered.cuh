@@ -1,10 +1,10 @@
 // Adding to dQ in a fixed order, so that its sums are the same bits in every run: to each tile of queries the
-// tiles of keys add by their number. Of each tile of queries global memory holds whose turn it is, as one
-// more than the tile of keys that added last.
+// tiles of keys add in the order in which they are given out. Of each tile of queries global memory holds
+// whose turn it is, as one more than the tile of keys that added last.
 //
 // Nobody waits in a circle. Blocks draw the tiles of keys in order, work on theirs in that order, and wait
-// for tiles of the same head only, with a lower number, which are drawn earlier. So the earliest tile that is
-// not done waits for nobody, however few blocks run.
+// for tiles of the same head only, which are drawn earlier. So the earliest tile that is not done waits for
+// nobody, however few blocks run.
 //
 // Mostly nobody waits at all. All tiles of keys go over the queries from the last to the first. Of two that
 // start together the later one is late by an addition, once, and stays behind; and where a mask moves tiles
@@ -94,9 +94,10 @@ struct AddingOrder {
   // One more than the last one to add where the tiles that do end at `end`.
   FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end; }
 };
-// Where a mask makes the first tiles the longest: groups of tiles from the first to the last, and every other group,
-// the first one among them, from its last to its first. So of those that work on a head at the same time each comes
-// a few steps behind the one before: they take longer and longer to be done, and then less and less.
+// Where a mask makes the first tiles the longest: groups of tiles from the first to the last, and every other
+// group, the first one among them, from its last to its first. So of those that work on a head at the same
+// time each comes a few steps behind the one before: they take longer and longer to be done, and then less
+// and less.
 template <>
 struct AddingOrder<Band<false, true>> {
   static constexpr i32 group = 8;
@@ -106,7 +107,7 @@ struct AddingOrder<Band<false, true>> {
     const i32 first = turn / group * group;
     return is_upwards(turn) ? turn : first + smaller(first + group, tiles) - 1 - turn;
   }
-  // Of two that may be the one before, the one that is if it adds, too; else it is the other one.
+  // The one before, if there is such a tile and it adds, too; else it is the last one of the group before.
   FLASHGEN_DEVICE static i32 before(i32 key_tile) {
     const bool is_first = key_tile % group == (is_upwards(key_tile) ? 0 : group - 1);
     return is_first ? before_group(key_tile) : is_upwards(key_tile) ? key_tile - 1 : key_tile + 1;
@@ -135,8 +136,8 @@ FLASHGEN_DEVICE bool adds(const Mask& mask, i32 query_tile, i32 key_tile) {
   return is_visited;
 }
 
-// One more than the last tile of keys before `end` that adds to a tile of queries; 0 if there is none. All lanes
-// of a warp call, and get the same.
+// One more than the last tile of keys before `end` that adds to a tile of queries; 0 if there is none. All
+// lanes of a warp call, and get the same.
 template <i32 tile_q, i32 tile_kv, class Mask>
 FLASHGEN_DEVICE i32 end_of_adding(const Mask& mask, i32 query_tile, i32 end, Thread thread) {
   for (i32 left = end; left > 0; left -= kWarpSize) {
@@ -178,8 +179,9 @@ FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
   fence_proxy_async_global();
 }
 
-// Has the copy engine add a consumer's share of a tile of dQ, or store it where it is the first. What all warps have
-// put out begins at `out`; it lies there as it does in the sum, but for gaps where a consumer has fewer columns.
+// Has the copy engine add a consumer's share of a tile of dQ, or store it where it is the first. What all
+// warps have put out begins at `out`; it lies there as it does in the sum, but for gaps where a consumer has
+// fewer columns.
 template <class Shape>
 FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first) {
   using Share = typename Shape::Share;
@@ -201,8 +203,8 @@ FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first)
   }
 }
 
-// Rounds 32 columns of a part of dQ into its own first half, as rows of a tile there: the columns' own place, or, of
-// the last 32, that of what has been rounded before.
+// Rounds 32 columns of a part of dQ into its own first half, as rows of a tile there: the columns' own place,
+// or, of the last 32, that of what has been rounded before.
 template <i32 box, class Tile>
 FLASHGEN_DEVICE void round_in_place(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
