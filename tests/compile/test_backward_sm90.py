@@ -87,6 +87,19 @@ def test_nothing_of_the_loop_has_memory_of_its_own(dims: tuple[int, int], name: 
     assert not has_own_memory(lines[first:last])
 
 
+@each([build for build in BUILT if build[1].endswith("ordered")])
+def test_whoever_has_waited_for_a_turn_does_not_wait_for_memory_before_the_copy_engine_may_go_on(
+    dims: tuple[int, int], name: str, dtype: str
+) -> None:
+    lines = machine_code(main(dims, name, dtype))
+    fences = [i for i, line in enumerate(lines) if "FENCE.VIEW.ASYNC.G" in line]
+    polls = [i for i, line in enumerate(lines) if line.startswith("LDG.E.STRONG.GPU")]
+    assert fences
+    for fence in fences:
+        poll = max(i for i in polls if i < fence)
+        assert not any("MEMBAR" in line for line in lines[poll:fence])
+
+
 @each(BUILT)
 def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = main(dims, name, dtype)
