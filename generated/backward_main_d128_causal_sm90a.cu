@@ -1685,6 +1685,9 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// The same for global memory alone, which is not waited for.
+FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 }  // namespace flashgen
 
 #line 2 "flashgen/ptx/tensor_map.cuh"
@@ -3369,7 +3372,7 @@ FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::col
 
 }  // namespace flashgen
 
-#line 19 "kernels/backward_main_sm90.cu.j2"
+#line 16 "kernels/backward_main_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3460,22 +3463,22 @@ constexpr u32 kTiles = 231808;  // which tiles of keys come next
 constexpr u32 kBytes = 231840;
 }  // namespace smem
 
-#line 29
+#line 26
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 36
+#line 33
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
-#line 47
+#line 46
 using SumRing = Ring<kConfig.sum_slots>;
 // Of the dQ of a tile of queries: one for each warp that adds to it.
 constexpr i32 parts_of_dq = 4 * kConfig.consumers;
-#line 51
+#line 50
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3514,15 +3517,15 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
-#line 96
+#line 97
             {start + smem::kSumBarriers},
             reinterpret_cast<SumPart*>(base + smem::kSumParts),
             {start + smem::kDqRows},
-#line 100
+#line 101
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 106
+#line 107
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3530,18 +3533,18 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
-#line 114
+#line 115
   // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
   FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-#line 120
+#line 124
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
 };
 
-#line 130
+#line 134
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3556,10 +3559,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 148
+#line 152
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 151
+#line 155
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3568,7 +3571,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 165
+#line 169
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -3641,11 +3644,12 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
 #line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
+#line 116
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
-#line 120
+#line 123
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -3665,7 +3669,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       has_keys = true;
     }
   }
-#line 144
+#line 147
   if (elected) leave_counters(p);
 }
 
@@ -3696,25 +3700,27 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     const i32 member = step / p.q_tiles, tile = step % p.q_tiles, head = keys.head * p.group + member;
     const i32 first_q = tile * kConfig.tile_q;
     const Mask mask = mask_of(p, keys, member);
+#line 31
     if (mask.is_empty(first_q, smaller(first_q + kConfig.tile_q, p.len_q), keys.first_key, end_key(p, keys))) continue;
+#line 33
     const Place place = {tile, head, keys.sequence};
     const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
     const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
     const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
-#line 36
+#line 40
     for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
       const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
       float gradient = 0.0f;
       if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
         const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
-#line 42
+#line 46
         const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-#line 48
+#line 52
         gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
       }
       ds.set_element(row, column, gradient);
     }
-#line 58
+#line 62
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
@@ -3728,15 +3734,17 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
         if (mask.allows(first_q + row, keys.first_key + key))
           total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
       }
+#line 83
       reduce_add(sum + Shape::Share::place(row, column), total);
     }
+#line 86
     named_barrier_sync(1, threads);
   }
   // The sums are read by the copy engine.
   fence_proxy_async();
 }
 
-#line 6 "kernels/backward_main_sm90/consumer.j2"
+#line 7 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -3749,15 +3757,15 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
-#line 19
+#line 20
   const u32 out = shared_address(shared.out(out_warp));
-#line 21
+#line 22
   KRing::Where kv_at;
   QRing::Where q_at;
   // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
-#line 27
+#line 28
   // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
   const auto say_added = [&]() {
     if (thread.lane == 0) {
@@ -3766,7 +3774,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     }
   };
 
-#line 36
+#line 37
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -3788,7 +3796,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 69
+#line 70
       const auto wait_for_room = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
@@ -3800,12 +3808,12 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 90
+#line 91
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
     steps.start(thread, mask_of_member);
-#line 97
+#line 109
     bool goes_on = !steps.over();
     const auto take_step = [&]() {
       const Step step = steps.step();
@@ -3813,27 +3821,27 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 105
+#line 117
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 107
+#line 119
     if (!goes_on) {
       say_added();
       // There is nothing to add, but one that went ahead could have the reporter miss a round.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 114
+#line 126
     // Where K_j has bad values, dQ is not left to the tensor cores.
     const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 119
+#line 131
     if (is_bad) {
-#line 121
+#line 133
       say_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 124
+#line 136
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 128
+#line 140
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -3842,23 +3850,23 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 137
+#line 149
       // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 140
+#line 152
       // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
       // other products run, they are pinned: else the assembler waits for those.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 144
+#line 156
         spread_columns(scores, shared.lse(at), thread);
-#line 148
+#line 160
         wgmma_pin(scores);
       };
-#line 158
+#line 170
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 169
+#line 181
       const auto add_to_sum = [&](i32 number, Thread thread) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
@@ -3869,29 +3877,29 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 181
+#line 193
       // Line 15: dQ_i += dS_ij K_j, of the step before. A tile's first step has none: the slot was full long ago, K_j
       // stands for dS, and nobody looks at the product. A branch would have products wait for each other.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         shared.ds_ring.wait_full(at);
         const Shape::DSTile ds = {is_there ? shared.ds.slot(at.slot()).address : shared.k.address};
-#line 192
+#line 204
         issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(consumer) : ds,
                                        Share::by_rows ? shared.k : shared.k.panel(consumer));
       };
       // From registers to shared memory, from where the copy engine adds it to the sum.
       const auto put_out = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         wgmma_pin(dq);
-#line 199
+#line 211
         warp_sync();
         if (thread.lane == 0 && is_there) mbarrier_arrive(shared.ds_ring.empty(at));
-#line 204
+#line 216
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 211
+#line 223
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
-#line 218
+#line 230
       // To which tile's sum the dQ of the step before belongs, which is multiplied in the middle of this step, and that
       // of the step before that, which has been put out.
       constexpr i32 kNone = -1, chunks = chunks_of(kConfig.tile_q);
@@ -3923,13 +3931,13 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 225 "kernels/backward_main_sm90/consumer.j2"
+#line 237 "kernels/backward_main_sm90/consumer.j2"
       Shape::Scores scores;
       const auto start_scores = [&](QRing::Where at) {
         shared.q_ring.wait_full(at);
         preset_scores(scores, at);
       };
-#line 233
+#line 245
       while (goes_on) {
 #line 4 "kernels/backward_main_sm90/step.j2"
         // Nothing is under way, which the assembler does not know of a loop's beginning.
@@ -4026,7 +4034,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 235 "kernels/backward_main_sm90/consumer.j2"
+#line 247 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -4042,9 +4050,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         put_out(dq, of, true);
         add_to_sum(number, thread);
       };
-#line 251
+#line 263
       if (number_out != kNone) add_to_sum(number_out, thread);
-#line 255
+#line 270
       finish_dq(at.before(), number);
       shared.k_ring.release(kv_at, thread);
       kv_at.advance();
@@ -4052,9 +4060,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 263
+#line 278
   say_added();
-#line 265
+#line 280
   if (thread.lane == 0) bulk_wait<0>();
 }
 
@@ -4175,17 +4183,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 190 "kernels/backward_main_sm90.cu.j2"
+#line 196 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 195
+#line 201
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 200
+#line 206
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4193,14 +4201,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 211
+#line 218
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 218
+#line 225
     fence_mbarrier_init();
   }
   block_sync();
@@ -4210,11 +4218,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 230
+#line 238
     else if (thread.warp == 1) report(p, base, thread);
     else if (thread.warp == 2) collect(p, base, thread);
     else finish(p, base, thread);
-#line 234
+#line 242
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

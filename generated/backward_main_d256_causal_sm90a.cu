@@ -1679,6 +1679,9 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// The same for global memory alone, which is not waited for.
+FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 }  // namespace flashgen
 
 #line 2 "flashgen/ptx/tensor_map.cuh"
@@ -3568,11 +3571,12 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   while (true) {
 #line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
+#line 116
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
-#line 120
+#line 123
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -3591,11 +3595,11 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
-#line 140
+#line 143
     // Consumers are steps behind, so that nobody waits for the draw.
     number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
-#line 144
+#line 147
   if (elected) leave_counters(p);
 }
 

@@ -1,16 +1,16 @@
-"""Planning the backward kernels for Hopper: prepare, main, which makes dK, dV and dQ, or its sum, and then finish."""
+"""Planning the backward kernels for Hopper: prepare, and main, which makes dK, dV and dQ."""
 
 from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.plan import params
 from flashgen.plan.backward_frame_sm90 import BackwardSm90
-from flashgen.plan.backward_tiles_sm90 import CONSUMERS, DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
+from flashgen.plan.backward_tiles_sm90 import DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
 from flashgen.plan.budget import Choice
 from flashgen.plan.key_parts import KeyParts
 from flashgen.plan.model import Box, Constant, KernelPlan
-from flashgen.plan.sm90 import PANEL, STORED_ROWS, WARPGROUP, why_not_hopper
+from flashgen.plan.sm90 import PANEL, STORED_ROWS, why_not_hopper
 from flashgen.plan.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 
@@ -46,8 +46,7 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
     choice = one_kernel(spec, arch)
     if not isinstance(choice, Choice):
         return plan_wide_sm90(frame)
-    kernels = (_prepare(frame, choice), _main(frame, choice))
-    return (*kernels, _finish(frame, choice)) if spec.deterministic else kernels
+    return _prepare(frame, choice), _main(frame, choice)
 
 
 def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
@@ -69,7 +68,7 @@ def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
         choice.tiles.rows,
         params.PREPARE_SM90_ORDERED if ordered else cleared,
         workspace=choice.tiles.rows * frame.spec.head_dim,
-        switches=("workspace", "ordered") if ordered else ("workspace",),
+        switches=("ordered",) if ordered else ("workspace",),
         sums=sums,
     )
 
@@ -78,7 +77,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
     """dK and dV, and what each tile of keys adds to dQ."""
     tiles, ordered, sums = choice.tiles, frame.spec.deterministic, _sums(frame, choice)
     cuts = sums is not None and sums.cuts is not None
-    finished = (Box("dq_accum", 2, SUM_LINE, swizzle=0, element="fp32"), Box("dq", STORED_ROWS, PANEL))
+    sum_lines = Box("dq_accum", 2, SUM_LINE, swizzle=0, element="fp32")
     return frame.products(
         "main",
         "backward_main_sm90.cu.j2",
@@ -104,26 +103,9 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Box("row_stats", 1, tiles.rows, swizzle=0, element="fp32"),
             Box("dk", STORED_ROWS, PANEL),
             Box("dv", STORED_ROWS, PANEL),
-            *(() if ordered else finished),
+            *(() if ordered else (sum_lines,)),
+            Box("dq", STORED_ROWS, PANEL),
         ),
         switches=tiles.switches | ({"ordered"} if ordered else set()),
         sums=sums,
-    )
-
-
-def _finish(frame: BackwardSm90, choice: Choice) -> KernelPlan:
-    """dQ from the workspace to its dtype, where all heads have a sum."""
-    return frame.kernel(
-        "finish",
-        "backward_finish_sm90.cu.j2",
-        threads=WARPGROUP * CONSUMERS,
-        tile=choice.tiles.rows,
-        config_type="FinishConfig",
-        config=(
-            Constant("head_dim", frame.spec.head_dim),
-            Constant("tile_q", choice.tiles.rows),
-            Constant("consumers", CONSUMERS, "warpgroups that made dQ"),
-        ),
-        params=params.FINISH,
-        switches=("narrow_end",) if frame.spec.head_dim % PANEL else (),
     )

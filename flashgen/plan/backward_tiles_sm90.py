@@ -112,6 +112,8 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("dq", 4 * CONSUMERS * DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
     )
     sums = tiles.count("sums of dQ")
+    if spec.deterministic:
+        layout.then("sum", tile_q * dim // size * 4 // CONSUMERS, "a consumer's share of dQ_i, to be finished")
     if sums:
         rounded = tiles.count("them rounded")
         layout.then("sums", sums * DQ_BYTES, f"rows of dQ_i to be finished, {sums} slots")
@@ -131,7 +133,8 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("turn_barriers", 16)
         layout.then("sum_parts", 32 * sums, "which parts of dQ the slots hold")
     else:
-        layout.then("dq_barriers", 32)
+        layout.then("dq_barriers", 32 * CONSUMERS).then("sum_barriers", 16)
+        layout.then("sum_parts", 32, "where the share goes")
     layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
     if is_listed(spec):
         layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")

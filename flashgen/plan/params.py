@@ -102,7 +102,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
             *(_PARTS if cuts else ()),
         ),
         scales=("scale", "scale_log2"),
-        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(() if ordered else ("dq_accum", "dq"))),
+        maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(("dq",) if ordered else ("dq_accum", "dq"))),
         counts=("counter", "turns" if ordered else "head_counts"),
     )
 
@@ -162,8 +162,10 @@ PREPARE_SM90 = _prepare_sm90()
 #: Where dK and dV may be summed in memory, too.
 PREPARE_SM90_PARTS = _prepare_sm90("part_floats", "batch")
 PREPARE_WIDE_SM90 = _prepare("dsum", "row_stats", reads=("lse", "dlse"), scales=("scale",))
+#: dQ is not cleared: the first tile of keys that adds to it stores.
 PREPARE_SM90_ORDERED = _prepare(
-    *_PREPARE_SM90,
+    "dsum",
+    "row_stats",
     reads=("lse", "dlse"),
     scales=("scale",),
     counts=("turns",),

@@ -33,7 +33,7 @@ _LABEL = 9
 def summary(plan: KernelPlan) -> list[str]:
     """The lines of the comment, without the slashes."""
     # Roles of which there may be several are numbered.
-    finishes = plan.sums is not None and plan.role == "main"
+    finishes = plan.role == "main" and (plan.sums is not None or "ordered" in plan.switches)
     what = "backward pass: dK, dV and dQ" if finishes else _ROLES[plan.role.rstrip("0123456789")]
     title = f"{plan.name}: {plan.algorithm}, {what}."
     return [*_wrap(title), "", *_facts(plan)]
@@ -80,7 +80,7 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     inspects = f", and three look through {inspected}" if "inspector" in plan.switches else ""
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
-    adds = ", and two add dQ to its sum in order" if "ordered" in plan.switches else ""
+    adds = ", two add dQ to its sum in order, and one finishes it" if "ordered" in plan.switches else ""
     adds = ", and three finish dQ" if plan.sums else adds
     yield (
         f"of 1 warpgroup one warp brings tiles{inspects}{adds} ({values['producer_registers']} registers a thread); "

@@ -11,7 +11,7 @@ from conformance.source import kernel_text
 from flashgen.render.paths import include_dir
 
 #: What it does is an order of instructions, which tests/compile reads from machine code; it leaves no value.
-WITHOUT_RESULT = {"wgmma_compute_before_wait"}
+WITHOUT_RESULT = {"wgmma_compute_before_wait", "fence_proxy_async_global"}
 FUNCTION = re.compile(r"^FLASHGEN_DEVICE\s+[\w:]+\s+(\w+)\(", re.M)
 
 

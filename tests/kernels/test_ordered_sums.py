@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.verify import Case, expect
+from flashgen.verify import Case, Mode, expect
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built, check
 from tests.kernels.test_forward_sm90 import CASES, LEVEL, LONGEST, NAME, drawn_case, drawn_mode
 
@@ -73,6 +73,24 @@ def test_every_order_gives_the_same_bits(name: str) -> None:
     # A developer's run takes every other order for one mask, and the others for the next.
     for options in MODES if LEVEL != "sample" else MODES[NAMES.index(name) // 2 % 2 :: 2]:
         assert bits(kernel, arrays, captured, options) == first, options
+
+
+def test_tiles_of_keys_that_go_up_and_down_in_groups_add_in_one_order() -> None:
+    """Two groups of eight and some of a third."""
+    spec = ordered("causal")
+    expected = expect(spec, Case("groups", 150, 2200, heads=1))
+    check(spec, expected, Mode("random", seed=6))
+    kernel = built(spec)
+    arrays = forward(kernel, expected.inputs, None)
+    first = bits(kernel, arrays, None, {})
+    for options in MODES[:3]:
+        assert bits(kernel, arrays, None, options) == first, options
+
+
+def test_nobody_waits_for_tiles_of_keys_beyond_the_last_key() -> None:
+    """Whose queries would be more, were the last tile whole."""
+    spec = fg.AttentionSpec(64, mask=fg.window(10, 5, align="top-left"), deterministic=True)
+    check(spec, expect(spec, Case("queries beyond", 500, 300, heads=1)), Mode("reverse"))
 
 
 def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch() -> None:

@@ -180,12 +180,13 @@ def test_dq_is_added_in_order_where_that_is_promised_and_nowhere_else(mask: str)
         assert found == (3 * 8 * tiles if promised else 0)
         for kernel in (prepare, main):
             assert ("ordered" in kernel.switches) == ("turns" in kernel.params.names) == promised
-        assert any(region.name == "dq_barriers" for region in main.smem.regions) == promised
-        adds_slowly = any(region.name == "added_slowly" for region in main.smem.regions)
-        assert adds_slowly == (promised and mask != "full")
+        regions = {region.name for region in main.smem.regions}
+        assert ({"dq_barriers", "sum"} <= regions) == promised
+        assert ("added_slowly" in regions) == (promised and mask != "full")
         if promised:
             assert main.constant("section_heads") == 16
-        assert ("two add dQ to its sum in order" in " ".join(header(main).replace("//", "").split())) == promised
+        words = " ".join(header(main).replace("//", "").split())
+        assert ("two add dQ to its sum in order, and one finishes it" in words) == promised
 
 
 def test_kernels_of_a_pass_agree_on_the_tile_of_queries() -> None:

@@ -56,18 +56,18 @@ def test_both_kernels_are_told_of_the_same_number_of_heads() -> None:
 
 
 @pytest.mark.parametrize("mask", [fg.full(), fg.causal()], ids=["full", "causal"])
-def test_where_dq_is_added_in_order_all_heads_have_a_sum_and_another_kernel_finishes_it(mask: fg.Mask) -> None:
+def test_where_dq_is_added_in_order_all_heads_have_a_sum(mask: fg.Mask) -> None:
     made = plan(fg.AttentionSpec(128, mask=mask, deterministic=True), None, "sm_90a")
-    assert [kernel.role for kernel in made.kernels if kernel.pass_ == "backward"] == ["prepare", "main", "finish"]
+    assert [kernel.role for kernel in made.kernels if kernel.pass_ == "backward"] == ["prepare", "main"]
     assert all(kernel.sums is None for kernel in made.kernels)
     found = workspaces(made, Problem(64, 16, 16, 512, 512))
     assert found["dq_accum"] == 64 * 16 * 512 * 128
     assert "head_counts" not in found
-    # Nothing is left in the main kernel of those who would finish it.
+    # Nobody clears sums, or waits for another head's place.
     main = made.kernel("main")
-    finishers = {"sums", "dq_rows", "zeros", "sum_barriers", "turn_barriers", "sum_parts"}
+    finishers = {"sums", "dq_rows", "zeros", "turn_barriers"}
     assert not finishers & {region.name for region in main.smem.regions}
-    assert not {"head_counts", "sum_heads", "dq_accum_map", "dq_map"} & set(main.params.names)
+    assert not {"head_counts", "sum_heads", "dq_accum_map"} & set(main.params.names)
     assert finishers <= {
         region.name for region in plan(fg.AttentionSpec(128), None, "sm_90a").kernel("main").smem.regions
     }

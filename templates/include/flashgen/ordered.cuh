@@ -1,10 +1,10 @@
 // Adding to dQ in a fixed order, so that its sums are the same bits in every run: to each tile of queries the
-// tiles of keys add by their number. Of each tile of queries global memory holds whose turn it is, as one
-// more than the tile of keys that added last.
+// tiles of keys add in the order in which they are given out. Of each tile of queries global memory holds
+// whose turn it is, as one more than the tile of keys that added last.
 //
 // Nobody waits in a circle. Blocks draw the tiles of keys in order, work on theirs in that order, and wait
-// for tiles of the same head only, with a lower number, which are drawn earlier. So the earliest tile that is
-// not done waits for nobody, however few blocks run.
+// for tiles of the same head only, which are drawn earlier. So the earliest tile that is not done waits for
+// nobody, however few blocks run.
 //
 // Mostly nobody waits at all. All tiles of keys go over the queries from the last to the first. Of two that
 // start together the later one is late by an addition, once, and stays behind; and where a mask moves tiles
@@ -84,32 +84,91 @@ struct DescendingQueryWalk<Band<has_lower, has_upper>, tile_q> {
   }
 };
 
-// What `turns` says of a tile of queries when a tile of keys may add to it: one more than the last tile of
-// keys before it that adds there too, by the same rule as walks go by; 0 if there is none. All lanes of a
-// warp call, and get the same.
+// In which order the tiles of keys of a head are given out, and add.
+template <class Mask>
+struct AddingOrder {
+  FLASHGEN_DEVICE static i32 tile(i32 turn, i32 /*tiles*/) { return turn; }
+  // The one before a tile of keys, which may be none: -1.
+  FLASHGEN_DEVICE static i32 before(i32 key_tile) { return key_tile - 1; }
+  FLASHGEN_DEVICE static i32 before_group(i32 /*key_tile*/) { return -1; }
+  // One more than the last one to add where the tiles that do end at `end`.
+  FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end; }
+};
+// Where a mask makes the first tiles the longest: groups of tiles from the first to the last, and every other
+// group, the first one among them, from its last to its first. So of those that work on a head at the same
+// time each comes a few steps behind the one before: they take longer and longer to be done, and then less
+// and less.
+template <>
+struct AddingOrder<Band<false, true>> {
+  static constexpr i32 group = 8;
+
+  FLASHGEN_DEVICE static bool is_upwards(i32 tile) { return tile / group % 2 != 0; }
+  FLASHGEN_DEVICE static i32 tile(i32 turn, i32 tiles) {
+    const i32 first = turn / group * group;
+    return is_upwards(turn) ? turn : first + smaller(first + group, tiles) - 1 - turn;
+  }
+  // The one before, if there is such a tile and it adds, too; else it is the last one of the group before.
+  FLASHGEN_DEVICE static i32 before(i32 key_tile) {
+    const bool is_first = key_tile % group == (is_upwards(key_tile) ? 0 : group - 1);
+    return is_first ? before_group(key_tile) : is_upwards(key_tile) ? key_tile - 1 : key_tile + 1;
+  }
+  // The last one of the group before, which goes the other way.
+  FLASHGEN_DEVICE static i32 before_group(i32 key_tile) {
+    const i32 first = key_tile / group * group;
+    return is_upwards(key_tile) ? first - group : first - 1;
+  }
+  // One more than the last one to add where the tiles that do begin with the first and end at `end`.
+  FLASHGEN_DEVICE static i32 last_turn(i32 end) {
+    return end == 0 || is_upwards(end - 1) ? end : (end - 1) / group * group + 1;
+  }
+};
+
+// Whether a tile of keys adds to a tile of queries, by the same rule as walks go by.
+template <i32 tile_q, i32 tile_kv, class Mask>
+FLASHGEN_DEVICE bool adds(const Mask& mask, i32 query_tile, i32 key_tile) {
+  const i32 first_q = query_tile * tile_q, first_key = key_tile * tile_kv;
+  const i32 end_key = Mask::has_holes ? first_key + tile_kv : smaller(first_key + tile_kv, mask.len_kv);
+  bool is_visited = mask.query_tiles(first_key, end_key, tile_q).has(query_tile);
+  if constexpr (Mask::has_holes) {
+    const i32 end_q = smaller(first_q + tile_q, mask.len_q);
+    is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, end_key);
+  }
+  return is_visited;
+}
+
+// One more than the last tile of keys before `end` that adds to a tile of queries; 0 if there is none. All
+// lanes of a warp call, and get the same.
+template <i32 tile_q, i32 tile_kv, class Mask>
+FLASHGEN_DEVICE i32 end_of_adding(const Mask& mask, i32 query_tile, i32 end, Thread thread) {
+  for (i32 left = end; left > 0; left -= kWarpSize) {
+    const i32 earlier = left - 1 - thread.lane;
+    const u32 found = warp_ballot(earlier >= 0 && adds<tile_q, tile_kv>(mask, query_tile, earlier));
+    if (found != 0) return left - lowest_bit(found);
+  }
+  return 0;
+}
+
+// What `turns` says of a tile of queries when a tile of keys may add to it: one more than the tile of keys
+// that adds there before it; 0 if there is none. All lanes of a warp call, and get the same.
 template <i32 tile_q, i32 tile_kv, class Mask>
 FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile, Thread thread) {
-  const i32 first_q = query_tile * tile_q;
-  const auto adds = [&](i32 earlier) {
-    const i32 first_key = earlier * tile_kv;
-    bool is_visited = mask.query_tiles(first_key, first_key + tile_kv, tile_q).has(query_tile);
-    if constexpr (Mask::has_holes) {
-      const i32 end_q = smaller(first_q + tile_q, mask.len_q);
-      is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, first_key + tile_kv);
-    }
-    return is_visited;
-  };
   if constexpr (Mask::has_holes) {
-    for (i32 left = key_tile; left > 0; left -= kWarpSize) {
-      const i32 earlier = left - 1 - thread.lane;
-      const u32 found = warp_ballot(earlier >= 0 && adds(earlier));
-      if (found != 0) return static_cast<u32>(left - lowest_bit(found));
-    }
-    return 0;
+    return static_cast<u32>(end_of_adding<tile_q, tile_kv>(mask, query_tile, key_tile, thread));
   } else {
-    // Those that add to a tile of queries follow one another.
-    return key_tile > 0 && adds(key_tile - 1) ? static_cast<u32>(key_tile) : 0;
+    // Those that add to a tile of queries follow one another in their order.
+    const auto does = [&](i32 tile) {
+      return tile >= 0 && tile * tile_kv < mask.len_kv && adds<tile_q, tile_kv>(mask, query_tile, tile);
+    };
+    const i32 before = AddingOrder<Mask>::before(key_tile);
+    return static_cast<u32>((does(before) ? before : AddingOrder<Mask>::before_group(key_tile)) + 1);
   }
+}
+
+// What `turns` says when all have added, of `tiles` tiles of keys; 0 if none does.
+template <i32 tile_q, i32 tile_kv, class Mask>
+FLASHGEN_DEVICE u32 last_turn(const Mask& mask, i32 query_tile, i32 tiles, Thread thread) {
+  const i32 end = end_of_adding<tile_q, tile_kv>(mask, query_tile, tiles, thread);
+  return static_cast<u32>(AddingOrder<Mask>::last_turn(end));
 }
 
 // Until it is the turn of the tile of keys that waits for `turn`. Bulk additions that this thread issues
@@ -117,23 +176,53 @@ FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile,
 FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
   while (load_acquire(turns) != turn) {
   }
-  fence_proxy_async();
+  fence_proxy_async_global();
 }
 
-// Has the copy engine add what the warps of all consumers have put out of a tile of dQ, from `out` on. It
-// lies there as it does in the sum, but for gaps where a consumer has fewer columns.
+// Has the copy engine add a consumer's share of a tile of dQ, or store it where it is the first. What all
+// warps have put out begins at `out`; it lies there as it does in the sum, but for gaps where a consumer has
+// fewer columns.
 template <class Shape>
-FLASHGEN_DEVICE void add_shares(float* sum, u32 out) {
+FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first) {
   using Share = typename Shape::Share;
-  constexpr i32 warps = static_cast<i32>(Shape::consumer_warps);
-  if constexpr (Share::tile_floats * 4 == warps * Shape::out_bytes) {
-    bulk_reduce_add(sum, out, Share::tile_floats * 4);
+  const auto add = [&](i32 warp, i32 warps) {
+    float* const to = sum + Share::warp_begin(warp);
+    const u32 from = out + static_cast<u32>(warp * Shape::out_bytes);
+    const u32 bytes = static_cast<u32>(warps * Share::warp_floats(consumer) * 4);
+    if (is_first) {
+      bulk_store(to, from, bytes);
+    } else {
+      bulk_reduce_add(to, from, bytes);
+    }
+  };
+  if constexpr (Share::tile_floats * 4 == static_cast<i32>(Shape::consumer_warps) * Shape::out_bytes) {
+    add(4 * consumer, 4);
   } else {
 #pragma unroll 1
-    for (i32 warp = 0; warp < warps; ++warp)
-      bulk_reduce_add(sum + Share::warp_begin(warp), out + warp * Shape::out_bytes,
-                      Share::warp_floats(warp / 4) * 4);
+    for (i32 warp = 4 * consumer; warp < 4 * consumer + 4; ++warp) add(warp, 1);
   }
+}
+
+// Rounds 32 columns of a part of dQ into its own first half, as rows of a tile there: the columns' own place,
+// or, of the last 32, that of what has been rounded before.
+template <i32 box, class Tile>
+FLASHGEN_DEVICE void round_in_place(Tile rows, const float* part, float scale, Thread thread) {
+  using T = typename Tile::Element;
+  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
+  u32 words[2][4];
+#pragma unroll
+  for (i32 i = 0; i < 4; ++i) {
+    const Vec16 four = fours[(4 * box + i) * kWarpSize];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h)
+      words[i / 2][2 * (i % 2) + h] =
+          pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
+    // Two at a time, as registers are few, and all before the first of them is overwritten.
+    if (i % 2 == 1) warp_sync();
+  }
+  const u32 first = rows.first_chunk(0, thread);
+#pragma unroll
+  for (i32 n = 0; n < 2; ++n) stmatrix_x4(Tile::chunk_after(first, 2 * box + n), words[n]);
 }
 
 }  // namespace flashgen

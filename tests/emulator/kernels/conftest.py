@@ -271,7 +271,8 @@ class Run:
 
 def results_of(kernel: KernelPlan) -> tuple[str, ...]:
     """What a kernel leaves finished."""
-    return ("dq", *RESULTS[kernel.role]) if kernel.role == "main" and kernel.sums else RESULTS[kernel.role]
+    finishes = kernel.role == "main" and (kernel.sums or "ordered" in kernel.switches)
+    return ("dq", *RESULTS[kernel.role]) if finishes else RESULTS[kernel.role]
 
 
 def grid_of(kernel: KernelPlan, problem: Problem) -> tuple[int, int, int]:
