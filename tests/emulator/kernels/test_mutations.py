@@ -129,6 +129,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.
     "Hopper, backward": (AttentionSpec(128), (300, 300), {"arch": "sm_90a"}),
     "Hopper, backward, causal": (AttentionSpec(128, mask=causal()), (300, 330), {"arch": "sm_90a"}),
+    "Hopper, backward, held keys": (AttentionSpec(96), (100, 200), {"arch": "sm_90a"}),
     "Hopper, backward, ordered": (AttentionSpec(128, deterministic=True), (300, 300), {"arch": "sm_90a"}),
     # Two tiles of keys for each head, with one tile of queries, so that nothing but the rings holds the producer back.
     "Hopper, backward, short": (AttentionSpec(128), (60, 600), {"arch": "sm_90a"}),
