@@ -46,6 +46,7 @@ INSTRUCTIONS = {
     "fence_mbarrier_init": "fence.mbarrier_init.release.cluster",
     "fence_proxy_async": "fence.proxy.async;",
     "fence_proxy_async_shared": "fence.proxy.async.shared::cta",
+    "fence_proxy_async_global": "fence.proxy.async.global",
     "prefetch_tensormap": "prefetch.tensormap",
     "bulk_load": "cp.async.bulk.shared::cluster.global.mbarrier",
     "bulk_store": "cp.async.bulk.global.shared::cta.bulk_group",
