@@ -3136,24 +3136,34 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
 // ---- The sum of dQ, see fragments.cuh
 
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
-// those that compute, so that each instruction counts.
-template <i32 box, class Tile>
+// those that compute, so that each instruction counts. `in_place`, the tile is the part's own first half: the
+// columns' own place, or, of the last 32, that of what has been rounded before.
+template <i32 box, bool in_place = false, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
-  const u32 first = rows.first_chunk(0, thread);
   const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
+  u32 words[2][4];
 #pragma unroll
-  for (i32 n = 2 * box; n < 2 * box + 2; ++n) {
-    u32 words[4];
+  for (i32 n = 0; n < 2; ++n) {
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
-      const Vec16 four = fours[(2 * n + i) * kWarpSize];
+      const Vec16 four = fours[(4 * box + 2 * n + i) * kWarpSize];
 #pragma unroll
       for (i32 h = 0; h < 2; ++h)
-        words[2 * i + h] =
+        words[n][2 * i + h] =
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
-    stmatrix_x4(Tile::chunk_after(first, n), words);
+    if constexpr (in_place) {
+      // Two at a time, as registers are few, and all before the first of them is overwritten.
+      warp_sync();
+    } else {
+      stmatrix_x4(Tile::chunk_after(rows.first_chunk(0, thread), 2 * box + n), words[n]);
+    }
+  }
+  if constexpr (in_place) {
+#pragma unroll
+    for (i32 n = 0; n < 2; ++n)
+      stmatrix_x4(Tile::chunk_after(rows.first_chunk(0, thread), 2 * box + n), words[n]);
   }
 }
 

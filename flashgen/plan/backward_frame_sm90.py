@@ -115,7 +115,7 @@ class BackwardSm90(BackwardFrame):
         switches: Collection[str] = (),
         sums: SumRing | None = None,
     ) -> KernelPlan:
-        """What the rows of queries subtract, and ``workspace`` cleared floats for each tile of them."""
+        """What the rows of queries subtract; ``workspace`` floats are of dQ, for each tile of them."""
         return self.kernel(
             "prepare",
             "backward_prepare.cu.j2",

@@ -61,7 +61,7 @@ def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
 
 
 def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
-    """What the rows of queries subtract, and a cleared workspace."""
+    """What the rows of queries subtract, and a cleared workspace, unless the first that adds to it stores."""
     ordered, sums = frame.spec.deterministic, _sums(frame, choice)
     cleared = params.PREPARE_SM90_PARTS if sums is not None and sums.cuts is not None else params.PREPARE_SM90
     return frame.prepare(

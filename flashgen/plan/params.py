@@ -112,7 +112,7 @@ MAIN_SM90 = _main_sm90()
 MAIN_SM90_PARTS = _main_sm90(cuts=True)
 #: Where a mask cuts tiles.
 MAIN_SM90_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",))
-#: Where dQ is summed in a fixed order, and finished by a kernel of its own.
+#: Where dQ is summed in a fixed order.
 MAIN_SM90_ORDERED = _main_sm90(ordered=True)
 MAIN_SM90_ORDERED_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",), ordered=True)
 
@@ -143,33 +143,25 @@ def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), **more: tuple[str
 
 PREPARE = _prepare("dsum", "dq_accum")
 PREPARE_DETERMINISTIC = _prepare("dsum")
-#: Rows' statistics besides; how the workspace is cleared differs in nothing.
-_PREPARE_SM90 = ("dsum", "row_stats", "dq_accum")
 
 
-def _prepare_sm90(*sizes: str) -> ParamTable:
-    """Where dQ is finished by the kernel that sums it."""
-    return _prepare(
-        *_PREPARE_SM90,
-        reads=("lse", "dlse"),
-        sizes=(*sizes, "heads_q", "len_q", "sum_heads"),
-        scales=("scale",),
-        counts=("head_counts",),
-    )
+def _prepare_sm90(*writes: str, **more: tuple[str, ...]) -> ParamTable:
+    """Rows' statistics besides."""
+    return _prepare("dsum", "row_stats", *writes, reads=("lse", "dlse"), scales=("scale",), **more)
 
 
-PREPARE_SM90 = _prepare_sm90()
+def _prepare_sums(*sizes: str) -> ParamTable:
+    """Where sums of dQ are cleared, and finished in any order."""
+    return _prepare_sm90("dq_accum", sizes=(*sizes, "heads_q", "len_q", "sum_heads"), counts=("head_counts",))
+
+
+PREPARE_SM90 = _prepare_sums()
 #: Where dK and dV may be summed in memory, too.
-PREPARE_SM90_PARTS = _prepare_sm90("part_floats", "batch")
-PREPARE_WIDE_SM90 = _prepare("dsum", "row_stats", reads=("lse", "dlse"), scales=("scale",))
+PREPARE_SM90_PARTS = _prepare_sums("part_floats", "batch")
 #: dQ is not cleared: the first tile of keys that adds to it stores.
-PREPARE_SM90_ORDERED = _prepare(
-    "dsum",
-    "row_stats",
-    reads=("lse", "dlse"),
-    scales=("scale",),
-    counts=("turns",),
-)
+PREPARE_SM90_ORDERED = _prepare_sm90(counts=("turns",))
+#: Nor is there anything to add to.
+PREPARE_WIDE_SM90 = _prepare_sm90()
 MAIN = _table(
     ("q", "k", "v", "dout"),
     ("dk", "dv"),

@@ -11,7 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 if torch and not (torch.distributed.is_available() and hasattr(torch.nn.attention, "restore_flash_attention_impl")):
-    pytest.skip("this torch cannot run ring attention through an override", allow_module_level=True)
+    pytest.skip(
+        f"torch {torch.__version__} lacks torch.distributed or torch.nn.attention.restore_flash_attention_impl, "
+        "without which nobody can override the attention of a ring; install a newer torch",
+        allow_module_level=True,
+    )
 
 
 def test_four_ranks_agree_with_the_whole(tmp_path: Path) -> None:

@@ -203,26 +203,4 @@ FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first)
   }
 }
 
-// Rounds 32 columns of a part of dQ into its own first half, as rows of a tile there: the columns' own place,
-// or, of the last 32, that of what has been rounded before.
-template <i32 box, class Tile>
-FLASHGEN_DEVICE void round_in_place(Tile rows, const float* part, float scale, Thread thread) {
-  using T = typename Tile::Element;
-  const Vec16* const fours = reinterpret_cast<const Vec16*>(part) + thread.lane;
-  u32 words[2][4];
-#pragma unroll
-  for (i32 i = 0; i < 4; ++i) {
-    const Vec16 four = fours[(4 * box + i) * kWarpSize];
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h)
-      words[i / 2][2 * (i % 2) + h] =
-          pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
-    // Two at a time, as registers are few, and all before the first of them is overwritten.
-    if (i % 2 == 1) warp_sync();
-  }
-  const u32 first = rows.first_chunk(0, thread);
-#pragma unroll
-  for (i32 n = 0; n < 2; ++n) stmatrix_x4(Tile::chunk_after(first, 2 * box + n), words[n]);
-}
-
 }  // namespace flashgen

@@ -1,0 +1,78 @@
+"""What the forward kernel for Hopper cannot be runs by the kernels for all GPUs; asked for, it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import flashgen as fg
+from flashgen.arch import get_arch
+from flashgen.plan import default_access_bytes, plan
+from flashgen.plan.forward_sm90 import why_not
+from tests.plan.test_forward_sm90 import ARCH, SPECIALIZED, forward
+
+FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
+    "asked for": ({}, fg.Schedule(algorithm="fa2"), "sm_90a", "its schedule says algorithm='fa2'"),
+    "generation": ({}, None, "sm_90", "it needs sm_90a, and this is sm_90"),
+    "later generation": ({}, None, "sm_100a", "it needs sm_90a, and this is sm_100a"),
+    "fp32": ({"dtype": "fp32"}, None, "sm_90a", "take fp16 and bf16, and dtype is 'fp32'"),
+    "head_dim": ({"head_dim": 80}, None, "sm_90a", "made for head_dim 64, 96, 128, 192, 192 with head_dim_v=128, 256"),
+    "head_dim_v": ({"head_dim": 128, "head_dim_v": 64}, None, "sm_90a", "it is made for head_dim 64"),
+    "rows of 120 bytes": ({"head_dim": 60}, None, "sm_90a", "it is made for head_dim"),
+    "tiles": ({}, fg.Schedule(tile_q=64), "sm_90a", "it cannot be laid out so: tile_q=64 is not 64 rows for each"),
+    "one stage": ({}, fg.Schedule(stages=1), "sm_90a", "leaves no tile to copy into while another is used"),
+    "partition": ({}, fg.Schedule(warps=fg.WarpPartition("split_k", 4)), "sm_90a", "warps='split_k' is a partition of"),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_what_it_cannot_be_runs_by_the_kernels_for_all_gpus_and_there_is_a_reason(name: str) -> None:
+    fields, schedule, arch, words = FALLBACKS[name]
+    spec = fg.AttentionSpec(**{"head_dim": 128, "direction": "forward"} | fields)
+    kernel = plan(spec, schedule, arch).kernel("forward")
+    assert (kernel.template, kernel.algorithm, kernel.boxes) == ("forward.cu.j2", "FlashAttention-2", ())
+    reason = why_not(spec, schedule or fg.Schedule(), get_arch(arch), default_access_bytes(spec))
+    assert reason is not None
+    assert words in reason
+
+
+def test_what_it_can_be_has_no_reason_against_it() -> None:
+    assert why_not(fg.AttentionSpec(128), fg.Schedule(), ARCH, 16) is None
+    assert why_not(fg.AttentionSpec(128), fg.Schedule(warps=SPECIALIZED), ARCH, 16) is None
+
+
+@pytest.mark.parametrize("access", [2, 4, 8])
+def test_less_aligned_tensors_run_by_the_kernels_for_all_gpus(access: int) -> None:
+    kernel = forward(access=access)
+    assert (kernel.algorithm, kernel.access_bytes) == ("FlashAttention-2", access)
+    reason = why_not(kernel.spec, fg.Schedule(), ARCH, access)
+    assert reason == "the copy engine needs tensors aligned to 16 bytes"
+
+
+@pytest.mark.parametrize("schedule", [fg.Schedule(algorithm="fa3"), fg.Schedule(warps=SPECIALIZED)])
+@pytest.mark.parametrize(
+    ("spec", "arch", "reason"),
+    [
+        ({"head_dim": 128}, "sm_80", "it needs sm_90a, and this is sm_80"),
+        ({"head_dim": 64, "dtype": "fp32"}, "sm_90a", "dtype is 'fp32'"),
+        ({"head_dim": 80}, "sm_90a", "it is made for head_dim 64, 96"),
+    ],
+)
+def test_asked_for_where_it_cannot_be_it_is_refused(
+    spec: dict[str, Any], arch: str, reason: str, schedule: fg.Schedule
+) -> None:
+    with pytest.raises(fg.PlanError) as error:
+        plan(fg.AttentionSpec(**spec), schedule, arch)
+    assert str(error.value).startswith(f"algorithm='fa3' cannot be planned for head_dim {spec['head_dim']}")
+    assert reason in str(error.value)
+    assert str(error.value).endswith("leave algorithm out.")
+
+
+def test_fewer_queries_than_a_warpgroup_has_run_by_the_kernel_for_all_gpus() -> None:
+    for dim in (64, 128, 256):
+        schedule = fg.Schedule(tile_q=32)
+        assert plan(fg.AttentionSpec(dim), schedule, "sm_90a").kernel("forward").template == "forward.cu.j2"
+        with pytest.raises(fg.PlanError, match="tile_q=32"):
+            plan(fg.AttentionSpec(dim), replace(schedule, algorithm="fa3"), "sm_90a")
