@@ -2884,6 +2884,8 @@ struct BackwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
+  // Of tiles of keys, see AddingOrder.
+  i32 order_group = 0;
   bool has_lower;
   bool has_upper;
 };
@@ -3654,12 +3656,12 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
 #line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
-#line 116
+#line 117
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
-#line 123
+#line 124
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -3679,7 +3681,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       has_keys = true;
     }
   }
-#line 147
+#line 148
   if (elected) leave_counters(p);
 }
 
@@ -3730,7 +3732,7 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
       }
       ds.set_element(row, column, gradient);
     }
-#line 62
+#line 61
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
@@ -3744,10 +3746,10 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
         if (mask.allows(first_q + row, keys.first_key + key))
           total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
       }
-#line 83
+#line 82
       reduce_add(sum + Shape::Share::place(row, column), total);
     }
-#line 86
+#line 85
     named_barrier_sync(1, threads);
   }
   // The sums are read by the copy engine.

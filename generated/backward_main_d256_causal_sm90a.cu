@@ -2878,6 +2878,8 @@ struct BackwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
+  // Of tiles of keys, see AddingOrder.
+  i32 order_group = 0;
   bool has_lower;
   bool has_upper;
 };
@@ -3581,12 +3583,12 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   while (true) {
 #line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
-#line 116
+#line 117
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
-#line 123
+#line 124
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -3605,11 +3607,11 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       if (!has_keys) load_keys();
       has_keys = true;
     }
-#line 143
+#line 144
     // Consumers are steps behind, so that nobody waits for the draw.
     number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
-#line 147
+#line 148
   if (elected) leave_counters(p);
 }
 

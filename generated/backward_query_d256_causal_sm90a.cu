@@ -2877,6 +2877,8 @@ struct BackwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
+  // Of tiles of keys, see AddingOrder.
+  i32 order_group = 0;
   bool has_lower;
   bool has_upper;
 };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.plan import params
+from flashgen.plan.adding_order import order_constants
 from flashgen.plan.backward_frame_sm90 import BackwardSm90
 from flashgen.plan.backward_tiles_sm90 import DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.backward_wide_sm90 import plan_wide_sm90
@@ -97,6 +98,7 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
             share=", 64 keys each",
             in_order=ordered,
+            own=order_constants(frame.spec),
         ),
         params=params.MAIN_SM90_PARTS if cuts else _MAIN_PARAMS[frame.spec.mask.is_full, ordered],
         boxes=(

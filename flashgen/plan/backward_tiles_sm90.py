@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashgen.arch import Arch
+from flashgen.plan.adding_order import order_notes
 from flashgen.plan.budget import Budget, Choice, Held, Tiles, first_that_fits, registers_of
 from flashgen.plan.shortcuts_sm90 import held, is_sparing, shortcuts
 from flashgen.plan.sm90 import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_listed, row_bytes
@@ -82,7 +83,7 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
         for q in q_slots:
             for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
                 slots = (("Q", q), ("dO", 2), ("dS", DS_SLOTS), ("sums of dQ", sums), ("them rounded", rounded))
-                yield Tiles(tile_q, "queries", slots, split, reason, switches, notes)
+                yield Tiles(tile_q, "queries", slots, split, reason, switches, notes + order_notes(spec))
 
 
 def _room(spec: AttentionSpec) -> tuple[int, int]:

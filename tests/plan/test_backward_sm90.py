@@ -168,27 +168,6 @@ def test_statistics_are_two_floats_for_each_query_of_each_tile() -> None:
     assert workspaces(made, Problem(3, 8, 2, 5 * tile + 1, 77))["row_stats"] == 3 * 8 * 6 * tile * 2
 
 
-@pytest.mark.parametrize("mask", MASKS)
-def test_dq_is_added_in_order_where_that_is_promised_and_nowhere_else(mask: str) -> None:
-    """By what else the plan says, which has a turn for each tile of queries and more heads in work at a time."""
-    for promised in (False, True):
-        made = plan(fg.AttentionSpec(128, mask=MASKS[mask], deterministic=promised), None, ARCH)
-        prepare, main = made.kernel("prepare"), made.kernel("main")
-        assert main.algorithm == "FlashAttention-3"
-        tiles = -(-1000 // int(main.constant("tile_q")))
-        found = workspaces(made, Problem(3, 8, 2, 1000, 77)).get("turns", 0)
-        assert found == (3 * 8 * tiles if promised else 0)
-        for kernel in (prepare, main):
-            assert ("ordered" in kernel.switches) == ("turns" in kernel.params.names) == promised
-        regions = {region.name for region in main.smem.regions}
-        assert ({"dq_barriers", "sum"} <= regions) == promised
-        assert ("added_slowly" in regions) == (promised and mask != "full")
-        if promised:
-            assert main.constant("section_heads") == 16
-        words = " ".join(header(main).replace("//", "").split())
-        assert ("two add dQ to its sum in order, and one finishes it" in words) == promised
-
-
 def test_kernels_of_a_pass_agree_on_the_tile_of_queries() -> None:
     for dims in NARROW_DIMS:
         made = plan(fg.AttentionSpec(dims[0], head_dim_v=dims[1]), None, ARCH)

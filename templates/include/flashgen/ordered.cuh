@@ -10,7 +10,7 @@
 // start together the later one is late by an addition, once, and stays behind; and where a mask moves tiles
 // of keys along the diagonal, the later one comes later anyway.
 #pragma once
-#include "flashgen/query_walk.cuh"
+#include "flashgen/backward_sm90.cuh"
 
 namespace flashgen {
 
@@ -84,24 +84,12 @@ struct DescendingQueryWalk<Band<has_lower, has_upper>, tile_q> {
   }
 };
 
-// In which order the tiles of keys of a head are given out, and add.
-template <class Mask>
+// In which order the tiles of keys of a head are given out, and add: groups of tiles from the first to the
+// last, and every other group, the first one among them, from its last to its first. Where a mask makes the
+// first tiles the longest, of those that work on a head at the same time each then comes a few steps behind
+// the one before: they take longer and longer to be done, and then less and less.
+template <i32 group>
 struct AddingOrder {
-  FLASHGEN_DEVICE static i32 tile(i32 turn, i32 /*tiles*/) { return turn; }
-  // The one before a tile of keys, which may be none: -1.
-  FLASHGEN_DEVICE static i32 before(i32 key_tile) { return key_tile - 1; }
-  FLASHGEN_DEVICE static i32 before_group(i32 /*key_tile*/) { return -1; }
-  // One more than the last one to add where the tiles that do end at `end`.
-  FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end; }
-};
-// Where a mask makes the first tiles the longest: groups of tiles from the first to the last, and every other
-// group, the first one among them, from its last to its first. So of those that work on a head at the same
-// time each comes a few steps behind the one before: they take longer and longer to be done, and then less
-// and less.
-template <>
-struct AddingOrder<Band<false, true>> {
-  static constexpr i32 group = 8;
-
   FLASHGEN_DEVICE static bool is_upwards(i32 tile) { return tile / group % 2 != 0; }
   FLASHGEN_DEVICE static i32 tile(i32 turn, i32 tiles) {
     const i32 first = turn / group * group;
@@ -122,15 +110,26 @@ struct AddingOrder<Band<false, true>> {
     return end == 0 || is_upwards(end - 1) ? end : (end - 1) / group * group + 1;
   }
 };
+// Without groups, from the first to the last.
+template <>
+struct AddingOrder<0> {
+  FLASHGEN_DEVICE static i32 tile(i32 turn, i32 /*tiles*/) { return turn; }
+  // The one before a tile of keys, which may be none: -1.
+  FLASHGEN_DEVICE static i32 before(i32 key_tile) { return key_tile - 1; }
+  FLASHGEN_DEVICE static i32 before_group(i32 /*key_tile*/) { return -1; }
+  // One more than the last one to add where the tiles that do end at `end`.
+  FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end; }
+};
 
 // Whether a tile of keys adds to a tile of queries, by the same rule as walks go by.
-template <i32 tile_q, i32 tile_kv, class Mask>
+template <BackwardSm90Config cfg, class Mask>
 FLASHGEN_DEVICE bool adds(const Mask& mask, i32 query_tile, i32 key_tile) {
-  const i32 first_q = query_tile * tile_q, first_key = key_tile * tile_kv;
-  const i32 end_key = Mask::has_holes ? first_key + tile_kv : smaller(first_key + tile_kv, mask.len_kv);
-  bool is_visited = mask.query_tiles(first_key, end_key, tile_q).has(query_tile);
+  const i32 first_q = query_tile * cfg.tile_q, first_key = key_tile * cfg.tile_kv;
+  const i32 end_key =
+      Mask::has_holes ? first_key + cfg.tile_kv : smaller(first_key + cfg.tile_kv, mask.len_kv);
+  bool is_visited = mask.query_tiles(first_key, end_key, cfg.tile_q).has(query_tile);
   if constexpr (Mask::has_holes) {
-    const i32 end_q = smaller(first_q + tile_q, mask.len_q);
+    const i32 end_q = smaller(first_q + cfg.tile_q, mask.len_q);
     is_visited = is_visited && !mask.is_empty(first_q, end_q, first_key, end_key);
   }
   return is_visited;
@@ -138,11 +137,11 @@ FLASHGEN_DEVICE bool adds(const Mask& mask, i32 query_tile, i32 key_tile) {
 
 // One more than the last tile of keys before `end` that adds to a tile of queries; 0 if there is none. All
 // lanes of a warp call, and get the same.
-template <i32 tile_q, i32 tile_kv, class Mask>
+template <BackwardSm90Config cfg, class Mask>
 FLASHGEN_DEVICE i32 end_of_adding(const Mask& mask, i32 query_tile, i32 end, Thread thread) {
   for (i32 left = end; left > 0; left -= kWarpSize) {
     const i32 earlier = left - 1 - thread.lane;
-    const u32 found = warp_ballot(earlier >= 0 && adds<tile_q, tile_kv>(mask, query_tile, earlier));
+    const u32 found = warp_ballot(earlier >= 0 && adds<cfg>(mask, query_tile, earlier));
     if (found != 0) return left - lowest_bit(found);
   }
   return 0;
@@ -150,25 +149,28 @@ FLASHGEN_DEVICE i32 end_of_adding(const Mask& mask, i32 query_tile, i32 end, Thr
 
 // What `turns` says of a tile of queries when a tile of keys may add to it: one more than the tile of keys
 // that adds there before it; 0 if there is none. All lanes of a warp call, and get the same.
-template <i32 tile_q, i32 tile_kv, class Mask>
+template <BackwardSm90Config cfg, class Mask>
 FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile, Thread thread) {
+  static_assert(cfg.order_group == 0 || (cfg.has_upper && !cfg.has_lower && !Mask::has_holes),
+                "in groups, all tiles of keys before one add where it does");
   if constexpr (Mask::has_holes) {
-    return static_cast<u32>(end_of_adding<tile_q, tile_kv>(mask, query_tile, key_tile, thread));
+    return static_cast<u32>(end_of_adding<cfg>(mask, query_tile, key_tile, thread));
   } else {
     // Those that add to a tile of queries follow one another in their order.
     const auto does = [&](i32 tile) {
-      return tile >= 0 && tile * tile_kv < mask.len_kv && adds<tile_q, tile_kv>(mask, query_tile, tile);
+      return tile >= 0 && tile * cfg.tile_kv < mask.len_kv && adds<cfg>(mask, query_tile, tile);
     };
-    const i32 before = AddingOrder<Mask>::before(key_tile);
-    return static_cast<u32>((does(before) ? before : AddingOrder<Mask>::before_group(key_tile)) + 1);
+    using Order = AddingOrder<cfg.order_group>;
+    const i32 before = Order::before(key_tile);
+    return static_cast<u32>((does(before) ? before : Order::before_group(key_tile)) + 1);
   }
 }
 
 // What `turns` says when all have added, of `tiles` tiles of keys; 0 if none does.
-template <i32 tile_q, i32 tile_kv, class Mask>
+template <BackwardSm90Config cfg, class Mask>
 FLASHGEN_DEVICE u32 last_turn(const Mask& mask, i32 query_tile, i32 tiles, Thread thread) {
-  const i32 end = end_of_adding<tile_q, tile_kv>(mask, query_tile, tiles, thread);
-  return static_cast<u32>(AddingOrder<Mask>::last_turn(end));
+  const i32 end = end_of_adding<cfg>(mask, query_tile, tiles, thread);
+  return static_cast<u32>(AddingOrder<cfg.order_group>::last_turn(end));
 }
 
 // Until it is the turn of the tile of keys that waits for `turn`. Bulk additions that this thread issues

@@ -47,7 +47,7 @@ BUGS = {
         full(), "void add_in_order(", "bulk_wait<0>();", ""
     ),
     "tiles of keys are given out from the first to the last, but add in groups": Bug(
-        causal(), "AddingOrder<Band<false, true>>", "is_upwards(turn) ? turn", "true ? turn", DEADLOCK
+        causal(), "struct AddingOrder {", "is_upwards(turn) ? turn", "true ? turn", DEADLOCK
     ),
     "the last one to add is taken for the first": Bug(
         causal(), "u32 awaited_turn(", "static_cast<u32>((does(before)", "0 * static_cast<u32>((does(before)", DEADLOCK
@@ -102,5 +102,14 @@ def test_a_planted_bug_shows(name: str) -> None:
 @pytest.mark.parametrize("mask", [full(), causal(), LISTED], ids=["full", "causal", "listed"])
 def test_without_a_bug_bits_are_the_same(mask: Mask) -> None:
     sums, findings = outcomes(Bug(mask, "", "", ""), None)
+    assert len(sums) == 1
+    assert not findings
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3])
+def test_groups_of_any_size_add_in_one_order(tiles: int) -> None:
+    """Of the four tiles of keys that there are."""
+    smaller = Bug(causal(), "kConfig{", ".order_group = 8,", f".order_group = {tiles},")
+    sums, findings = outcomes(smaller, smaller.plant)
     assert len(sums) == 1
     assert not findings
