@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-
 from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.errors import SpecError
 from flashgen.kernel import Kernel as Kernel
 from flashgen.making import TargetName, make_variant
+from flashgen.recent import Recent
 from flashgen.spec import AttentionSpec, Schedule
 
 #: What the emulator runs when no arch is named: the oldest that has every feature of the mma.sync kernels.
 EMULATED_ARCH = "sm_80"
 
-_kernels: dict[tuple[AttentionSpec, Schedule | None, str, str], Kernel] = {}
-_lock = threading.Lock()
+#: How many kernels are remembered. Where they differ in numbers alone, as in a window's width, each is some 40 KB.
+KERNELS_KEPT = 512
+
+_kernels: Recent[tuple[AttentionSpec, Schedule | None, str, str], Kernel] = Recent(KERNELS_KEPT)
 
 
 def build(
@@ -24,7 +25,7 @@ def build(
     arch: str | Arch | None = None,
     target: TargetName = "gpu",
 ) -> Kernel:
-    """Plans, renders and compiles the kernels of a spec; equal arguments give the same Kernel again.
+    """Plans, renders and compiles the kernels of a spec; equal arguments soon after give the same Kernel again.
 
     Where the spec has captured tensors, the Kernel is one that shares all but these.
 
@@ -44,8 +45,7 @@ def build(
         # Two threads may build the same kernel; the cache compiles it once, and the first one here stays.
         bare = spec.declared() if spec.tensors else spec
         built = Kernel(make_variant(bare, schedule, row, target), target, schedule)
-        with _lock:
-            kernel = _kernels.setdefault((bare, *key[1:]), built)
+        kernel = _kernels.keep((bare, *key[1:]), built)
     # Equal specs may have captured other tensors: those are this Kernel's, all else is shared.
     return kernel.with_tensors(spec.tensors) if spec.tensors else kernel
 

@@ -31,6 +31,8 @@ class CudaDriver:
         self.process = os.getpid()
         self._contexts: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._libraries: dict[bytes, Any] = {}
+        self._loading = threading.Lock()
         try:
             (status,) = driver.cuInit(0)
         except RuntimeError as error:
@@ -116,8 +118,14 @@ class CudaDriver:
         self.call("cuCtxPopCurrent")
 
     def load(self, image: bytes) -> Any:
-        """A library handle for a cubin; it serves every device that can run it."""
-        return self.call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+        """A library handle for a cubin; it serves every device that can run it, and every kernel that has the same.
+
+        It stays for the life of the process: a launch may be under way, and a CUDA graph may hold it.
+        """
+        with self._loading:
+            if image not in self._libraries:
+                self._libraries[image] = self.call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+            return self._libraries[image]
 
     def function(self, library: Any, name: str, smem_bytes: int) -> Any:
         """A kernel of a library, loaded into the current context and allowed its dynamic shared memory."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from flashgen.api import Kernel, build, built
+from flashgen.api import KERNELS_KEPT, Kernel, build, built
 from flashgen.arch import Arch, arch_for_capability
 from flashgen.errors import ArgumentError, LaunchError
 from flashgen.launch.array import HOST, dtype_name
 from flashgen.launch.driver import get_driver
+from flashgen.recent import Recent
 from flashgen.spec import AttentionSpec, Mask
 from flashgen.spec.attention import CacheKind
 from flashgen.spec.mask import Band
@@ -25,7 +26,7 @@ What = Limits | str
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-_kernels: dict[Any, Kernel] = {}
+_kernels: Recent[Any, Kernel] = Recent(KERNELS_KEPT)
 #: How often ``emulate_cpu`` was called and not taken back.
 _emulating = 0
 
@@ -45,7 +46,7 @@ def kernel_for(
     key = (q.shape[-1], v.shape[-1], q.dtype, what, *options, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
-        kernel = _kernels[key] = _build(*key)
+        kernel = _kernels.keep(key, _build(*key))
     return kernel
 
 
@@ -55,8 +56,9 @@ def forward_kernel(
     """A kernel that has at least the forward pass: one built for training too, if there is one already."""
     for reproducible in (deterministic, not deterministic):
         key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, drops, packed, q.get_device())
-        if key in _kernels:
-            return _kernels[key]
+        kernel = _kernels.get(key)
+        if kernel is not None:
+            return kernel
     return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops, packed=packed)
 
 
@@ -68,7 +70,7 @@ def cached_kernel_for(q: Any, v_cache: Any, program: str, cache: CacheKind) -> K
         _check_dtype(q.dtype)
         dims = {"head_dim": q.shape[-1], "head_dim_v": v_cache.shape[-1], "dtype": dtype_name(str(q.dtype))}
         spec = replace(spec_of(program), **dims, direction="forward", cache=cache)
-        kernel = _kernels[key] = _build_on(q.get_device(), spec)
+        kernel = _kernels.keep(key, _build_on(q.get_device(), spec))
     return kernel
 
 
@@ -91,8 +93,7 @@ def _stop_emulating() -> None:
     global _emulating
     _emulating -= 1
     if not _emulating:
-        for key in [key for key in _kernels if key[-1] == HOST]:
-            del _kernels[key]
+        _kernels.forget(lambda key: key[-1] == HOST)
         forget_host()
 
 

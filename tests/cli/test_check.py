@@ -16,6 +16,7 @@ import pytest
 from flashgen.cli import talk
 from flashgen.cli.gpus import Gpu
 from flashgen.plan import plan
+from flashgen.recent import Recent
 from flashgen.render import render
 from flashgen.spec import AttentionSpec, causal
 
@@ -28,7 +29,7 @@ Plant = Callable[[str, str, str], None]
 @pytest.fixture(autouse=True)
 def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel of a test is another's, whatever the override directory holds."""
-    monkeypatch.setattr("flashgen.api._kernels", {})
+    monkeypatch.setattr("flashgen.api._kernels", Recent(2))
 
 
 @pytest.fixture

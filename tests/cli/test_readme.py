@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flashgen.plan import plan
+from flashgen.recent import Recent
 from flashgen.render import render
 from flashgen.spec import AttentionSpec, causal
 
@@ -31,7 +32,7 @@ def test_the_race_is_reported_as_it_is_printed(flashgen: Any, tmp_path: Path, mo
     assert "block_sync();" in after
     (tmp_path / f"{source.name}.cu").write_text(before + barrier + after.replace("block_sync();", "", 1))
     monkeypatch.setenv("FLASHGEN_OVERRIDE_DIR", str(tmp_path))
-    monkeypatch.setattr("flashgen.api._kernels", {})
+    monkeypatch.setattr("flashgen.api._kernels", Recent(2))
     result = flashgen(*shlex.split(command.removeprefix("$ flashgen ")))
     assert result.code == 1
     printed = result.err[result.err.index("\nrace: ") + 1 :]

@@ -42,6 +42,11 @@ print(d.current_context())
     assert launched in lines
 
 
+def test_a_cubin_is_loaded_once_however_many_kernels_have_it(library: Path) -> None:
+    lines = run(library, "d.load(b'cubin\\0'); d.load(bytes(bytearray(b'cubin\\0'))); d.load(b'cubin\\0 again')")
+    assert lines.count("load cubin") == 2
+
+
 EXTENDED = """
 import ctypes
 from flashgen.errors import LaunchError

@@ -168,7 +168,23 @@ def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> N
     # What was built by hand will do, also if it could do more.
     kept = fg.build(spec, arch="sm_80")
     assert kernel() is kept
-    kernels._kernels.clear()
+    kernels._kernels.forget(lambda key: True)
+
+
+def test_of_a_thousand_widths_the_last_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashgen.api import KERNELS_KEPT
+    from flashgen.torch import kernels
+
+    monkeypatch.setattr(kernels, "_kernels", kernels.Recent(KERNELS_KEPT))
+    monkeypatch.setattr(kernels, "_build", lambda *key: key)
+    x = SimpleNamespace(shape=(24,), dtype=torch.float16, get_device=lambda: 0)
+
+    def kernel(width: int) -> Any:
+        return kernels.kernel_for(x, x, (width, 0, None, None), gradients=False, deterministic=False)
+
+    made = [kernel(width) for width in range(1000)]
+    assert len(kernels._kernels) <= KERNELS_KEPT
+    assert all(kernel(width) is made[width] for width in range(1000 - KERNELS_KEPT // 2, 1000))
 
 
 def test_second_derivatives_are_refused(emulated: Any, inputs: Any) -> None:
