@@ -1062,510 +1062,88 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 }  // namespace flashgen
 
-#line 3 "flashgen/walk.cuh"
-// Walking over the tiles that a mask does not rule out.
-//
-// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
-//
-//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
-//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
-//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
-//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
-//     allows(q, k)                          whether one pair is allowed
+#line 3 "flashgen/allowed_pairs.cuh"
+// Which pairs a mask allows, as bits: they are found once in a step, and asked for twice.
 
 namespace flashgen {
 
-// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
-// all of them call, and get the same.
-template <bool has_holes>
-struct Walk {
-  i32 tile;
-  i32 end;
-  // Tiles after `tile` that are visited: bit l is tile `group` + l.
-  i32 group;
-  u32 others;
+// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
+// c.
+template <i32 count>
+struct AllowedPairs {
+  static_assert(count <= 64, "a lane's share of a row has a bit for each element");
+  u32 rows[2] = {~0u, ~0u};
 
-  FLASHGEN_DEVICE explicit Walk(Range tiles)
-      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+  FLASHGEN_DEVICE bool allows(i32 i) const { return (rows[i % 4 / 2] & 1u << (i / 4 * 2 + i % 2)) != 0; }
 
-  FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that has looked at the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
-
-  // Goes on to the next tile; returns how many tiles were left out before it.
-  template <class Visited>
-  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
+  // Puts `value` where a pair is not allowed.
+  FLASHGEN_DEVICE void forbid(float (&strip)[count], float value) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) strip[i] = allows(i) ? strip[i] : value;
+  }
+  FLASHGEN_DEVICE void forbid(u32 (&rounded)[count / 8][4]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) {
+      if (!allows(i)) rounded[i / 8][i % 8 / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
     }
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/stream.cuh"
-// Streaming tiles between global and shared memory.
-
-namespace flashgen {
-
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
-
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
-};
-
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
+// Of a band, and of queries that exist. The warp's rows begin at first_key.
+template <i32 count, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Band<has_lower, has_upper>& mask, i32 first_q,
+                                                  i32 first_key, Thread thread) {
+  const i32 q = first_q + thread.column();
+  AllowedPairs<count> allowed;
 #pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
+  for (i32 h = 0; h < 2; ++h) {
+    const i32 key = first_key + thread.row() + 8 * h;
+    // Queries from q + first to q + end.
+    u32 bits = ~bits_from(mask.len_q - q);
+    if constexpr (has_upper) bits &= bits_from(key - mask.upper - q);
+    if constexpr (has_lower) bits &= ~bits_from(key - mask.lower - q + 1);
+    allowed.rows[h] = key < mask.len_kv ? bits : 0;
   }
-  return chunk;
+  return allowed;
 }
 
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
-
-// Asynchronous copy of one chunk, in pieces of access_bytes.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
-  constexpr i32 pieces = kChunkBytes / access_bytes;
-  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
-#pragma unroll
-  for (i32 i = 0; i < pieces; ++i) {
-    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
-    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
-  }
-}
-
-// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
-// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
-// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
-// columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
-struct TileStream {
-  using T = typename Tile::Element;
-  static constexpr i32 count = Tile::rows * Tile::chunks;
-  static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
-  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
-  static constexpr i32 rows_apart = threads / Tile::chunks;
-  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
-
-  i64 stride;
-  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
-  // there on.
-  const T* next;
-  i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
-
-  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
-      : stride(source.stride) {
-    seek(source, first_row, thread);
-  }
-
-  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
-    if constexpr (stacked) {
-      const i32 row = first_row + thread.index() / Tile::chunks;
-      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
-      rows_left = source.row_count - row;
-    } else {
-      next = source.at(first_row, 0);
-      rows_left = source.row_count - first_row;
-    }
-  }
-
-  // Leaves out the next `tiles` tiles.
-  FLASHGEN_DEVICE void skip(i32 tiles) {
-    next += static_cast<i64>(tiles) * Tile::rows * stride;
-    rows_left -= tiles * Tile::rows;
-  }
-
-  // Starts the next tile's way into `tile`.
-  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
-    if constexpr (stacked) {
-      const i32 chunk = thread.index() % Tile::chunks;
-      const i32 columns = head_dim - chunk * Tile::chunk_elements;
-      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
-        next += rows_apart * stride;
-      }
-    } else {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
-                  chunk = index % Tile::chunks;
-        if (index >= count) break;
-        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
-        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
-      }
-      next += Tile::rows * stride;
-    }
-    rows_left -= Tile::rows;
-  }
-
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
-
- private:
-  // A chunk without columns reads nothing: where `from` then points does not matter.
-  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
-  }
-};
-
-// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
-}
-template <bool asynchronous, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
-}
-
-// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
-template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
-FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
-                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
-                                       const Factor& factor) {
-  using T = typename Tile::Element;
-  const i32 row = first_row + thread.row(), column = first_column + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float scale = factor(m, h);
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
-            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
-      }
-    }
-  }
-}
-
-// Writes the rows of a tile that exist to global memory.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
-FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
-                                Thread thread) {
-#pragma unroll 4
-  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
-    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
-    const i32 valid = head_dim - chunk * Tile::chunk_elements;
-    if (first_row + row < destination.row_count && valid > 0) {
-      write_chunk<typename Tile::Element, access_bytes>(
-          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 4 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
-
-namespace flashgen {
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<half_t> = 0x04000400u;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <>
-constexpr u32 kToInfinity<float> = 0x00800000u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
-
-template <class T>
-FLASHGEN_DEVICE T not_a_number() {
-  if constexpr (kIsFloat<T>) {
-    return float_of(0x7fffffffu);
-  } else {
-    return T{0x7fff};
-  }
-}
-
-// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
-  u32 bad = 0;
-#pragma unroll 4
-  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
-  }
-  return block_any(bad != 0);
-}
-
-// Puts 0 for every element that is not finite.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+// Of any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code would
+// stand there otherwise.
+template <i32 count, class Mask>
+FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Mask& mask, i32 first_q, i32 first_key,
+                                                  Thread thread) {
+  const i32 q = first_q + thread.column(), key = first_key + thread.row();
+  AllowedPairs<count> allowed = {{0, 0}};
 #pragma unroll 1
-  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
-    u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = signs_of_bad<typename Tile::Element>(word);
-    // From the sign bit of each bad element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
-  }
-  block_sync();
-}
-
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
-#pragma unroll 1
-  for (i32 column = thread.index(); column < head_dim; column += threads) {
-#pragma unroll 1
-    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
-      const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
-        continue;
-#pragma unroll 1
-      for (i32 q = first_q; q < end_q; ++q) {
-        if (mask.allows(q, key))
-          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
-      }
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 4 "flashgen/fragments.cuh"
-// A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
-// block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
-
-namespace flashgen {
-
-// The columns from `first` to `end`, ...
-template <i32 count>
-FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
-                                   Thread thread) {
-#pragma unroll
-  for (i32 n = first / 8; n < end / 8; ++n) {
-    const float* const four = strip + 4 * n;
-    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
-        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
-  }
-}
-// ... or all of them.
-template <i32 count>
-FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
-  write_columns(part, strip, 0, 2 * count, thread);
-}
-template <i32 count>
-FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
-#pragma unroll
   for (i32 n = 0; n < count / 4; ++n) {
-    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
 #pragma unroll
-    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+    for (i32 e = 0; e < 4; ++e) {
+      if (mask.allows(q + 8 * n + e % 2, key + 8 * (e / 2))) allowed.rows[e / 2] |= 1u << (2 * n + e % 2);
+    }
   }
+  return allowed;
 }
 
 }  // namespace flashgen
 
-#line 4 "flashgen/listed.cuh"
-// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+// The same door for arithmetic of numbers that lie in a word by twos.
+
+#if !defined(FLASHGEN_EMULATOR)
+#line 3 "flashgen/ptx/packed.cuh"
+// Arithmetic of two 16-bit numbers in a word (sm_90).
 
 namespace flashgen {
 
-// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
-// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
-struct alignas(8) ListedTile {
-  i32 tile;
-  // Bit 0: whether it is the last one. What the others mean is the kernel's.
-  u32 facts;
-
-  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
-    return {tile, facts << 1 | static_cast<u32>(is_last)};
-  }
-  // All lanes of a warp call, and get the same.
-  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
-    ListedTile read = {};
-    if (thread.lane == 0) read = slot;
-    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
-  }
-
-  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
-  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
-  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
-};
+// Two products of packed numbers, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
 
 }  // namespace flashgen
 
-#line 3 "flashgen/query_walk.cuh"
-// Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
-
-namespace flashgen {
-
-// A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
-struct Step {
-  i32 member;
-  i32 tile;
-};
-
-// Goes over the steps: for each member of the group, those tiles of queries of which some query may attend to
-// a key of [k_begin, k_end). `mask_of(member)` is the mask of a head of the group.
-template <class Mask, i32 tile_q>
-struct QueryWalk {
-  i32 k_begin, k_end;
-  i32 members;
-  i32 member;
-  Walk<Mask::has_holes> tiles;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), members(members_), member(-1), tiles(Range{0, -1}) {}
-
-  FLASHGEN_DEVICE bool over() const { return member >= members; }
-  FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
-    advance(thread, mask_of);
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    // The question to the mask stands here once: it is long.
-    while (true) {
-      if (member >= 0) go_on(thread, mask_of);
-      if (!tiles.over() || ++member >= members) return;
-      tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
-    }
-  }
-
- private:
-  template <class MaskOf>
-  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
-    const Mask mask = mask_of(member);
-    tiles.advance(thread, [&](i32 tile) {
-      return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
-    });
-  }
-};
-
-// A band is the same for every head, and its tiles follow one another: this walk is two counters.
-template <bool has_lower, bool has_upper, i32 tile_q>
-struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
-  i32 k_begin, k_end;
-  i32 left;
-  i32 member;
-  Range tiles;
-  i32 tile;
-
-  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
-      : k_begin(k_begin_), k_end(k_end_), left(members_), member(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return left == 0; }
-  FLASHGEN_DEVICE Step step() const { return {member, tile}; }
-
-  template <class MaskOf>
-  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
-    tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
-    left *= tiles.size();
-    tile = tiles.begin;
-  }
-  // Of a walk that has just started, one of several parts that are as long as one another, but for a step.
-  FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
-    const i32 first = left * part / parts;
-    left = left * (part + 1) / parts - first;
-    member = first / tiles.size();
-    tile = tiles.begin + first - member * tiles.size();
-  }
-  template <class MaskOf>
-  FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
-    --left;
-    if (++tile == tiles.end) {
-      tile = tiles.begin;
-      ++member;
-    }
-  }
-};
-
-}  // namespace flashgen
-
+#endif
 // The same door for what Hopper adds: mbarriers, bulk copies, warpgroups, clusters, and grids that follow
 // each other.
 
@@ -2329,269 +1907,6 @@ FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], Matrix
 }  // namespace flashgen
 
 #endif
-#line 4 "flashgen/ring.cuh"
-// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
-// one that ends a phase when the slot is full, one when it is empty again.
-
-namespace flashgen {
-
-// Where someone is in a ring: how many slots have gone by.
-template <i32 slots>
-struct RingPlace {
-  u32 count = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // Of the times round.
-  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
-  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
-  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
-};
-
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
-};
-
-template <i32 slots>
-struct Ring {
-  using Where = RingPlace<slots>;
-
-  // Where its barriers lie: full ones, then empty ones.
-  u32 barriers;
-
-  FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
-  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
-
-  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
-  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
-#pragma unroll
-    for (i32 i = 0; i < slots; ++i) {
-      mbarrier_init(barriers + 8 * i, fillers);
-      mbarrier_init(barriers + 8 * (slots + i), emptiers);
-    }
-  }
-  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
-  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
-  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival for a warp, when all its lanes are done with the slot.
-  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(empty(at));
-  }
-};
-
-}  // namespace flashgen
-
-#line 4 "flashgen/row_tile.cuh"
-// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
-// tile.
-
-namespace flashgen {
-
-// A tile of queries of one head of one sequence; the one after the last does not exist.
-struct alignas(16) RowTile {
-  i32 first_q;
-  i32 head;
-  i32 sequence;
-  i32 exists;
-};
-
-// A tile of keys of one head of keys and values of one sequence.
-struct alignas(16) KeyTile {
-  i32 first_key;
-  i32 head;
-  i32 sequence;
-  // Neither for the one after the last; both but for tiles that no query attends to.
-  bool exists;
-  bool is_attended;
-  // Which part of its steps this is, and how many parts there are.
-  u8 part = 0;
-  u8 parts = 1;
-
-  // Steps of the part where the whole tile has `steps`.
-  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
-};
-
-// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
-// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
-// another; within a section the tile changes slowest.
-struct SectionPlace {
-  i32 turn;
-  i32 head;
-};
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  const i32 section_tiles = section_heads * tiles_of_head;
-  const i32 section = number / section_tiles, rest = number - section * section_tiles;
-  const i32 heads_left = tiles / tiles_of_head - section * section_heads;
-  const i32 heads = smaller(section_heads, heads_left);
-  const i32 turn = rest / heads;
-  return {turn, section * section_heads + rest - turn * heads};
-}
-
-// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
-// the longest.
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
-  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
-  const i32 sequence = place.head / p.heads_q;
-  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
-}
-
-// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
-  const i32 sequence = place.head / p.heads_kv;
-  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
-}
-
-// The same where the last tiles are cut into parts, which follow one another.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
-  const i32 beyond = number - p.whole_tiles;
-  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
-  const i32 cut = beyond / p.tile_parts;
-  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
-  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
-  keys.parts = static_cast<u8>(p.tile_parts);
-  return keys;
-}
-
-// The number of a further tile. The first ones are the blocks' own numbers.
-template <class Params>
-FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
-  return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
-}
-
-// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
-// launch.
-template <class Params>
-FLASHGEN_DEVICE void leave_counters(const Params& p) {
-  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
-    store_release(p.counter, 0u);
-    store_release(p.counter + 1, 0u);
-  }
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/score.cuh"
-// Scores: what becomes of logits before the softmax.
-
-namespace flashgen {
-
-// Blocks of eight columns whose scores are computed together.
-constexpr i32 kBlocksAtOnce = 4;
-
-struct ScoreAndSlope {
-  float value;
-  float slope;
-};
-
-// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
-//
-//     Score::First                       a pair, with all that takes long to find out
-//     first_at(q, k)                     it
-//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
-//     value_and_slope(s, first, row, column)
-//     Score::has_near                    whether it is cheaper for some logits, of which
-//     is_near(square(s, first, row, column))
-//                                        tells, also of the largest of some squares, whether they are, and
-//     value<true>(...)                   then is the same number as value(...)
-
-// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key). `pairs`, if given, tells
-// what a lane's pairs read of captured tensors. Where functions are cheaper near zero, they are so for groups
-// of blocks of columns that are near it altogether.
-template <class Score, i32 row_blocks, i32 column_blocks, class... Pairs>
-FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
-                                   float scale, i32 first_q, i32 first_key, Thread thread,
-                                   const Pairs&... pairs) {
-  constexpr i32 at_once = Score::has_near ? kBlocksAtOnce : column_blocks;
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 group = 0; group < column_blocks; group += at_once) {
-      // Calls `use` with each logit and how its pair is told.
-      const auto for_each = [&](const auto& use) {
-#pragma unroll
-        for (i32 n = group; n < smaller(group + at_once, column_blocks); ++n) {
-#pragma unroll
-          for (i32 e = 0; e < 4; ++e)
-            use(products[m][n][e], 16 * m + 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2)...);
-        }
-      };
-      const auto compute = [&](float& s, i32 row, i32 column, const auto&... pair) {
-        s = score.value(s * scale, first, row, column, pair...);
-      };
-      if constexpr (Score::has_near) {
-        float square = 0.0f;
-        for_each([&](float s, i32 row, i32 column, const auto&... pair) {
-          square = maximum(square, score.square(s * scale, first, row, column, pair...));
-        });
-        if (warp_any(!score.is_near(square))) {
-          for_each(compute);
-        } else {
-          for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
-            s = score.template value<true>(s * scale, first, row, column, pair...);
-          });
-        }
-      } else {
-        for_each(compute);
-      }
-    }
-  }
-}
-
-// Turns products into probabilities P = exp(score - L), and dP into dS = P * (dP - D) * slope, the gradient
-// of the scaled logits. L and D are those of the warp's rows.
-template <class Score, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& products,
-                                   Accumulator<row_blocks, column_blocks>& dp, const Score& score,
-                                   float scale, const float* lse, const float* dsum, i32 first_q,
-                                   i32 first_key, Thread thread) {
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const i32 row = 16 * m + 8 * h;
-      const float lse_log2 = lse[row + thread.row()] * kLog2E, d = dsum[row + thread.row()];
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
-          const ScoreAndSlope score_of =
-              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
-          const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
-          products[m][n][e] = p;
-          dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
-        }
-      }
-    }
-  }
-}
-
-}  // namespace flashgen
-
 #line 4 "flashgen/panel.cuh"
 // Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
@@ -2786,6 +2101,212 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
 
 }  // namespace flashgen
 
+#line 3 "flashgen/stream.cuh"
+// Streaming tiles between global and shared memory.
+
+namespace flashgen {
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
+// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  Vec16 chunk = {{0, 0, 0, 0}};
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i] = bits_of(source[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+    }
+  }
+  return chunk;
+}
+
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i] = float_of(chunk.words[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// Asynchronous copy of one chunk, in pieces of access_bytes.
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
+  constexpr i32 pieces = kChunkBytes / access_bytes;
+  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
+#pragma unroll
+  for (i32 i = 0; i < pieces; ++i) {
+    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
+    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
+    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
+    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
+  }
+}
+
+// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
+// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
+// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
+// columns that do not exist arrive as zeros.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+struct TileStream {
+  using T = typename Tile::Element;
+  static constexpr i32 count = Tile::rows * Tile::chunks;
+  static constexpr i32 per_thread = ceil_div(count, threads);
+  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
+  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
+  static constexpr i32 rows_apart = threads / Tile::chunks;
+  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
+
+  i64 stride;
+  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
+  // there on.
+  const T* next;
+  i32 rows_left;
+  Vec16 staged[asynchronous ? 1 : per_thread];
+
+  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
+      : stride(source.stride) {
+    seek(source, first_row, thread);
+  }
+
+  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
+    if constexpr (stacked) {
+      const i32 row = first_row + thread.index() / Tile::chunks;
+      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
+      rows_left = source.row_count - row;
+    } else {
+      next = source.at(first_row, 0);
+      rows_left = source.row_count - first_row;
+    }
+  }
+
+  // Leaves out the next `tiles` tiles.
+  FLASHGEN_DEVICE void skip(i32 tiles) {
+    next += static_cast<i64>(tiles) * Tile::rows * stride;
+    rows_left -= tiles * Tile::rows;
+  }
+
+  // Starts the next tile's way into `tile`.
+  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
+    if constexpr (stacked) {
+      const i32 chunk = thread.index() % Tile::chunks;
+      const i32 columns = head_dim - chunk * Tile::chunk_elements;
+      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
+        next += rows_apart * stride;
+      }
+    } else {
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
+                  chunk = index % Tile::chunks;
+        if (index >= count) break;
+        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
+        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
+      }
+      next += Tile::rows * stride;
+    }
+    rows_left -= Tile::rows;
+  }
+
+  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
+    if constexpr (!asynchronous) {
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        const i32 index = thread.index() + i * threads;
+        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
+      }
+    }
+  }
+
+ private:
+  // A chunk without columns reads nothing: where `from` then points does not matter.
+  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
+    if constexpr (asynchronous) {
+      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
+    } else {
+      staged[i] = read_chunk<T, access_bytes>(from, columns);
+    }
+  }
+};
+
+// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
+template <bool asynchronous>
+FLASHGEN_DEVICE void commit_copies() {
+  if constexpr (asynchronous) cp_async_commit();
+}
+template <bool asynchronous, i32 pending>
+FLASHGEN_DEVICE void wait_for_copies() {
+  if constexpr (asynchronous) cp_async_wait<pending>();
+}
+
+// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
+template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
+FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
+                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
+                                       const Factor& factor) {
+  using T = typename Tile::Element;
+  const i32 row = first_row + thread.row(), column = first_column + thread.column();
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float scale = factor(m, h);
+#pragma unroll
+      for (i32 n = 0; n < column_blocks; ++n) {
+        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
+            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
+      }
+    }
+  }
+}
+
+// Writes the rows of a tile that exist to global memory.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
+FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
+                                Thread thread) {
+#pragma unroll 4
+  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
+    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
+    const i32 valid = head_dim - chunk * Tile::chunk_elements;
+    if (first_row + row < destination.row_count && valid > 0) {
+      write_chunk<typename Tile::Element, access_bytes>(
+          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
+    }
+  }
+}
+
+}  // namespace flashgen
+
 #line 4 "flashgen/strip.cuh"
 // Results of a warpgroup on their way to memory.
 
@@ -2860,98 +2381,379 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 10 "flashgen/backward_sm90.cuh"
-// What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
-// them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
-// are, in registers.
+#line 4 "flashgen/backward_chunks.cuh"
+// A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
+// of a product, which runs while the next chunk is computed.
 
 namespace flashgen {
 
-constexpr i32 kPanelColumns = 64;
+// Steps of a product that make a chunk, of 16 queries each.
+constexpr i32 kChunkSteps = 2;
+constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
+
+// Calls `compute(i)` for each of a lane's elements of a chunk.
+template <class Compute>
+FLASHGEN_DEVICE void for_chunk(i32 chunk, const Compute& compute) {
+#pragma unroll
+  for (i32 i = 8 * kChunkSteps * chunk; i < 8 * kChunkSteps * (chunk + 1); ++i) compute(i);
+}
+
+// Rounds pairs of neighbours along a row.
+template <class T, i32 count>
+FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&strip)[count], i32 chunk) {
+#pragma unroll
+  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
+    rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
+}
+
+// dS = P (dP - D) of a chunk, of P rounded.
+template <i32 count>
+FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
+                                    const u32 (&p)[count / 8][4], i32 chunk) {
+#pragma unroll
+  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
+    ds[i / 4][i % 4] =
+        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), p[i / 4][i % 4]);
+}
+
+// Issues the chunk's part of O += P V, which is a group of its own.
+template <class VTile>
+FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
+                                 i32 chunk) {
+  using T = typename VTile::Element;
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
+    wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
+  wgmma_commit();
+}
+
+// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
+template <class Tile>
+FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
+#pragma unroll
+  for (i32 step = 0; step < Tile::steps; ++step)
+    ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
+}
+
+// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
+template <class B>
+FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
+  using T = typename B::Element;
+  const MatrixDescriptor right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = 0; step < B::steps; ++step)
+    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
+  wgmma_commit();
+}
+
+// Issues half of the steps of sums += A B^T, which is a group of its own.
+template <class A, class B>
+FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
+  using T = typename A::Element;
+  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
+  wgmma_fence();
+#pragma unroll
+  for (i32 step = half * A::steps / 2; step < (half + 1) * A::steps / 2; ++step) {
+    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
+                         true);
+  }
+  wgmma_commit();
+}
+
+// Puts a chunk of dS of a warp's 16 keys, from `row` on, into the tile.
+template <class DSTile>
+FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
+                                 Thread thread) {
+  const u32 first = tile.first_chunk(row, thread);
+#pragma unroll
+  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n)
+    stmatrix_x4(DSTile::chunk_after(first, n), ds[n]);
+}
+
+}  // namespace flashgen
+
+#line 4 "flashgen/listed.cuh"
+// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
+
+namespace flashgen {
+
+// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
+// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
+struct alignas(8) ListedTile {
+  i32 tile;
+  // Bit 0: whether it is the last one. What the others mean is the kernel's.
+  u32 facts;
+
+  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+    return {tile, facts << 1 | static_cast<u32>(is_last)};
+  }
+  // All lanes of a warp call, and get the same.
+  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
+    ListedTile read = {};
+    if (thread.lane == 0) read = slot;
+    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
+  }
+
+  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
+  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
+  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/walk.cuh"
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+namespace flashgen {
+
+// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
+
+  // Goes on to the next tile; returns how many tiles were left out before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    if constexpr (has_holes) {
+      const i32 before = tile;
+      while (others == 0 && group + kWarpSize < end) {
+        group += kWarpSize;
+        const i32 candidate = group + thread.lane;
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
+      }
+      tile = others != 0 ? group + lowest_bit(others) : end;
+      others &= others - 1;
+      return tile - before - 1;
+    } else {
+      ++tile;
+      return 0;
+    }
+  }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/query_walk.cuh"
+// Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+
+namespace flashgen {
+
+// A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
+struct Step {
+  i32 member;
+  i32 tile;
+};
+
+// Goes over the steps: for each member of the group, those tiles of queries of which some query may attend to
+// a key of [k_begin, k_end). `mask_of(member)` is the mask of a head of the group.
+template <class Mask, i32 tile_q>
+struct QueryWalk {
+  i32 k_begin, k_end;
+  i32 members;
+  i32 member;
+  Walk<Mask::has_holes> tiles;
+
+  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
+      : k_begin(k_begin_), k_end(k_end_), members(members_), member(-1), tiles(Range{0, -1}) {}
+
+  FLASHGEN_DEVICE bool over() const { return member >= members; }
+  FLASHGEN_DEVICE Step step() const { return {member, tiles.tile}; }
+
+  template <class MaskOf>
+  FLASHGEN_DEVICE void start(Thread thread, const MaskOf& mask_of) {
+    advance(thread, mask_of);
+  }
+  template <class MaskOf>
+  FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
+    // The question to the mask stands here once: it is long.
+    while (true) {
+      if (member >= 0) go_on(thread, mask_of);
+      if (!tiles.over() || ++member >= members) return;
+      tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
+    }
+  }
+
+ private:
+  template <class MaskOf>
+  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
+    const Mask mask = mask_of(member);
+    tiles.advance(thread, [&](i32 tile) {
+      return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
+    });
+  }
+};
+
+// A band is the same for every head, and its tiles follow one another: this walk is two counters.
+template <bool has_lower, bool has_upper, i32 tile_q>
+struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
+  i32 k_begin, k_end;
+  i32 left;
+  i32 member;
+  Range tiles;
+  i32 tile;
+
+  FLASHGEN_DEVICE QueryWalk(i32 k_begin_, i32 k_end_, i32 members_)
+      : k_begin(k_begin_), k_end(k_end_), left(members_), member(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return left == 0; }
+  FLASHGEN_DEVICE Step step() const { return {member, tile}; }
+
+  template <class MaskOf>
+  FLASHGEN_DEVICE void start(Thread /*thread*/, const MaskOf& mask_of) {
+    tiles = mask_of(0).query_tiles(k_begin, k_end, tile_q);
+    left *= tiles.size();
+    tile = tiles.begin;
+  }
+  // Of a walk that has just started, one of several parts that are as long as one another, but for a step.
+  FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
+    const i32 first = left * part / parts;
+    left = left * (part + 1) / parts - first;
+    member = first / tiles.size();
+    tile = tiles.begin + first - member * tiles.size();
+  }
+  template <class MaskOf>
+  FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
+    --left;
+    if (++tile == tiles.end) {
+      tile = tiles.begin;
+      ++member;
+    }
+  }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/score.cuh"
+// Scores: what becomes of logits before the softmax.
+
+namespace flashgen {
+
+// Blocks of eight columns whose scores are computed together.
+constexpr i32 kBlocksAtOnce = 4;
+
+struct ScoreAndSlope {
+  float value;
+  float slope;
+};
+
+// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
+//
+//     Score::First                       a pair, with all that takes long to find out
+//     first_at(q, k)                     it
+//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
+//     value_and_slope(s, first, row, column)
+//     Score::has_near                    whether it is cheaper for some logits, of which
+//     is_near(square(s, first, row, column))
+//                                        tells, also of the largest of some squares, whether they are, and
+//     value<true>(...)                   then is the same number as value(...)
+
+// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key). `pairs`, if given, tells
+// what a lane's pairs read of captured tensors. Where functions are cheaper near zero, they are so for groups
+// of blocks of columns that are near it altogether.
+template <class Score, i32 row_blocks, i32 column_blocks, class... Pairs>
+FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
+                                   float scale, i32 first_q, i32 first_key, Thread thread,
+                                   const Pairs&... pairs) {
+  constexpr i32 at_once = Score::has_near ? kBlocksAtOnce : column_blocks;
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 group = 0; group < column_blocks; group += at_once) {
+      // Calls `use` with each logit and how its pair is told.
+      const auto for_each = [&](const auto& use) {
+#pragma unroll
+        for (i32 n = group; n < smaller(group + at_once, column_blocks); ++n) {
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e)
+            use(products[m][n][e], 16 * m + 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2)...);
+        }
+      };
+      const auto compute = [&](float& s, i32 row, i32 column, const auto&... pair) {
+        s = score.value(s * scale, first, row, column, pair...);
+      };
+      if constexpr (Score::has_near) {
+        float square = 0.0f;
+        for_each([&](float s, i32 row, i32 column, const auto&... pair) {
+          square = maximum(square, score.square(s * scale, first, row, column, pair...));
+        });
+        if (warp_any(!score.is_near(square))) {
+          for_each(compute);
+        } else {
+          for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
+            s = score.template value<true>(s * scale, first, row, column, pair...);
+          });
+        }
+      } else {
+        for_each(compute);
+      }
+    }
+  }
+}
+
+// Turns products into probabilities P = exp(score - L), and dP into dS = P * (dP - D) * slope, the gradient
+// of the scaled logits. L and D are those of the warp's rows.
+template <class Score, i32 row_blocks, i32 column_blocks>
+FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& products,
+                                   Accumulator<row_blocks, column_blocks>& dp, const Score& score,
+                                   float scale, const float* lse, const float* dsum, i32 first_q,
+                                   i32 first_key, Thread thread) {
+  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 row = 16 * m + 8 * h;
+      const float lse_log2 = lse[row + thread.row()] * kLog2E, d = dsum[row + thread.row()];
+#pragma unroll
+      for (i32 n = 0; n < column_blocks; ++n) {
+#pragma unroll
+        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
+          const ScoreAndSlope score_of =
+              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
+          const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
+          products[m][n][e] = p;
+          dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashgen
+
+#line 6 "flashgen/backward_step_sm90.cuh"
+// Steps of the backward kernels for Hopper: which tile of queries comes, and what becomes of its scores.
+// Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
+
+namespace flashgen {
+
 constexpr i32 kWarpRows = 16;
-
-struct BackwardSm90Config {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 q_slots;
-  i32 do_slots;
-  i32 ds_slots;
-  i32 sum_slots;
-  i32 rounded_slots;
-  i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  i32 section_heads;
-  // Of tiles of keys, see AddingOrder.
-  i32 order_group = 0;
-  bool has_lower;
-  bool has_upper;
-};
-
-// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 of the rows, or 64 of the columns
-// (of the last ones as many as there are). Of a consumer's rows each warp has 16. The sum lies in global
-// memory in the order in which warps hold it: warp after warp, and of each 16 rows x 8 columns four floats
-// for each lane, so that all accesses are contiguous.
-template <i32 tile_q, i32 head_dim, i32 consumers>
-struct QueryGradientShare {
-  static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
-  static_assert(by_rows ? head_dim == kPanelColumns
-                        : tile_q == kWarpgroupRows && ceil_div(head_dim, kPanelColumns) == consumers,
-                "each consumer owns 64 rows, or 64 columns, of a tile of dQ");
-  static constexpr i32 tile_floats = tile_q * head_dim;
-
-  FLASHGEN_DEVICE static i32 row(i32 consumer) { return by_rows ? consumer * kWarpgroupRows : 0; }
-  FLASHGEN_DEVICE static i32 column(i32 consumer) { return by_rows ? 0 : consumer * kPanelColumns; }
-  FLASHGEN_DEVICE static i32 columns(i32 consumer) {
-    return smaller(kPanelColumns, head_dim - column(consumer));
-  }
-  // Where a warp's part of a tile begins, and how much it is; warps of all consumers are counted.
-  FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
-    const i32 consumer = warp / 4;
-    return consumer * kWarpgroupRows * kPanelColumns + warp % 4 * warp_floats(consumer);
-  }
-  FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
-  // Where an element of the tile lies.
-  FLASHGEN_DEVICE static i32 place(i32 row, i32 column) {
-    const i32 consumer = by_rows ? row / kWarpgroupRows : column / kPanelColumns;
-    const i32 warp = row % kWarpgroupRows / kWarpRows, block = column % kPanelColumns / 8;
-    const i32 lane = row % 8 * 4 + column % 8 / 2, element = row % 16 / 8 * 2 + column % 2;
-    return warp_begin(4 * consumer + warp) + (block * kWarpSize + lane) * 4 + element;
-  }
-};
-
-template <BackwardSm90Config cfg, class T>
-struct BackwardSm90Shape {
-  static_assert(cfg.tile_kv == cfg.consumers * kWarpgroupRows, "each consumer owns 64 keys");
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
-  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
-  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  // Keys x queries.
-  using DSTile = PanelTile<T, cfg.tile_kv, cfg.tile_q>;
-  // A warp's rows of dK and dV.
-  using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
-  using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
-  // A warp's share of dQ, when it is finished.
-  using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
-  using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
-
-  using Scores = Strip<cfg.tile_q>;
-  using RoundedScores = Rounded<cfg.tile_q>;
-  using DK = Strip<cfg.head_dim>;
-  using DV = Strip<cfg.head_dim_v>;
-  // 64 queries x 64 columns, whatever the share.
-  using DQ = Strip<kPanelColumns>;
-
-  static constexpr i32 row_bytes = cfg.tile_q * 4;
-  // What a warp writes out at a time: its share of dQ, or its rows of dK and dV.
-  static constexpr i32 out_bytes = kWarpRows * kPanelColumns * 4;
-  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes, "rows of dK go out as dQ does");
-  static constexpr bool both_at_once = DKRows::bytes + DVRows::bytes <= out_bytes;
-  static constexpr u32 consumer_warps = 4 * cfg.consumers;
-};
 
 // A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
 // whether some pair is not allowed (fact i).
@@ -2963,41 +2765,6 @@ FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
 FLASHGEN_DEVICE Step step_of(ListedTile queries) {
   return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
 }
-
-// Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
-struct alignas(32) SumPart {
-  // Where the results go.
-  i32 column;
-  i32 row;
-  i32 head;
-  i32 sequence;
-  // Where the sum is in the workspace, and of how many boxes; of none if there are no more.
-  i32 line;
-  i32 boxes;
-  // If another head is still to have its place.
-  bool is_needed_again;
-  // Of the tile's.
-  bool is_last;
-};
-
-// Part of a sum in shared memory. The copy engine knows the workspace as lines, of which it takes two at a
-// time.
-struct SumLines {
-  static constexpr i32 floats = 256;
-  static constexpr u32 box_bytes = 2 * floats * 4;
-  u32 address;
-
-  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 line, i32 boxes) const {
-#pragma unroll 1
-    for (i32 i = 0; i < boxes; ++i)
-      tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
-  }
-  // The same bytes for each box.
-  FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
-#pragma unroll 1
-    for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
-  }
-};
 
 // Every row of a strip becomes `columns`, which are one float for each column.
 template <i32 count>
@@ -3135,6 +2902,424 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
   }
 }
 
+}  // namespace flashgen
+
+#line 4 "flashgen/contain.cuh"
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
+// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
+// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
+// taken out before the product, and what they should have reached becomes NaN afterwards.
+
+namespace flashgen {
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<half_t> = 0x04000400u;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <>
+constexpr u32 kToInfinity<float> = 0x00800000u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+
+template <class T>
+FLASHGEN_DEVICE T not_a_number() {
+  if constexpr (kIsFloat<T>) {
+    return float_of(0x7fffffffu);
+  } else {
+    return T{0x7fff};
+  }
+}
+
+// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
+  u32 bad = 0;
+#pragma unroll 4
+  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+  }
+  return block_any(bad != 0);
+}
+
+// Puts 0 for every element that is not finite.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+#pragma unroll 1
+  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
+    u32& word = reinterpret_cast<u32*>(tile.data)[i];
+    const u32 signs = signs_of_bad<typename Tile::Element>(word);
+    // From the sign bit of each bad element to all of its bits.
+    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+  }
+  block_sync();
+}
+
+// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
+// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
+// thread takes columns of its own.
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
+FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
+                                      GlobalRows<const typename Tile::Element> source, Range keys,
+                                      const Mask& mask, Thread thread) {
+  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
+#pragma unroll 1
+  for (i32 column = thread.index(); column < head_dim; column += threads) {
+#pragma unroll 1
+    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
+      const i32 first_key = key / tile_kv * tile_kv;
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+        continue;
+#pragma unroll 1
+      for (i32 q = first_q; q < end_q; ++q) {
+        if (mask.allows(q, key))
+          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
+      }
+    }
+  }
+}
+
+}  // namespace flashgen
+
+#line 4 "flashgen/fragments.cuh"
+// A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
+// block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
+
+namespace flashgen {
+
+// The columns from `first` to `end`, ...
+template <i32 count>
+FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
+                                   Thread thread) {
+#pragma unroll
+  for (i32 n = first / 8; n < end / 8; ++n) {
+    const float* const four = strip + 4 * n;
+    reinterpret_cast<Vec16*>(part)[(n - first / 8) * kWarpSize + thread.lane] =
+        Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
+  }
+}
+// ... or all of them.
+template <i32 count>
+FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
+  write_columns(part, strip, 0, 2 * count, thread);
+}
+template <i32 count>
+FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Thread thread) {
+#pragma unroll
+  for (i32 n = 0; n < count / 4; ++n) {
+    const Vec16 four = reinterpret_cast<const Vec16*>(part)[n * kWarpSize + thread.lane];
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) strip[4 * n + e] = float_of(four.words[e]);
+  }
+}
+
+}  // namespace flashgen
+
+#line 4 "flashgen/ring.cuh"
+// Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
+// one that ends a phase when the slot is full, one when it is empty again.
+
+namespace flashgen {
+
+// Where someone is in a ring: how many slots have gone by.
+template <i32 slots>
+struct RingPlace {
+  u32 count = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
+  // Of the times round.
+  FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
+  FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
+  FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
+};
+
+// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  u32 count = 0;
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  // By no more than there are slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
+    round ^= wraps ? 1u : 0u;
+  }
+};
+
+template <i32 slots>
+struct Ring {
+  using Where = RingPlace<slots>;
+
+  // Where its barriers lie: full ones, then empty ones.
+  u32 barriers;
+
+  FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
+  FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
+
+  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
+#pragma unroll
+    for (i32 i = 0; i < slots; ++i) {
+      mbarrier_init(barriers + 8 * i, fillers);
+      mbarrier_init(barriers + 8 * (slots + i), emptiers);
+    }
+  }
+  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
+  FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
+  // One arrival for a warp, when all its lanes are done with the slot.
+  FLASHGEN_DEVICE void release(Where at, Thread thread) const {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(empty(at));
+  }
+};
+
+}  // namespace flashgen
+
+#line 4 "flashgen/row_tile.cuh"
+// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
+// tile.
+
+namespace flashgen {
+
+// A tile of queries of one head of one sequence; the one after the last does not exist.
+struct alignas(16) RowTile {
+  i32 first_q;
+  i32 head;
+  i32 sequence;
+  i32 exists;
+};
+
+// A tile of keys of one head of keys and values of one sequence.
+struct alignas(16) KeyTile {
+  i32 first_key;
+  i32 head;
+  i32 sequence;
+  // Neither for the one after the last; both but for tiles that no query attends to.
+  bool exists;
+  bool is_attended;
+  // Which part of its steps this is, and how many parts there are.
+  u8 part = 0;
+  u8 parts = 1;
+
+  // Steps of the part where the whole tile has `steps`.
+  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
+};
+
+// Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
+// over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
+// another; within a section the tile changes slowest.
+struct SectionPlace {
+  i32 turn;
+  i32 head;
+};
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
+  const i32 section_tiles = section_heads * tiles_of_head;
+  const i32 section = number / section_tiles, rest = number - section * section_tiles;
+  const i32 heads_left = tiles / tiles_of_head - section * section_heads;
+  const i32 heads = smaller(section_heads, heads_left);
+  const i32 turn = rest / heads;
+  return {turn, section * section_heads + rest - turn * heads};
+}
+
+// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
+// the longest.
+template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
+  const i32 sequence = place.head / p.heads_q;
+  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
+}
+
+// Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.kv_tiles);
+  const i32 sequence = place.head / p.heads_kv;
+  return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
+}
+
+// The same where the last tiles are cut into parts, which follow one another.
+template <i32 tile_kv, i32 section_heads, class Params>
+FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
+  const i32 beyond = number - p.whole_tiles;
+  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
+  const i32 cut = beyond / p.tile_parts;
+  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
+  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
+  keys.parts = static_cast<u8>(p.tile_parts);
+  return keys;
+}
+
+// The number of a further tile. The first ones are the blocks' own numbers.
+template <class Params>
+FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
+  return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
+}
+
+// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
+// launch.
+template <class Params>
+FLASHGEN_DEVICE void leave_counters(const Params& p) {
+  if (atomic_add_release(p.counter + 1, 1u) + 1 == static_cast<u32>(grid_dim_x())) {
+    store_release(p.counter, 0u);
+    store_release(p.counter + 1, 0u);
+  }
+}
+
+}  // namespace flashgen
+
+#line 7 "flashgen/backward_sm90.cuh"
+// What the backward kernel for Hopper is made of that makes dK, dV and dQ together. Scores are transposed:
+// their rows are keys, 64 of them for a warpgroup, and their columns queries, so that P and dS are left
+// operands of dV and dK as they are, in registers.
+
+namespace flashgen {
+
+constexpr i32 kPanelColumns = 64;
+
+struct BackwardSm90Config {
+  i32 head_dim;
+  i32 head_dim_v;
+  i32 tile_q;
+  i32 tile_kv;
+  i32 q_slots;
+  i32 do_slots;
+  i32 ds_slots;
+  i32 sum_slots;
+  i32 rounded_slots;
+  i32 consumers;
+  i32 producer_registers;
+  i32 consumer_registers;
+  i32 section_heads;
+  // Of tiles of keys, see AddingOrder.
+  i32 order_group = 0;
+  bool has_lower;
+  bool has_upper;
+};
+
+// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 of the rows, or 64 of the columns
+// (of the last ones as many as there are). Of a consumer's rows each warp has 16. The sum lies in global
+// memory in the order in which warps hold it: warp after warp, and of each 16 rows x 8 columns four floats
+// for each lane, so that all accesses are contiguous.
+template <i32 tile_q, i32 head_dim, i32 consumers>
+struct QueryGradientShare {
+  static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
+  static_assert(by_rows ? head_dim == kPanelColumns
+                        : tile_q == kWarpgroupRows && ceil_div(head_dim, kPanelColumns) == consumers,
+                "each consumer owns 64 rows, or 64 columns, of a tile of dQ");
+  static constexpr i32 tile_floats = tile_q * head_dim;
+
+  FLASHGEN_DEVICE static i32 row(i32 consumer) { return by_rows ? consumer * kWarpgroupRows : 0; }
+  FLASHGEN_DEVICE static i32 column(i32 consumer) { return by_rows ? 0 : consumer * kPanelColumns; }
+  FLASHGEN_DEVICE static i32 columns(i32 consumer) {
+    return smaller(kPanelColumns, head_dim - column(consumer));
+  }
+  // Where a warp's part of a tile begins, and how much it is; warps of all consumers are counted.
+  FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
+    const i32 consumer = warp / 4;
+    return consumer * kWarpgroupRows * kPanelColumns + warp % 4 * warp_floats(consumer);
+  }
+  FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
+  // Where an element of the tile lies.
+  FLASHGEN_DEVICE static i32 place(i32 row, i32 column) {
+    const i32 consumer = by_rows ? row / kWarpgroupRows : column / kPanelColumns;
+    const i32 warp = row % kWarpgroupRows / kWarpRows, block = column % kPanelColumns / 8;
+    const i32 lane = row % 8 * 4 + column % 8 / 2, element = row % 16 / 8 * 2 + column % 2;
+    return warp_begin(4 * consumer + warp) + (block * kWarpSize + lane) * 4 + element;
+  }
+};
+
+template <BackwardSm90Config cfg, class T>
+struct BackwardSm90Shape {
+  static_assert(cfg.tile_kv == cfg.consumers * kWarpgroupRows, "each consumer owns 64 keys");
+  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
+  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
+  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
+  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
+  // Keys x queries.
+  using DSTile = PanelTile<T, cfg.tile_kv, cfg.tile_q>;
+  // A warp's rows of dK and dV.
+  using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
+  using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
+  // A warp's share of dQ, when it is finished.
+  using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
+  using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
+
+  using Scores = Strip<cfg.tile_q>;
+  using RoundedScores = Rounded<cfg.tile_q>;
+  using DK = Strip<cfg.head_dim>;
+  using DV = Strip<cfg.head_dim_v>;
+  // 64 queries x 64 columns, whatever the share.
+  using DQ = Strip<kPanelColumns>;
+
+  static constexpr i32 row_bytes = cfg.tile_q * 4;
+  // What a warp writes out at a time: its share of dQ, or its rows of dK and dV.
+  static constexpr i32 out_bytes = kWarpRows * kPanelColumns * 4;
+  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes, "rows of dK go out as dQ does");
+  static constexpr bool both_at_once = DKRows::bytes + DVRows::bytes <= out_bytes;
+  static constexpr u32 consumer_warps = 4 * cfg.consumers;
+};
+
+// Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
+struct alignas(32) SumPart {
+  // Where the results go.
+  i32 column;
+  i32 row;
+  i32 head;
+  i32 sequence;
+  // Where the sum is in the workspace, and of how many boxes; of none if there are no more.
+  i32 line;
+  i32 boxes;
+  // If another head is still to have its place.
+  bool is_needed_again;
+  // Of the tile's.
+  bool is_last;
+};
+
+// Part of a sum in shared memory. The copy engine knows the workspace as lines, of which it takes two at a
+// time.
+struct SumLines {
+  static constexpr i32 floats = 256;
+  static constexpr u32 box_bytes = 2 * floats * 4;
+  u32 address;
+
+  FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i)
+      tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
+  }
+  // The same bytes for each box.
+  FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
+#pragma unroll 1
+    for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
+  }
+};
+
 // ---- The sum of dQ, see fragments.cuh
 
 // Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
@@ -3208,183 +3393,7 @@ FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename T
 
 }  // namespace flashgen
 
-#line 3 "flashgen/allowed_pairs.cuh"
-// Which pairs a mask allows, as bits: they are found once in a step, and asked for twice.
-
-namespace flashgen {
-
-// Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
-// c.
-template <i32 count>
-struct AllowedPairs {
-  static_assert(count <= 64, "a lane's share of a row has a bit for each element");
-  u32 rows[2] = {~0u, ~0u};
-
-  FLASHGEN_DEVICE bool allows(i32 i) const { return (rows[i % 4 / 2] & 1u << (i / 4 * 2 + i % 2)) != 0; }
-
-  // Puts `value` where a pair is not allowed.
-  FLASHGEN_DEVICE void forbid(float (&strip)[count], float value) const {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) strip[i] = allows(i) ? strip[i] : value;
-  }
-  FLASHGEN_DEVICE void forbid(u32 (&rounded)[count / 8][4]) const {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) {
-      if (!allows(i)) rounded[i / 8][i % 8 / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
-    }
-  }
-};
-
-// Of a band, and of queries that exist. The warp's rows begin at first_key.
-template <i32 count, bool has_lower, bool has_upper>
-FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Band<has_lower, has_upper>& mask, i32 first_q,
-                                                  i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.column();
-  AllowedPairs<count> allowed;
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 key = first_key + thread.row() + 8 * h;
-    // Queries from q + first to q + end.
-    u32 bits = ~bits_from(mask.len_q - q);
-    if constexpr (has_upper) bits &= bits_from(key - mask.upper - q);
-    if constexpr (has_lower) bits &= ~bits_from(key - mask.lower - q + 1);
-    allowed.rows[h] = key < mask.len_kv ? bits : 0;
-  }
-  return allowed;
-}
-
-// Of any mask, which never allows queries beyond the last. It is evaluated in a loop: so much code would
-// stand there otherwise.
-template <i32 count, class Mask>
-FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Mask& mask, i32 first_q, i32 first_key,
-                                                  Thread thread) {
-  const i32 q = first_q + thread.column(), key = first_key + thread.row();
-  AllowedPairs<count> allowed = {{0, 0}};
-#pragma unroll 1
-  for (i32 n = 0; n < count / 4; ++n) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) {
-      if (mask.allows(q + 8 * n + e % 2, key + 8 * (e / 2))) allowed.rows[e / 2] |= 1u << (2 * n + e % 2);
-    }
-  }
-  return allowed;
-}
-
-}  // namespace flashgen
-
-// The same door for arithmetic of numbers that lie in a word by twos.
-
-#if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/packed.cuh"
-// Arithmetic of two 16-bit numbers in a word (sm_90).
-
-namespace flashgen {
-
-// Two products of packed numbers, rounded.
-FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-
-}  // namespace flashgen
-
-#endif
-#line 4 "flashgen/backward_chunks.cuh"
-// A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
-// of a product, which runs while the next chunk is computed.
-
-namespace flashgen {
-
-// Steps of a product that make a chunk, of 16 queries each.
-constexpr i32 kChunkSteps = 2;
-constexpr i32 chunks_of(i32 queries) { return queries / (16 * kChunkSteps); }
-
-// Calls `compute(i)` for each of a lane's elements of a chunk.
-template <class Compute>
-FLASHGEN_DEVICE void for_chunk(i32 chunk, const Compute& compute) {
-#pragma unroll
-  for (i32 i = 8 * kChunkSteps * chunk; i < 8 * kChunkSteps * (chunk + 1); ++i) compute(i);
-}
-
-// Rounds pairs of neighbours along a row.
-template <class T, i32 count>
-FLASHGEN_DEVICE void round_chunk(u32 (&rounded)[count / 8][4], const float (&strip)[count], i32 chunk) {
-#pragma unroll
-  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
-    rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
-}
-
-// dS = P (dP - D) of a chunk, of P rounded.
-template <i32 count>
-FLASHGEN_DEVICE void multiply_chunk(bfloat16_t, u32 (&ds)[count / 8][4], const float (&dp)[count],
-                                    const u32 (&p)[count / 8][4], i32 chunk) {
-#pragma unroll
-  for (i32 i = 4 * kChunkSteps * chunk; i < 4 * kChunkSteps * (chunk + 1); ++i)
-    ds[i / 4][i % 4] =
-        multiply_packed(bfloat16_t{}, pack(bfloat16_t{}, dp[2 * i], dp[2 * i + 1]), p[i / 4][i % 4]);
-}
-
-// Issues the chunk's part of O += P V, which is a group of its own.
-template <class VTile>
-FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::rows>& left, VTile v,
-                                 i32 chunk) {
-  using T = typename VTile::Element;
-  const MatrixDescriptor right = v.by_rows();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = kChunkSteps * chunk; step < kChunkSteps * (chunk + 1); ++step)
-    wgmma_rs<T, VTile::cols, Major::mn>(out, left[step], right.advanced(VTile::along_rows(step)), true);
-  wgmma_commit();
-}
-
-// A warp's 16 rows of a tile, from `row` on, as a left operand in registers.
-template <class Tile>
-FLASHGEN_DEVICE void load_operand(u32 (&operand)[Tile::steps][4], Tile tile, i32 row, Thread thread) {
-#pragma unroll
-  for (i32 step = 0; step < Tile::steps; ++step)
-    ldmatrix_x4(operand[step], tile.chunk_at(row + thread.lane % 16, 2 * step + thread.lane / 16));
-}
-
-// Issues sums += A B^T, of 64 rows of A in registers: a sum over columns of both.
-template <class B>
-FLASHGEN_DEVICE void issue_held(Strip<B::rows>& sums, const u32 (&a)[B::steps][4], B b) {
-  using T = typename B::Element;
-  const MatrixDescriptor right = b.by_columns();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = 0; step < B::steps; ++step)
-    wgmma_rs<T, B::rows>(sums, a[step], right.advanced(B::along_columns(step)), true);
-  wgmma_commit();
-}
-
-// Issues half of the steps of sums += A B^T, which is a group of its own.
-template <class A, class B>
-FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
-  using T = typename A::Element;
-  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = half * A::steps / 2; step < (half + 1) * A::steps / 2; ++step) {
-    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
-                         true);
-  }
-  wgmma_commit();
-}
-
-// Puts a chunk of dS of a warp's 16 keys, from `row` on, into the tile.
-template <class DSTile>
-FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::cols>& ds, i32 chunk,
-                                 Thread thread) {
-  const u32 first = tile.first_chunk(row, thread);
-#pragma unroll
-  for (i32 n = kChunkSteps * chunk; n < kChunkSteps * (chunk + 1); ++n)
-    stmatrix_x4(DSTile::chunk_after(first, n), ds[n]);
-}
-
-}  // namespace flashgen
-
-#line 16 "kernels/backward_main_sm90.cu.j2"
+#line 17 "kernels/backward_main_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3475,22 +3484,22 @@ constexpr u32 kTiles = 231808;  // which tiles of keys come next
 constexpr u32 kBytes = 231840;
 }  // namespace smem
 
-#line 26
+#line 27
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 33
+#line 34
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
-#line 46
+#line 47
 using SumRing = Ring<kConfig.sum_slots>;
 // Of the dQ of a tile of queries: one for each warp that adds to it.
 constexpr i32 parts_of_dq = 4 * kConfig.consumers;
-#line 50
+#line 51
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
 // Everything that the warps of a block share.
@@ -3507,14 +3516,14 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
-#line 70
+#line 71
   SumRing sum_ring;  // parts of dQ that are being finished
   SumPart* sum_parts;  // what its slots hold
   Shape::DQRows dq_rows;
-#line 74
+#line 75
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 79
+#line 80
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -3529,15 +3538,15 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
-#line 97
+#line 98
             {start + smem::kSumBarriers},
             reinterpret_cast<SumPart*>(base + smem::kSumParts),
             {start + smem::kDqRows},
-#line 101
+#line 102
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 107
+#line 108
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -3545,18 +3554,18 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
-#line 115
+#line 116
   // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
   FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-#line 124
+#line 125
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
 };
 
-#line 134
+#line 135
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -3571,10 +3580,10 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 152
+#line 153
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 155
+#line 156
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -3583,7 +3592,7 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 169
+#line 170
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -4195,17 +4204,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 196 "kernels/backward_main_sm90.cu.j2"
+#line 197 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 201
+#line 202
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 206
+#line 207
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4213,14 +4222,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 218
+#line 219
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 225
+#line 226
     fence_mbarrier_init();
   }
   block_sync();
@@ -4230,11 +4239,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 238
+#line 239
     else if (thread.warp == 1) report(p, base, thread);
     else if (thread.warp == 2) collect(p, base, thread);
     else finish(p, base, thread);
-#line 242
+#line 243
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

@@ -1,6 +1,6 @@
 // Which pairs a mask allows, as bits: they are found once in a step, and asked for twice.
 #pragma once
-#include "flashgen/backward_sm90.cuh"
+#include "flashgen/band.cuh"
 
 namespace flashgen {
 

@@ -1,8 +1,8 @@
 // A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
 // of a product, which runs while the next chunk is computed.
 #pragma once
-#include "flashgen/backward_sm90.cuh"
 #include "flashgen/primitives_packed.cuh"
+#include "flashgen/strip.cuh"
 
 namespace flashgen {
 

@@ -1,20 +1,16 @@
-// What the backward kernels for Hopper are made of. Scores are transposed here: their rows are keys, 64 of
-// them for a warpgroup, and their columns queries, so that P and dS are left operands of dV and dK as they
-// are, in registers.
+// What the backward kernel for Hopper is made of that makes dK, dV and dQ together. Scores are transposed:
+// their rows are keys, 64 of them for a warpgroup, and their columns queries, so that P and dS are left
+// operands of dV and dK as they are, in registers.
 #pragma once
+#include "flashgen/backward_step_sm90.cuh"
 #include "flashgen/contain.cuh"
 #include "flashgen/fragments.cuh"
-#include "flashgen/listed.cuh"
-#include "flashgen/query_walk.cuh"
 #include "flashgen/ring.cuh"
 #include "flashgen/row_tile.cuh"
-#include "flashgen/score.cuh"
-#include "flashgen/strip.cuh"
 
 namespace flashgen {
 
 constexpr i32 kPanelColumns = 64;
-constexpr i32 kWarpRows = 16;
 
 struct BackwardSm90Config {
   i32 head_dim;
@@ -99,17 +95,6 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
-// whether some pair is not allowed (fact i).
-constexpr i32 kMemberFact = 8;
-FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
-  constexpr u32 consumers = (1u << kMemberFact) - 1;
-  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
-}
-FLASHGEN_DEVICE Step step_of(ListedTile queries) {
-  return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
-}
-
 // Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
 struct alignas(32) SumPart {
   // Where the results go.
@@ -144,142 +129,6 @@ struct SumLines {
     for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
   }
 };
-
-// Every row of a strip becomes `columns`, which are one float for each column.
-template <i32 count>
-FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns, Thread thread) {
-#pragma unroll
-  for (i32 n = 0; n < count / 4; ++n) {
-    const float first = columns[8 * n + thread.column()], second = columns[8 * n + thread.column() + 1];
-    strip[4 * n] = first;
-    strip[4 * n + 1] = second;
-    strip[4 * n + 2] = first;
-    strip[4 * n + 3] = second;
-  }
-}
-
-// Rounds pairs of neighbours along a row.
-template <class T, i32 count>
-FLASHGEN_DEVICE void round_strip(u32 (&rounded)[count / 8][4], const float (&strip)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count / 2; ++i) rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
-}
-
-// P = exp(S - L) of products that L has been taken off from.
-template <i32 count>
-FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
-}
-
-// The same for products that become scores before; `probabilities` are P rounded, and what takes the place of
-// the products is P times the slope of the score, by which the gradient of a product is the greater. `pairs`,
-// if given, tells what a lane's pairs read of captured tensors.
-template <class T, class Score, i32 count, class... Pairs>
-FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
-                                        const Score& score, float scale, const float* negated_lse_log2,
-                                        i32 first_q, i32 first_key, Thread thread, const Pairs&... pairs) {
-  const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
-#pragma unroll
-  for (i32 i = 0; i < count; i += 2) {
-    float p[2];
-#pragma unroll
-    for (i32 c = 0; c < 2; ++c) {
-      const i32 q = 2 * (i - i % 4) + c;
-      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2),
-                                                     pairs.at(i + c, thread)...);
-      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
-      products[i + c] = p[c] * of.slope;
-    }
-    probabilities[i / 8][i % 8 / 2] = pack(T{}, p[0], p[1]);
-  }
-}
-
-// What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
-// As P itself it has to be a zero.
-constexpr u32 kForbidden = 0x80000000u;
-constexpr u32 kForbiddenSlope = 0x7fc0dea1u;
-
-// dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
-// seen, not even that it is not a number.
-template <u32 forbidden, i32 count>
-FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] = bits_of(p[i]) == forbidden ? 0.0f : p[i] * dp[i];
-}
-template <i32 count>
-FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) dp[i] *= p[i];
-}
-
-// Calls `forbid(i)` for those of a lane's elements of a strip with `count` of them whose pairs a band does
-// not allow, and for those of queries beyond the last. The warp's rows begin at first_key.
-template <i32 count, bool has_lower, bool has_upper, class Forbid>
-FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
-                                   Thread thread, const Forbid& forbid) {
-  const i32 q = first_q + thread.column();
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 key = first_key + thread.row() + 8 * h;
-    // Allowed are queries from q + first to q + last.
-    i32 first = key < mask.len_kv ? -1 : 2 * count, last = mask.len_q - 1 - q;
-    if constexpr (has_upper) first = larger(first, key - mask.upper - q);
-    if constexpr (has_lower) last = smaller(last, key - mask.lower - q);
-#pragma unroll
-    for (i32 n = 0; n < count / 4; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        if (8 * n + c < first || 8 * n + c > last) forbid(4 * n + 2 * h + c);
-      }
-    }
-  }
-}
-
-// The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
-// 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
-// loop: so much code would stand there otherwise.
-template <i32 count, class Mask, class Forbid>
-FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
-                                   const Forbid& forbid) {
-  constexpr i32 at_once = kWarpSize / 2;
-  const i32 key = first_key + thread.row();
-  const typename Mask::Key keys[2] = {mask.key_at(key), mask.key_at(key + 8)};
-  const bool exists[2] = {key < mask.len_kv, key + 8 < mask.len_kv};
-#pragma unroll
-  for (i32 first = 0; first < count; first += at_once) {
-    const i32 q = first_q + 2 * first;
-    const typename Mask::Query own = mask.query_at(q + thread.lane);
-    // Calls `use(h, is_allowed)` for both rows of column `i` of the lane's.
-    const auto ask = [&](i32 i, const auto& use) {
-      const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-      const typename Mask::Query of_column = own.of_lane(column, q + column);
-      const bool is_query = of_column.q < mask.len_q;
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) use(h, is_query & exists[h] & mask.allows(of_column, keys[h]));
-    };
-    if constexpr (Mask::is_light) {
-#pragma unroll
-      for (i32 i = 0; i < at_once / 2; ++i) {
-        ask(i, [&](i32 h, bool is_allowed) {
-          if (!is_allowed) forbid(first + 4 * (i / 2) + 2 * h + i % 2);
-        });
-      }
-    } else {
-      u32 allowed = 0;
-#pragma unroll 1
-      for (i32 i = 0; i < at_once / 2; ++i) {
-        ask(i, [&](i32 h, bool is_allowed) {
-          if (is_allowed) allowed |= 1u << (2 * i + h);
-        });
-      }
-#pragma unroll
-      for (i32 i = 0; i < at_once; ++i) {
-        if ((allowed >> i & 1u) == 0) forbid(first + 4 * (i / 4) + 2 * (i % 2) + i / 2 % 2);
-      }
-    }
-  }
-}
 
 // ---- The sum of dQ, see fragments.cuh
 

@@ -2,7 +2,11 @@
 // all registers of a consumer each. There are two: one keeps keys and sums dK and dV, one keeps queries and
 // sums dQ.
 #pragma once
-#include "flashgen/backward_sm90.cuh"
+#include "flashgen/backward_step_sm90.cuh"
+#include "flashgen/contain.cuh"
+#include "flashgen/fragments.cuh"
+#include "flashgen/ring.cuh"
+#include "flashgen/row_tile.cuh"
 
 namespace flashgen {
 
