@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from flashgen.expr.build import binary, select, unary
 from flashgen.expr.captured import load
 from flashgen.expr.nodes import Const, Index, Length, Node, Scalar, Score, Tensor
+from flashgen.expr.parse import parse
 
 LONGEST = 24
 BATCH, HEADS = 2, 3
@@ -162,3 +164,9 @@ def draw() -> type[Draw]:
 @pytest.fixture(scope="session")
 def captured() -> dict[str, Scalar | Tensor]:
     return CAPTURED
+
+
+@pytest.fixture(scope="session")
+def read(captured: dict[str, Scalar | Tensor]) -> Callable[[str], Node]:
+    """The expression that a text means."""
+    return lambda source: parse(source, captured)

@@ -11,17 +11,11 @@ import pytest
 
 from flashgen.expr.nodes import Node
 from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.parse import parse
 from flashgen.expr.text import text
 from flashgen.expr.tiles import tile_rule
 
 Array = np.ndarray[Any, Any]
 Parse = Callable[[str], Node]
-
-
-@pytest.fixture
-def read(captured: Any) -> Parse:
-    return lambda source: parse(source, captured)
 
 
 def bounds_of(mask: Node, env: dict[str, Any], tile: int, axis: str) -> list[tuple[int, int]]:
