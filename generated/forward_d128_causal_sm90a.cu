@@ -2049,8 +2049,8 @@ enum class Regrowth {
 struct ScaledProducts {
   float scale_log2;
 
-  FLASHGEN_DEVICE float logit(float s) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, scale_log2, -shift);
   }
   // Exponentials of a row are added up in so many sums by each lane.
@@ -2107,6 +2107,9 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
+  // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
+  // anchor.
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
   // Sees to the same by maxima, of which there is one for each row at least once.
   template <class Logits>
   FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
@@ -2127,8 +2130,8 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -2191,7 +2194,7 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, every));
+      const float found = logits.logit(highest(scores, h, every), h);
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
@@ -2203,7 +2206,7 @@ struct AnchoredSoftmax {
     constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, 1));
+      const float found = logits.logit(highest(scores, h, 1), h);
       if (!(found > rows.anchor[h] + reach)) continue;
       factor[h] = exp2_approx(rows.anchor[h] - found);
       rows.anchor[h] = found;
@@ -3554,27 +3557,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 24
+#line 27
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 50
+#line 55
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 57
+#line 62
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 59
+#line 64
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 62
+#line 67
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 67
+#line 72
     return !at.reach.uncut_keys.has(step.key_tile);
   };
-#line 70
+#line 75
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3601,7 +3604,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 97
+#line 102
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3609,23 +3612,23 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 116
+#line 121
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 124
+#line 127
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 130
+#line 133
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 134
+#line 137
     release_keys(step);
-#line 139
+#line 142
     apply_spec(step);
     const ScaledProducts logits{p.scale_log2};
-#line 142
+#line 145
     bool rescales;
 #pragma unroll 1
     for (;;) {
@@ -3634,7 +3637,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown())) break;
       softmax.watch();
     }
-#line 165
+#line 168
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3649,7 +3652,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 180
+#line 183
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3661,7 +3664,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 194
+#line 197
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3670,27 +3673,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 203
+#line 206
     if (has_bad_values) {
-#line 205
+#line 208
       if (thread.lane == 0) bulk_wait<0>();
-#line 207
+#line 210
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 216
+#line 219
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 219
+#line 222
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 226
+#line 229
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3710,7 +3713,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 248
+#line 251
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3753,11 +3756,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 294
+#line 297
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 314
+#line 317
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3766,18 +3769,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 325
+#line 328
     Shape::Softmax::round(even, scores);
-#line 327
+#line 330
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 336
+#line 339
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 339
+#line 342
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -2050,8 +2050,8 @@ enum class Regrowth {
 struct ScaledProducts {
   float scale_log2;
 
-  FLASHGEN_DEVICE float logit(float s) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, scale_log2, -shift);
   }
   // Exponentials of a row are added up in so many sums by each lane.
@@ -2108,6 +2108,9 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
+  // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
+  // anchor.
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
   // Sees to the same by maxima, of which there is one for each row at least once.
   template <class Logits>
   FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
@@ -2128,8 +2131,8 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -2192,7 +2195,7 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, every));
+      const float found = logits.logit(highest(scores, h, every), h);
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
@@ -2204,7 +2207,7 @@ struct AnchoredSoftmax {
     constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, 1));
+      const float found = logits.logit(highest(scores, h, 1), h);
       if (!(found > rows.anchor[h] + reach)) continue;
       factor[h] = exp2_approx(rows.anchor[h] - found);
       rows.anchor[h] = found;
@@ -3610,13 +3613,16 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
 // cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
 // quickly as of products. The largest product of a lane tells whether all are so far below.
+//
+// How the tangent of a pair is found depends on its product and on its row alone, so that no row's bits
+// depend on others of its warp.
 
 namespace flashgen {
 
 // Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error
-// is 5.5e-7 at most (fitted).
-constexpr float kBelowCap = 0.5f;
-constexpr float kTangent[4] = {0x1.ffffeep-1f, -0x1.5542f2p-2f, 0x1.0e2324p-3f, -0x1.6bbe38p-5f};
+// is 5.6e-7 at most (fitted). One more term would reach to .5, and is an instruction of every pair.
+constexpr float kBelowCap = 0.265f;
+constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
 // What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope
 // without its sign.
@@ -3633,7 +3639,7 @@ struct Cap {
 
 // The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
 struct CapPolynomial {
-  float coefficients[4];
+  float coefficients[3];
   float limit;
 
   FLASHGEN_DEVICE static CapPolynomial of(const Cap& cap) {
@@ -3641,12 +3647,12 @@ struct CapPolynomial {
     CapPolynomial made;
     made.coefficients[0] = cap.steepness * kTangent[0];
 #pragma unroll
-    for (i32 i = 1; i < 4; ++i)
+    for (i32 i = 1; i < 3; ++i)
       made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
     // Where powers of the slope vanish the last term must not count, and where they are infinite no product
     // is below.
     const float reach = cap.slope < 0x1p-20f                          ? 0.05f
-                        : magnitude(made.coefficients[3]) < kInfinity ? kBelowCap
+                        : magnitude(made.coefficients[2]) < kInfinity ? kBelowCap
                                                                       : 0.0f;
     made.limit = reach * reciprocal_approx(cap.slope);
     return made;
@@ -3654,8 +3660,7 @@ struct CapPolynomial {
 
   FLASHGEN_DEVICE float factor(float s) const {
     const float square = squared(s);
-    float sum = fused_multiply_add(coefficients[3], square, coefficients[2]);
-    sum = fused_multiply_add(sum, square, coefficients[1]);
+    const float sum = fused_multiply_add(coefficients[2], square, coefficients[1]);
     return fused_multiply_add(sum, square, coefficients[0]);
   }
   FLASHGEN_DEVICE bool is_beyond(float s) const { return magnitude(s) >= limit; }
@@ -3670,92 +3675,137 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
+// How much of the cap a product of any size has, and what the cap is in powers of two.
+struct CapShare {
+  float exponent;
+  float highest;
+
+  FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
+    return {cap.slope * (2.0f * kLog2E), cap.steepness * reciprocal_approx(cap.slope)};
+  }
+  // tanh(x) is 1 - 2 / (e^2x + 1).
+  FLASHGEN_DEVICE float operator()(float s) const {
+    return fused_multiply_add(-2.0f, reciprocal_approx(exp2_approx(s * exponent) + 1.0f), 1.0f);
+  }
+};
+
+// Rows whose anchors are so near the cap that none can grow far above it: of a lane's two, and of its warp's.
+struct NearCap {
+  bool rows[2];
+  bool some;
+  bool all;
+
+  template <class Softmax>
+  FLASHGEN_DEVICE static NearCap of(const Cap& cap, const Softmax& softmax) {
+    const float highest = magnitude(CapShare::of(cap).highest);
+    NearCap near = {{softmax.is_near(highest, 0), softmax.is_near(highest, 1)}};
+    near.some = warp_any(near.rows[0] || near.rows[1]);
+    near.all = !warp_any(!near.rows[0] || !near.rows[1]);
+    return near;
+  }
+};
+
 // For the softmax: products that are below the limit, ...
 struct ProductsBelowCap {
   static constexpr i32 sums = 1;
   CapPolynomial polynomial;
 
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
 };
 
-// Logits of products that are beyond the limit, counted in a unit in which they are beyond it, too.
-struct CappedLogits {
-  // Of 2^(exponent s), the tangent's e^2x; the highest logit; and the unit, in powers of two.
-  float exponent;
-  float highest;
-  float unit;
+// ... products of rows near their cap, which need no polynomial: what a share is off by, 2.7e-7 of the cap,
+// is nothing beside the logarithm of such a row's sum, ...
+struct SharesOfCap {
+  static constexpr i32 sums = 1;
+  CapShare share;
 
-  FLASHGEN_DEVICE static CappedLogits of(const Cap& cap) {
-    const float highest = 2.0f * reciprocal_approx(cap.slope);
-    return {cap.slope * (2.0f * kLog2E), cap.steepness < 0.0f ? -highest : highest,
-            maximum(0.5f * magnitude(cap.steepness), 0x1p-100f)};
-  }
-  // tanh(x) is 1 - 2 / (e^2x + 1).
-  FLASHGEN_DEVICE float logit(float s) const {
-    const float rest = reciprocal_approx(exp2_approx(s * exponent) + 1.0f);
-    return fused_multiply_add(-2.0f * highest, rest, highest);
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
+    return fused_multiply_add(share(s), share.highest, -shift);
   }
 };
 
-// ... and products of any size.
+// ... and products of any size and of any row.
 struct CappedProducts {
   static constexpr i32 sums = 1;
   CapPolynomial polynomial;
-  CappedLogits capped;
+  CapShare share;
+  // Of each of a lane's two rows.
+  float limits[2];
 
-  FLASHGEN_DEVICE float logit(float s) const {
-    return polynomial.is_beyond(s) ? capped.logit(s) * capped.unit : s * polynomial.factor(s);
+  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap, const NearCap& near) {
+    CappedProducts made = {CapPolynomial::of(cap), CapShare::of(cap)};
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) made.limits[row] = near.rows[row] ? 0.0f : made.polynomial.limit;
+    return made;
   }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+
+  FLASHGEN_DEVICE bool is_beyond(float s, i32 row) const { return magnitude(s) >= limits[row]; }
+  FLASHGEN_DEVICE float logit(float s, i32 row) const {
+    return is_beyond(s, row) ? share(s) * share.highest : s * polynomial.factor(s);
+  }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
     const float below = fused_multiply_add(s, polynomial.factor(s), -shift);
-    const float beyond = fused_multiply_add(capped.logit(s), capped.unit, -shift);
-    return polynomial.is_beyond(s) ? beyond : below;
+    const float beyond = fused_multiply_add(share(s), share.highest, -shift);
+    return is_beyond(s, row) ? beyond : below;
   }
 };
 
-// The same where more is to be known of them: products that are below the limit stay as they are, or are
-// negated where logits fall, and others are replaced by their logits. So they are in the order of their
-// logits, those that are forbidden may be -inf, and what the exponent of each comes to is the same number.
+// The same where more is to be known of them: products that are below their limit stay as they are, or are
+// negated where logits fall, and others are replaced by their share of the cap, times a power of two with
+// which it is beyond the limit, too. So they are in the order of their logits, those that are forbidden may
+// be -inf, and what the exponent of each comes to is the same number.
 struct OrderedProducts {
-  CapPolynomial polynomial;
-  float unit;
+  // Of logits that rise.
+  CappedProducts capped;
+  // What a share is multiplied by, and the cap over that.
+  float stretch;
+  float rest;
 
-  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap) {
-    return {CapPolynomial::of({magnitude(cap.steepness), cap.slope}), CappedLogits::of(cap).unit};
+  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap, const NearCap& near) {
+    OrderedProducts made;
+    made.capped = CappedProducts::of({magnitude(cap.steepness), cap.slope}, near);
+    // The least share beyond a limit is more than 2^-5.
+    const i32 exponent =
+        smaller(static_cast<i32>(bits_of(made.capped.polynomial.limit) & 0x7f800000u), 0x78000000);
+    made.stretch = maximum(float_of(static_cast<u32>(exponent + (6 << 23))), 0x1p-100f);
+    // Not 0, so that what is forbidden stays -inf.
+    made.rest = maximum(made.capped.share.highest * reciprocal_approx(made.stretch), 0x1p-100f);
+    return made;
   }
 
   static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE float logit(float s) const { return s * factor(s); }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
-    return fused_multiply_add(s, factor(s), -shift);
+  FLASHGEN_DEVICE float logit(float s, i32 row) const { return s * factor(s, row); }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
+    return fused_multiply_add(s, factor(s, row), -shift);
   }
 
+  // Of a warp's strip, where a lane has two columns for each row in turn.
   template <i32 count>
   FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
-    const CappedLogits capped = CappedLogits::of(cap);
     const bool falls = cap.steepness < 0.0f;
+    const float stretched = falls ? -stretch : stretch;
     // So many are replaced at once, if one of them needs it.
     constexpr i32 few = 8;
 #pragma unroll
     for (i32 group = 0; group < count; group += few) {
-      float largest = 0.0f;
+      bool is_any_beyond = falls;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i)
-        largest = maximum(largest, magnitude(products[i]));
-      if (!warp_any(polynomial.is_beyond(largest)) && !falls) continue;
+        is_any_beyond = capped.is_beyond(products[i], i / 2 % 2) || is_any_beyond;
+      if (!warp_any(is_any_beyond)) continue;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i) {
         const float s = products[i];
-        products[i] = polynomial.is_beyond(s) ? capped.logit(s) : falls ? -s : s;
+        products[i] = capped.is_beyond(s, i / 2 % 2) ? capped.share(s) * stretched : falls ? -s : s;
       }
     }
   }
 
  private:
-  FLASHGEN_DEVICE float factor(float s) const {
-    return polynomial.is_beyond(s) ? unit : polynomial.factor(s);
+  FLASHGEN_DEVICE float factor(float s, i32 row) const {
+    return capped.is_beyond(s, row) ? rest : capped.polynomial.factor(s);
   }
 };
 
@@ -4321,26 +4371,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 22
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Cap cap;
-#line 25
+  NearCap near_cap;
+  // All rows have anchors, and logits rise with their products: maxima can be foreseen.
+  bool is_plain;
+#line 28
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 28
+#line 31
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
+    near_cap = {};
+    is_plain = false;
   };
-#line 50
+#line 55
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 54
+#line 59
     return !step.facts.is_full(consumer);
   };
-#line 62
+#line 67
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 65
+#line 70
     return !step.facts.is_full(kConfig.consumers);
   };
-#line 70
+#line 75
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4367,7 +4422,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 97
+#line 102
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -4375,49 +4430,55 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 116
-  // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
+#line 121
+  // What the spec makes of the products Q K^T: -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 120
-    OrderedProducts::of(cap).put_in_order(scores, cap);
-#line 124
+#line 127
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 130
+#line 133
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 134
+#line 137
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped.j2"
     bool rescales = false;
 #line 4
-    // The largest product of a lane says how its tangents are computed, and how far its rows may have grown.
-    if (softmax.anchored && cap.rises() && !has_mask(step)) {
-      const CapPolynomial polynomial = CapPolynomial::of(cap);
-      const CappedProducts any_products = {polynomial, CappedLogits::of(cap)};
+    if (is_plain && !has_mask(step)) {
+      // The largest product of a lane says how its tangents are computed, and how far its rows may have grown.
+      const auto polynomial = CapPolynomial::of(cap);
       const float largest = largest_of(scores);
+      const bool is_beyond = near_cap.some || polynomial.is_beyond(largest);
       bool are_beyond = false;
-      if (warp_any(polynomial.is_beyond(largest) || softmax.might_grow(cap.steepness * largest))) {
-        are_beyond = warp_any(polynomial.is_beyond(largest));
-        rescales = softmax.follow(scores, any_products);
+      if (warp_any(is_beyond || softmax.might_grow(cap.steepness * largest))) {
+        are_beyond = warp_any(is_beyond);
+        const float most = -maximum(-cap.steepness * largest, -CapShare::of(cap).highest);
+        if (warp_any(softmax.might_grow(most))) rescales = softmax.follow(scores, CappedProducts::of(cap, near_cap));
       }
       // Pinned, products have nothing computed of them before it is known for what.
       wgmma_pin(scores);
       if (are_beyond) {
-        softmax.exponentiate(scores, probabilities, any_products);
+        if (near_cap.all) {
+          softmax.exponentiate(scores, probabilities, SharesOfCap{CapShare::of(cap)});
+        } else {
+          softmax.exponentiate(scores, probabilities, CappedProducts::of(cap, near_cap));
+        }
       } else {
-        const ProductsBelowCap products = {polynomial};
-        softmax.exponentiate(scores, probabilities, products);
+        softmax.exponentiate(scores, probabilities, ProductsBelowCap{polynomial});
       }
+      if (rescales) near_cap = NearCap::of(cap, softmax);
     } else {
+      const auto products = OrderedProducts::of(cap, near_cap);
+      products.put_in_order(scores, cap);
       apply_spec(step);
-      const OrderedProducts products = OrderedProducts::of(cap);
       rescales = softmax.follow(scores, products);
       softmax.exponentiate(scores, probabilities, products);
+      near_cap = NearCap::of(cap, softmax);
+      is_plain = softmax.anchored && cap.rises();
     }
-#line 165 "kernels/forward_sm90/consumer.j2"
+#line 168 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4432,7 +4493,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 180
+#line 183
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4444,7 +4505,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 194
+#line 197
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4453,28 +4514,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 203
+#line 206
     if (has_bad_values) {
-#line 205
+#line 208
       if (thread.lane == 0) bulk_wait<0>();
-#line 207
+#line 210
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 213
+#line 216
         const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
         return !mask.is_full(tile.first_q, end_q(p, tile), key, key_end);
       };
-#line 219
+#line 222
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 226
+#line 229
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4494,7 +4555,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 248
+#line 251
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -4537,11 +4598,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 294
+#line 297
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 314
+#line 317
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -4550,16 +4611,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 325
+#line 328
     Shape::Softmax::round(even, scores);
-#line 332
+#line 335
     while (overlap(even, even)) {
     }
   }
-#line 336
+#line 339
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 339
+#line 342
   if (thread.lane == 0) bulk_wait<0>();
 }
 

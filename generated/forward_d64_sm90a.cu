@@ -2045,8 +2045,8 @@ enum class Regrowth {
 struct ScaledProducts {
   float scale_log2;
 
-  FLASHGEN_DEVICE float logit(float s) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, scale_log2, -shift);
   }
   // Exponentials of a row are added up in so many sums by each lane.
@@ -2103,6 +2103,9 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
+  // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
+  // anchor.
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
   // Sees to the same by maxima, of which there is one for each row at least once.
   template <class Logits>
   FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
@@ -2123,8 +2126,8 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -2187,7 +2190,7 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, every));
+      const float found = logits.logit(highest(scores, h, every), h);
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
@@ -2199,7 +2202,7 @@ struct AnchoredSoftmax {
     constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, 1));
+      const float found = logits.logit(highest(scores, h, 1), h);
       if (!(found > rows.anchor[h] + reach)) continue;
       factor[h] = exp2_approx(rows.anchor[h] - found);
       rows.anchor[h] = found;
@@ -3476,33 +3479,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 24
+#line 27
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 35
+#line 40
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 44
+#line 49
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 50
+#line 55
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 59
+#line 64
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 62
+#line 67
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 67
+#line 72
     return false;
   };
-#line 70
+#line 75
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3530,27 +3533,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 116
+#line 121
   // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
   const auto apply_spec = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 124
+#line 127
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 127
+#line 130
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 130
+#line 133
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
     wgmma_pin(scores);
-#line 139
+#line 142
     apply_spec(step);
     const ScaledProducts logits{p.scale_log2};
-#line 151
+#line 154
     const bool rescales = softmax.anchor(scores, logits);
     softmax.exponentiate(scores, probabilities, logits);
-#line 156
+#line 159
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3559,7 +3562,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 165
+#line 168
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3574,7 +3577,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 180
+#line 183
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3586,7 +3589,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 194
+#line 197
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3597,7 +3600,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 226
+#line 229
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3617,7 +3620,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next) && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 248
+#line 251
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3660,10 +3663,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 295
+#line 298
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 298
+#line 301
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3676,7 +3679,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 314
+#line 317
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
@@ -3685,18 +3688,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 323
+#line 326
     if (begins_again) continue;
-#line 325
+#line 328
     Shape::Softmax::round(even, scores);
-#line 332
+#line 335
     while (overlap(even, even)) {
     }
   }
-#line 336
+#line 339
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 339
+#line 342
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -157,6 +157,9 @@ _DOCUMENTS = {
     ),
 }
 
+#: Keys of a tile that leave registers for the two ways in which tangents are computed beside the polynomial.
+_CAPPED_KV = {(64, 64): 112, (192, 192): 96}
+
 #: Rows for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
 #: a producer registers.
 _LOOKED_UP = {
@@ -202,7 +205,7 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, tile_kv=112)
     if is_capped(spec):
         # How far rows can have grown is known before exponentials are taken, so that scores are needed only once.
-        row = replace(row, keeps_scores=False)
+        row = replace(row, keeps_scores=False, tile_kv=min(row.tile_kv, _CAPPED_KV.get(dims, row.tile_kv)))
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if loads := pair_loads(spec):

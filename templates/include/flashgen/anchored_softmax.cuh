@@ -81,8 +81,8 @@ enum class Regrowth {
 struct ScaledProducts {
   float scale_log2;
 
-  FLASHGEN_DEVICE float logit(float s) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, scale_log2, -shift);
   }
   // Exponentials of a row are added up in so many sums by each lane.
@@ -139,6 +139,9 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
+  // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
+  // anchor.
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
   // Sees to the same by maxima, of which there is one for each row at least once.
   template <class Logits>
   FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
@@ -159,8 +162,8 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h]));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h]));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -223,7 +226,7 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, every));
+      const float found = logits.logit(highest(scores, h, every), h);
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
     anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
@@ -235,7 +238,7 @@ struct AnchoredSoftmax {
     constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float found = logits.logit(highest(scores, h, 1));
+      const float found = logits.logit(highest(scores, h, 1), h);
       if (!(found > rows.anchor[h] + reach)) continue;
       factor[h] = exp2_approx(rows.anchor[h] - found);
       rows.anchor[h] = found;

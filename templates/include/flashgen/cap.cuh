@@ -1,6 +1,9 @@
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
 // cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
 // quickly as of products. The largest product of a lane tells whether all are so far below.
+//
+// How the tangent of a pair is found depends on its product and on its row alone, so that no row's bits
+// depend on others of its warp.
 #pragma once
 #include "flashgen/expression.cuh"
 #include "flashgen/panel.cuh"
@@ -8,9 +11,9 @@
 namespace flashgen {
 
 // Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error
-// is 5.5e-7 at most (fitted).
-constexpr float kBelowCap = 0.5f;
-constexpr float kTangent[4] = {0x1.ffffeep-1f, -0x1.5542f2p-2f, 0x1.0e2324p-3f, -0x1.6bbe38p-5f};
+// is 5.6e-7 at most (fitted). One more term would reach to .5, and is an instruction of every pair.
+constexpr float kBelowCap = 0.265f;
+constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
 // What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope
 // without its sign.
@@ -27,7 +30,7 @@ struct Cap {
 
 // The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
 struct CapPolynomial {
-  float coefficients[4];
+  float coefficients[3];
   float limit;
 
   FLASHGEN_DEVICE static CapPolynomial of(const Cap& cap) {
@@ -35,12 +38,12 @@ struct CapPolynomial {
     CapPolynomial made;
     made.coefficients[0] = cap.steepness * kTangent[0];
 #pragma unroll
-    for (i32 i = 1; i < 4; ++i)
+    for (i32 i = 1; i < 3; ++i)
       made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
     // Where powers of the slope vanish the last term must not count, and where they are infinite no product
     // is below.
     const float reach = cap.slope < 0x1p-20f                          ? 0.05f
-                        : magnitude(made.coefficients[3]) < kInfinity ? kBelowCap
+                        : magnitude(made.coefficients[2]) < kInfinity ? kBelowCap
                                                                       : 0.0f;
     made.limit = reach * reciprocal_approx(cap.slope);
     return made;
@@ -48,8 +51,7 @@ struct CapPolynomial {
 
   FLASHGEN_DEVICE float factor(float s) const {
     const float square = squared(s);
-    float sum = fused_multiply_add(coefficients[3], square, coefficients[2]);
-    sum = fused_multiply_add(sum, square, coefficients[1]);
+    const float sum = fused_multiply_add(coefficients[2], square, coefficients[1]);
     return fused_multiply_add(sum, square, coefficients[0]);
   }
   FLASHGEN_DEVICE bool is_beyond(float s) const { return magnitude(s) >= limit; }
@@ -64,92 +66,137 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
+// How much of the cap a product of any size has, and what the cap is in powers of two.
+struct CapShare {
+  float exponent;
+  float highest;
+
+  FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
+    return {cap.slope * (2.0f * kLog2E), cap.steepness * reciprocal_approx(cap.slope)};
+  }
+  // tanh(x) is 1 - 2 / (e^2x + 1).
+  FLASHGEN_DEVICE float operator()(float s) const {
+    return fused_multiply_add(-2.0f, reciprocal_approx(exp2_approx(s * exponent) + 1.0f), 1.0f);
+  }
+};
+
+// Rows whose anchors are so near the cap that none can grow far above it: of a lane's two, and of its warp's.
+struct NearCap {
+  bool rows[2];
+  bool some;
+  bool all;
+
+  template <class Softmax>
+  FLASHGEN_DEVICE static NearCap of(const Cap& cap, const Softmax& softmax) {
+    const float highest = magnitude(CapShare::of(cap).highest);
+    NearCap near = {{softmax.is_near(highest, 0), softmax.is_near(highest, 1)}};
+    near.some = warp_any(near.rows[0] || near.rows[1]);
+    near.all = !warp_any(!near.rows[0] || !near.rows[1]);
+    return near;
+  }
+};
+
 // For the softmax: products that are below the limit, ...
 struct ProductsBelowCap {
   static constexpr i32 sums = 1;
   CapPolynomial polynomial;
 
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
 };
 
-// Logits of products that are beyond the limit, counted in a unit in which they are beyond it, too.
-struct CappedLogits {
-  // Of 2^(exponent s), the tangent's e^2x; the highest logit; and the unit, in powers of two.
-  float exponent;
-  float highest;
-  float unit;
+// ... products of rows near their cap, which need no polynomial: what a share is off by, 2.7e-7 of the cap,
+// is nothing beside the logarithm of such a row's sum, ...
+struct SharesOfCap {
+  static constexpr i32 sums = 1;
+  CapShare share;
 
-  FLASHGEN_DEVICE static CappedLogits of(const Cap& cap) {
-    const float highest = 2.0f * reciprocal_approx(cap.slope);
-    return {cap.slope * (2.0f * kLog2E), cap.steepness < 0.0f ? -highest : highest,
-            maximum(0.5f * magnitude(cap.steepness), 0x1p-100f)};
-  }
-  // tanh(x) is 1 - 2 / (e^2x + 1).
-  FLASHGEN_DEVICE float logit(float s) const {
-    const float rest = reciprocal_approx(exp2_approx(s * exponent) + 1.0f);
-    return fused_multiply_add(-2.0f * highest, rest, highest);
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
+    return fused_multiply_add(share(s), share.highest, -shift);
   }
 };
 
-// ... and products of any size.
+// ... and products of any size and of any row.
 struct CappedProducts {
   static constexpr i32 sums = 1;
   CapPolynomial polynomial;
-  CappedLogits capped;
+  CapShare share;
+  // Of each of a lane's two rows.
+  float limits[2];
 
-  FLASHGEN_DEVICE float logit(float s) const {
-    return polynomial.is_beyond(s) ? capped.logit(s) * capped.unit : s * polynomial.factor(s);
+  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap, const NearCap& near) {
+    CappedProducts made = {CapPolynomial::of(cap), CapShare::of(cap)};
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) made.limits[row] = near.rows[row] ? 0.0f : made.polynomial.limit;
+    return made;
   }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
+
+  FLASHGEN_DEVICE bool is_beyond(float s, i32 row) const { return magnitude(s) >= limits[row]; }
+  FLASHGEN_DEVICE float logit(float s, i32 row) const {
+    return is_beyond(s, row) ? share(s) * share.highest : s * polynomial.factor(s);
+  }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
     const float below = fused_multiply_add(s, polynomial.factor(s), -shift);
-    const float beyond = fused_multiply_add(capped.logit(s), capped.unit, -shift);
-    return polynomial.is_beyond(s) ? beyond : below;
+    const float beyond = fused_multiply_add(share(s), share.highest, -shift);
+    return is_beyond(s, row) ? beyond : below;
   }
 };
 
-// The same where more is to be known of them: products that are below the limit stay as they are, or are
-// negated where logits fall, and others are replaced by their logits. So they are in the order of their
-// logits, those that are forbidden may be -inf, and what the exponent of each comes to is the same number.
+// The same where more is to be known of them: products that are below their limit stay as they are, or are
+// negated where logits fall, and others are replaced by their share of the cap, times a power of two with
+// which it is beyond the limit, too. So they are in the order of their logits, those that are forbidden may
+// be -inf, and what the exponent of each comes to is the same number.
 struct OrderedProducts {
-  CapPolynomial polynomial;
-  float unit;
+  // Of logits that rise.
+  CappedProducts capped;
+  // What a share is multiplied by, and the cap over that.
+  float stretch;
+  float rest;
 
-  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap) {
-    return {CapPolynomial::of({magnitude(cap.steepness), cap.slope}), CappedLogits::of(cap).unit};
+  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap, const NearCap& near) {
+    OrderedProducts made;
+    made.capped = CappedProducts::of({magnitude(cap.steepness), cap.slope}, near);
+    // The least share beyond a limit is more than 2^-5.
+    const i32 exponent =
+        smaller(static_cast<i32>(bits_of(made.capped.polynomial.limit) & 0x7f800000u), 0x78000000);
+    made.stretch = maximum(float_of(static_cast<u32>(exponent + (6 << 23))), 0x1p-100f);
+    // Not 0, so that what is forbidden stays -inf.
+    made.rest = maximum(made.capped.share.highest * reciprocal_approx(made.stretch), 0x1p-100f);
+    return made;
   }
 
   static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE float logit(float s) const { return s * factor(s); }
-  FLASHGEN_DEVICE float relative(float s, float shift) const {
-    return fused_multiply_add(s, factor(s), -shift);
+  FLASHGEN_DEVICE float logit(float s, i32 row) const { return s * factor(s, row); }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
+    return fused_multiply_add(s, factor(s, row), -shift);
   }
 
+  // Of a warp's strip, where a lane has two columns for each row in turn.
   template <i32 count>
   FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
-    const CappedLogits capped = CappedLogits::of(cap);
     const bool falls = cap.steepness < 0.0f;
+    const float stretched = falls ? -stretch : stretch;
     // So many are replaced at once, if one of them needs it.
     constexpr i32 few = 8;
 #pragma unroll
     for (i32 group = 0; group < count; group += few) {
-      float largest = 0.0f;
+      bool is_any_beyond = falls;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i)
-        largest = maximum(largest, magnitude(products[i]));
-      if (!warp_any(polynomial.is_beyond(largest)) && !falls) continue;
+        is_any_beyond = capped.is_beyond(products[i], i / 2 % 2) || is_any_beyond;
+      if (!warp_any(is_any_beyond)) continue;
 #pragma unroll
       for (i32 i = group; i < smaller(group + few, count); ++i) {
         const float s = products[i];
-        products[i] = polynomial.is_beyond(s) ? capped.logit(s) : falls ? -s : s;
+        products[i] = capped.is_beyond(s, i / 2 % 2) ? capped.share(s) * stretched : falls ? -s : s;
       }
     }
   }
 
  private:
-  FLASHGEN_DEVICE float factor(float s) const {
-    return polynomial.is_beyond(s) ? unit : polynomial.factor(s);
+  FLASHGEN_DEVICE float factor(float s, i32 row) const {
+    return capped.is_beyond(s, row) ? rest : capped.polynomial.factor(s);
   }
 };
 
