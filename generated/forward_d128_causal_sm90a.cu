@@ -2103,6 +2103,8 @@ struct AnchoredSoftmax {
     return moves;
   }
 
+  // Whether anchor() would leave all as it is.
+  FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
@@ -3612,32 +3614,41 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 121
-  // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
-  const auto apply_spec = [&](const Step& step) {
+#line 128
+  // -inf for pairs that the mask forbids.
+  const auto apply_mask = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 127
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 133
+#line 138
+  // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
+  // scores are on their way, as all that stands between these and the next products takes time in every step.
+  const auto needs_look = [&](const Step& step) {
+    return has_mask(step) || warp_any(!softmax.is_settled());
+  };
+#line 144
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
-  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
+  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
+#line 147
     wgmma_pin(scores);
-#line 137
+#line 149
     release_keys(step);
-#line 142
-    apply_spec(step);
+#line 157
     const ScaledProducts logits{p.scale_log2};
-#line 145
-    bool rescales;
+#line 159
+    bool rescales = false;
 #pragma unroll 1
     for (;;) {
-      rescales = softmax.anchor(scores, logits);
+      if (looks) {
+        apply_mask(step);
+        rescales = softmax.anchor(scores, logits);
+      }
       softmax.exponentiate(scores, probabilities, logits);
       if (!warp_any(softmax.has_grown())) break;
       softmax.watch();
+      looks = true;
     }
-#line 168
+#line 190
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3652,7 +3663,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 183
+#line 205
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3664,7 +3675,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 197
+#line 219
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3673,27 +3684,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 206
+#line 228
     if (has_bad_values) {
-#line 208
+#line 230
       if (thread.lane == 0) bulk_wait<0>();
-#line 210
+#line 232
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 219
+#line 241
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 222
+#line 244
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 229
+#line 251
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3713,7 +3724,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 251
+#line 273
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3723,13 +3734,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
       pass_turn();
       is_inspected = inspected(next);
-      wgmma_wait<1>();
       Shape::Finished finished = {};
       if (ends) {
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-      const bool rescales = take_scores(next, next_probabilities);
+#line 288
+      const bool looks = needs_look(next);
+#line 290
+      wgmma_wait<1>();
+      const bool rescales = take_scores(next, next_probabilities, looks);
+#line 293
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3756,31 +3771,34 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 297
+#line 323
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 317
+#line 343
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
+#line 349
+    const bool looks = needs_look(step);
+#line 351
     wgmma_wait<0>();
     Shape::Probabilities even;
-    if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 328
+    if (take_scores(step, even, looks)) scale_rows(out, softmax.factor);
+#line 357
     Shape::Softmax::round(even, scores);
-#line 330
+#line 359
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 339
+#line 368
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 342
+#line 371
   if (thread.lane == 0) bulk_wait<0>();
 }
 

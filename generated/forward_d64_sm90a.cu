@@ -2099,6 +2099,8 @@ struct AnchoredSoftmax {
     return moves;
   }
 
+  // Whether anchor() would leave all as it is.
+  FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
@@ -3533,27 +3535,36 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 121
-  // What the spec makes of the products Q K^T: the score, and -inf for pairs that the mask forbids.
-  const auto apply_spec = [&](const Step& step) {
+#line 128
+  // -inf for pairs that the mask forbids.
+  const auto apply_mask = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 127
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 130
+#line 134
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 133
+#line 138
+  // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
+  // scores are on their way, as all that stands between these and the next products takes time in every step.
+  const auto needs_look = [&](const Step& step) {
+    return has_mask(step) || warp_any(!softmax.is_settled());
+  };
+#line 144
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
-  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
+  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
+#line 147
     wgmma_pin(scores);
-#line 142
-    apply_spec(step);
+#line 157
     const ScaledProducts logits{p.scale_log2};
-#line 154
-    const bool rescales = softmax.anchor(scores, logits);
+#line 172
+    bool rescales = false;
+    if (looks) {
+      apply_mask(step);
+      rescales = softmax.anchor(scores, logits);
+    }
     softmax.exponentiate(scores, probabilities, logits);
-#line 159
+#line 181
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3562,7 +3573,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 168
+#line 190
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3577,7 +3588,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 183
+#line 205
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3589,7 +3600,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 197
+#line 219
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3600,7 +3611,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 229
+#line 251
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3620,7 +3631,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next) && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 251
+#line 273
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3630,13 +3641,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
       pass_turn();
       is_inspected = inspected(next);
-      wgmma_wait<1>();
       Shape::Finished finished = {};
       if (ends) {
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-      const bool rescales = take_scores(next, next_probabilities);
+#line 288
+      const bool looks = needs_look(next);
+#line 290
+      wgmma_wait<1>();
+      const bool rescales = take_scores(next, next_probabilities, looks);
+#line 293
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3663,10 +3678,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 298
+#line 324
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 301
+#line 327
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3679,27 +3694,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 317
+#line 343
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
+#line 349
+    const bool looks = needs_look(step);
+#line 351
     wgmma_wait<0>();
     Shape::Probabilities even;
-    if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 326
+    if (take_scores(step, even, looks)) scale_rows(out, softmax.factor);
+#line 355
     if (begins_again) continue;
-#line 328
+#line 357
     Shape::Softmax::round(even, scores);
-#line 335
+#line 364
     while (overlap(even, even)) {
     }
   }
-#line 339
+#line 368
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 342
+#line 371
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -135,6 +135,8 @@ struct AnchoredSoftmax {
     return moves;
   }
 
+  // Whether anchor() would leave all as it is.
+  FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
