@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import random
 import time
@@ -78,15 +80,16 @@ def test_writers_killed_at_random_moments_never_leave_a_broken_entry(cache: Cach
     chance = random.Random(20)
     binaries = [make_binary(seed, 300_000 + seed) for seed in range(4)]
 
-    def publish_for_ever():
+    def publish_for_ever(first):
         writer = Cache(cache.root)
-        while True:
-            for seed, binary in enumerate(binaries):
-                writer.put(make_key(seed), binary)
+        for turn in itertools.count(first):
+            seed = turn % len(binaries)
+            writer.put(make_key(seed), binaries[seed])
 
     seen = 0
-    for _ in range(120):
-        pid = children.run(publish_for_ever)
+    for turn in range(120):
+        # Each begins with another entry: on a busy machine few live long enough for all four.
+        pid = children.run(functools.partial(publish_for_ever, turn))
         time.sleep(0.005 + chance.random() * 0.02)
         children.kill(pid)
         report = cache.verify()
