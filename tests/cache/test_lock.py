@@ -57,10 +57,13 @@ def test_a_waiter_gets_the_lock_when_the_holder_is_killed(children, signal):
     ready, release = signal(), signal()
     pid = children.run(lambda: hold(ready, release))
     ready.wait()
-    threading.Timer(0.1, children.kill, [pid]).start()
+    killer = threading.Timer(0.1, children.kill, [pid])
+    killer.start()
     start = time.monotonic()
     assert is_free(5.0)
     assert 0.05 < time.monotonic() - start < 1.0
+    # Else it might be done with the child when the test's end is about to be.
+    killer.join()
 
 
 def test_a_child_forked_while_the_lock_is_held_does_not_keep_it(children, signal):
