@@ -20,18 +20,11 @@ from attention_rows import OURS, Problem, grid
 GRANULE = 512
 
 
-def bytes_of_gradients(problem: Problem) -> int:
-    """Of dq, dk and dv, as they are allocated; each has 2 bytes an element."""
-    rows = (problem.queries * problem.heads, problem.keys * problem.kv_heads, problem.keys * problem.kv_heads)
-    sizes = (2 * problem.batch * count * problem.head_dim for count in rows)
-    return sum(-(-size // GRANULE) * GRANULE for size in sizes)
-
-
 def share(problem: Problem, taken: int) -> float:
-    """Bytes at the peak, less the gradients, in sums of dQ."""
-    return (taken - bytes_of_gradients(problem)) / (
-        4 * problem.batch * problem.queries * problem.heads * problem.head_dim
-    )
+    """Bytes at the peak, less dq, dk and dv as they are allocated, in sums of dQ."""
+    elements = problem.batch * problem.queries * problem.heads * problem.head_dim
+    gradient = -(-2 * elements // GRANULE) * GRANULE
+    return (taken - 3 * gradient) / (4 * elements)
 
 
 def peak(problem: Problem, attention: Attention) -> int:

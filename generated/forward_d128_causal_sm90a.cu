@@ -3559,27 +3559,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 27
+#line 29
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 57
+#line 59
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 64
-    if (!at.reach.full_keys.has(step.key_tile)) return true;
 #line 66
+    if (!at.reach.full_keys.has(step.key_tile)) return true;
+#line 68
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 69
+#line 71
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 74
+#line 76
     return !at.reach.uncut_keys.has(step.key_tile);
   };
-#line 77
+#line 79
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3606,7 +3606,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 104
+#line 106
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3614,28 +3614,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 130
+#line 132
   // -inf for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
     if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
   };
-#line 140
+#line 142
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return has_mask(step) || warp_any(!softmax.is_settled());
   };
-#line 146
+#line 148
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 149
-    wgmma_pin(scores);
 #line 151
+    wgmma_pin(scores);
+#line 153
     release_keys(step);
-#line 159
-    const ScaledProducts logits{p.scale_log2};
 #line 161
+    const ScaledProducts logits{p.scale_log2};
+#line 163
     bool rescales = false;
 #pragma unroll 1
     for (;;) {
@@ -3648,10 +3648,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       softmax.watch();
       looks = true;
     }
-#line 192
+#line 194
     softmax.add(shared.q.address);
     return rescales;
   };
+#line 2 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are worked out here, and not kept in registers all the while.
@@ -3663,7 +3664,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 207
+#line 14
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3675,7 +3676,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 221
+#line 28
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3684,27 +3685,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 230
+#line 37
     if (has_bad_values) {
-#line 232
+#line 39
       if (thread.lane == 0) bulk_wait<0>();
-#line 234
+#line 41
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
       const Mask mask = mask_of(p, tile);
       const auto is_cut = [&](i32 key_tile) {
-#line 243
+#line 50
         return !uncut_keys(p, tile).has(key_tile);
       };
-#line 246
+#line 53
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
           results, row, values, keys_of(p, tile), mask, is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 253
+#line 199 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3724,7 +3725,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 275
+#line 221
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3739,12 +3740,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 290
+#line 236
       const bool looks = needs_look(next);
-#line 292
+#line 238
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities, looks);
-#line 295
+#line 241
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3771,34 +3772,34 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 325
+#line 271
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 345
+#line 291
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 351
+#line 297
     const bool looks = needs_look(step);
-#line 353
+#line 299
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even, looks)) scale_rows(out, softmax.factor);
-#line 359
+#line 305
     Shape::Softmax::round(even, scores);
-#line 361
+#line 307
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 370
+#line 316
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 373
+#line 319
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -32,6 +32,7 @@ CASES = {
     "documents": fg.AttentionSpec(64, mask=fg.causal() & fg.document(np.zeros((1, 1), np.int32))),
     "softcap": fg.AttentionSpec(64, score=fg.softcap(30.0)),
     "softcap, causal": fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(30.0)),
+    "softcap, sink": fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(30.0) >> fg.sink(np.zeros(1, np.float32))),
     "slopes": fg.AttentionSpec(64, mask=fg.causal(), score=fg.alibi(np.zeros(1, np.float32))),
     "prefix": fg.AttentionSpec(64, mask=fg.prefix_lm(100)),
     "bias alone": fg.AttentionSpec(
