@@ -156,10 +156,16 @@ def _reach_of_rounding_o(
             of_head = HeadRules(rules, b, h)
             head = forward_head(q_h, k_h, v_h, given.scale, of_head)
             ds = head.p * np.sqrt(np.square(given.do[b, :, h] * head.o).sum(axis=1, keepdims=True))
-            ds = np.abs(of_head.slopes(given.scale * (q_h @ k_h.T))) * ds
-            dq[b, :, h] = given.scale * (ds @ k_h)
-            dk[b, :, h_kv] += given.scale * (ds.T @ q_h)
+            ds = np.where(of_head.allowed, np.abs(of_head.slopes(given.scale * (q_h @ k_h.T))) * ds, 0.0)
+            # A row that attends to what is not a number has no finite gradient, nor have its keys; other rows have.
+            ds[~np.isfinite(ds).all(axis=1)] = 0.0
+            dq[b, :, h] = given.scale * (ds @ _finite(k_h))
+            dk[b, :, h_kv] += given.scale * (ds.T @ _finite(q_h))
     return {"dq": _largest(dq), "dk": _largest(dk)}
+
+
+def _finite(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isfinite(rows), rows, 0.0)
 
 
 def _largest(exact: NDArray[np.float64]) -> float:
