@@ -3960,21 +3960,21 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       };
 #line 245
       while (goes_on) {
-#line 4 "kernels/backward_main_sm90/step.j2"
+#line 5 "kernels/backward_main_sm90/step.j2"
         // Nothing is under way, which the assembler does not know of a loop's beginning.
         wgmma_wait<0>();
-#line 8
+#line 9
         start_scores(q_at);
-#line 10
+#line 11
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
-#line 14
+#line 15
         multiply_keys(scores, q_at);
-#line 31
+#line 32
         if (number == kNone) shared.v_ring.wait_full(kv_at);
         // Addresses are worked out in the loop, and not kept in registers all the while.
         const Thread here = thread.again();
-#line 42
+#line 43
         Shape::RoundedScores ds;
         {
           // Line 13: dP_ij = dO_i V_j^T, from which D_i has been taken off.
@@ -3983,48 +3983,49 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           spread_columns(dp, shared.dsum(at), here);
           wgmma_pin(dp);
           issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
-#line 51
+#line 52
           if (number == kNone && !is_bad) say_added();
-#line 54
+#line 55
           if (number_out != kNone) add_to_sum(number_out, here);
 
-#line 57
+#line 58
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 64
+#line 65
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 72
+#line 73
           AllowedPairs<kConfig.tile_q / 2> allowed;
+#line 75
           if (strip_is_cut) {
             const Mask mask = mask_of(p, keys, step.member);
-#line 81
+#line 83
             allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
-#line 84
+#line 85
             allowed.forbid(scores, -kInfinity);
           }
-#line 102
+#line 112
           // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 106
+#line 116
             for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
-#line 110
+#line 120
             round_chunk<element_t>(probabilities, scores, chunk);
             if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-#line 113
+#line 123
             issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
           }
 
-#line 117
+#line 127
           // While dS is made; and it goes out while dK is multiplied.
           Shape::DQ dq;
           multiply_scores(dq, at.before(), number != kNone);
-#line 121
+#line 131
           // Line 14: dS_ij = P_ij * (dP_ij - D_i). Where a pair is forbidden nothing of dP is to be seen, not even
           // that it is not a number.
           wgmma_wait<chunks + 1>();
@@ -4034,9 +4035,9 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 131
+#line 141
             multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
-#line 136
+#line 146
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
           }
@@ -4048,10 +4049,10 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<chunks + 1>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
-#line 148
+#line 158
           wgmma_wait<chunks>();
           put_out(dq, at.before(), number != kNone);
-#line 158
+#line 168
           wgmma_wait<0>();
           wgmma_pin(dk);
         }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from flashgen.arch import Arch
 from flashgen.plan.adding_order import order_notes
 from flashgen.plan.budget import Budget, Choice, Held, Tiles, first_that_fits, registers_of
-from flashgen.plan.shortcuts_sm90 import held, is_sparing, shortcuts
+from flashgen.plan.shortcuts_sm90 import held, is_sparing, masks_late, shortcuts
 from flashgen.plan.sm90 import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_listed, row_bytes
 from flashgen.plan.smem import SmemLayout
 from flashgen.spec import AttentionSpec
@@ -79,6 +79,7 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
         wanted, most = _room(spec)
         taken, notes = shortcuts(spec, tile_q, most)
         switches = taken | ({"sparing"} if is_sparing(spec, tile_q, taken) else set())
+        switches |= {"masks_late"} if masks_late(spec, tile_q, taken) else set()
         split = _split(held(spec, tile_q, switches), wanted)
         for q in q_slots:
             for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):

@@ -119,6 +119,16 @@ def is_sparing(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool
     return tile_q == 128 and is_listed(spec) and not changes_scores(spec) and "packed" not in taken
 
 
+def masks_late(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool:
+    """Whether pairs are asked whether they are allowed after the exponentials that a score changes and not before:
+    with 128 queries there are no registers for the answers meanwhile.
+
+    What a score reads of each pair is on its way then, and the question would be in between.
+    """
+    crowded = tile_q == 128 and changes_scores(spec) and "packed" not in taken
+    return crowded and not spec.mask.is_full and not pair_loads(spec)
+
+
 def _fault(name: str, spec: AttentionSpec, tile_q: int, taken: Collection[str], most: int) -> str | None:
     """Why a shortcut cannot be taken, given those that are; nothing to tell where there is nothing to be had."""
     if name == "packed":

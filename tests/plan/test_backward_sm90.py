@@ -299,3 +299,20 @@ def test_biases_come_ahead_where_nothing_else_has_use_for_the_registers() -> Non
     ):
         options = {} if mask is None else {"mask": mask}
         assert backward(head_dim=dims, score=score, **options).switches & shortcuts == taken
+
+
+def test_pairs_are_asked_late_where_a_score_leaves_no_registers_for_the_answers() -> None:
+    causal, capped = MASKS["causal"], fg.softcap(30.0)
+    slopes, bias = fg.alibi(np.zeros(1, np.float32)), fg.bias(np.zeros((2, 2), np.float32))
+    for dims, score, mask, late in (
+        (64, capped, causal, True),
+        (64, capped, MASKS["full"], False),
+        # 64 queries leave some.
+        (128, capped, causal, False),
+        # So does dS that is made of P as it is rounded, ...
+        (64, slopes, causal, False),
+        # ... and what is read of each pair would be under way meanwhile.
+        (64, bias, causal, False),
+        (64, None, causal, False),
+    ):
+        assert ("masks_late" in backward(head_dim=dims, score=score, mask=mask).switches) == late
