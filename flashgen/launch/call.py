@@ -177,7 +177,7 @@ def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
     if plan.sums is not None and plan.sums.cuts is not None:
         cuts = plan.sums.cuts
         counts.update(whole_tiles=cuts.whole_tiles(problem), tile_parts=cuts.parts(problem))
-        counts["part_floats"] = cuts.floats(problem)
+        counts["part_counts"] = cuts.counts(problem)
     if not plan.is_persistent:
         return counts
     counts["tiles"] = plan.grid(problem)[0]

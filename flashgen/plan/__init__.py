@@ -111,6 +111,6 @@ def workspaces(attention: AttentionPlan, problem: Problem) -> dict[str, int]:
     if prepare.sums is not None:
         found["dq_accum"] = tiles * prepare.sums.heads(problem) * workspace_tiles(prepare)["dq_accum"]
         if prepare.sums.cuts is not None:
-            found["dq_accum"] += prepare.sums.cuts.floats(problem)
+            found["dq_accum"] += prepare.sums.cuts.counts(problem)
         found["head_counts"] = 1 + 2 * all_heads
     return found

@@ -57,7 +57,8 @@ def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
     # Where tiles of keys have as much to do as one another, the last ones are cut; a score takes the registers for it.
     spec, cuts = frame.spec, None
     if spec.mask.is_full and frame.scales:
-        cuts = KeyParts(TILE_KV, choice.tiles.rows, TILE_KV * (spec.head_dim + spec.head_dim_v))
+        tile_q, columns = choice.tiles.rows, spec.head_dim + spec.head_dim_v
+        cuts = KeyParts(TILE_KV, tile_q, TILE_KV * columns, tile_q * spec.head_dim)
     return SumRing(TILE_KV, frame.section_heads(), cuts=cuts)
 
 

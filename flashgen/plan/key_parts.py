@@ -2,6 +2,9 @@
 
 Tiles that take as long as one another go round by round, and in the last round many blocks may have none: 2,048 tiles
 on 132 multiprocessors take 16 rounds, of which 15.5 are work.
+
+What the parts of a tile have of dK and dV is added up in memory, but in none of its own: heads that have no cut tile
+are done with before, and sums of parts go where their dQ was summed, as if there were a few heads more.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ _EXTRA_STEPS = 3
 _MOST_PARTS = 32
 #: Warps that sum their rows of dK and dV, each for itself.
 _WARPS = 8
-#: Floats that the copy engine's lines of the workspace are counted in.
+#: Words that the copy engine's lines of the workspace are counted in.
 _WHOLE = 512
 
 
@@ -30,17 +33,18 @@ class KeyParts:
     #: Keys of a tile, and queries of a step.
     tile_kv: int
     tile_q: int
-    #: Of dK and dV of a tile.
+    #: Of dK and dV of a tile, and of dQ of a step.
     tile_floats: int
+    step_floats: int
     #: Blocks that have a tile each.
     blocks: int = BLOCKS
 
     def parts(self, problem: Problem) -> int:
         """Into how many each of those tiles is cut that are left when every block has had as many whole ones."""
         left = self._left(problem)
-        steps = -(-problem.len_q // self.tile_q) * (problem.heads_q // problem.heads_kv if problem.heads_kv else 0)
-        if left in (0, self._tiles(problem)):
+        if left in (0, self._tiles(problem)) or not self._have_room(left, problem):
             return 1
+        steps = self._steps(problem)
 
         def duration(parts: int) -> float:
             rounds = -(-left * parts // self.blocks)
@@ -52,10 +56,32 @@ class KeyParts:
         """Tiles that are not cut; they come first."""
         return self._tiles(problem) - self._cut(problem)
 
-    def floats(self, problem: Problem) -> int:
-        """Of the workspace: sums of dK and dV of all tiles that are cut, and how many parts each warp has added."""
-        floats = self._cut(problem) * (self.tile_floats + _WARPS)
-        return -(-floats // _WHOLE) * _WHOLE
+    def whole_heads(self, problem: Problem) -> int:
+        """Heads of keys that have none of the others."""
+        return self.whole_tiles(problem) // self._tiles_of_head(problem)
+
+    def heads(self, problem: Problem) -> int:
+        """For how many heads of keys, besides those that there are, the sums of parts are counted."""
+        cut = self._cut(problem)
+        return -(-cut // self._sums_of_head(problem)) if cut else 0
+
+    def counts(self, problem: Problem) -> int:
+        """Of parts of each tile that is cut, as each warp has added them: words of the workspace, behind all sums."""
+        return -(-self._cut(problem) * _WARPS // _WHOLE) * _WHOLE
+
+    def _have_room(self, cut: int, problem: Problem) -> bool:
+        """Whether so many tiles' sums find a place: a part waits until a head is done with that has only whole
+        tiles, as it could wait for itself otherwise."""
+        sums = self._sums_of_head(problem)
+        whole_heads = (self._tiles(problem) - cut) // self._tiles_of_head(problem)
+        return sums > 0 and -(-cut // sums) <= whole_heads
+
+    def _sums_of_head(self, problem: Problem) -> int:
+        """Tiles whose dK and dV take as much as dQ of one head of keys does, with all that share it."""
+        return self._steps(problem) * self.step_floats // self.tile_floats
+
+    def _steps(self, problem: Problem) -> int:
+        return -(-problem.len_q // self.tile_q) * (problem.heads_q // problem.heads_kv if problem.heads_kv else 0)
 
     def _cut(self, problem: Problem) -> int:
         return self._left(problem) if self.parts(problem) > 1 else 0
@@ -64,4 +90,7 @@ class KeyParts:
         return self._tiles(problem) % self.blocks
 
     def _tiles(self, problem: Problem) -> int:
-        return problem.batch * problem.heads_kv * -(-problem.len_kv // self.tile_kv)
+        return problem.batch * problem.heads_kv * self._tiles_of_head(problem)
+
+    def _tiles_of_head(self, problem: Problem) -> int:
+        return -(-problem.len_kv // self.tile_kv)

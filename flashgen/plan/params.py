@@ -13,7 +13,7 @@ _NOTES = {
     "sum_heads": "heads that dq_accum has room for",
     "whole_tiles": "tiles of keys that are not cut into parts",
     "tile_parts": "parts of each of the others",
-    "part_floats": "of dq_accum behind sums of dQ: what is added to dK and dV of tiles that are cut",
+    "part_counts": "words of dq_accum behind sums: how many parts of tiles that are cut have been added",
     "o_partial": "of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "and its log-sum-exp, (splits, batch, heads_q, len_q)",
     "len_new": "keys that are put into the cache",
@@ -157,7 +157,7 @@ def _prepare_sums(*sizes: str) -> ParamTable:
 
 PREPARE_SM90 = _prepare_sums()
 #: Where dK and dV may be summed in memory, too.
-PREPARE_SM90_PARTS = _prepare_sums("part_floats", "batch")
+PREPARE_SM90_PARTS = _prepare_sums("part_counts", "batch")
 #: dQ is not cleared: the first tile of keys that adds to it stores.
 PREPARE_SM90_ORDERED = _prepare_sm90(counts=("turns",))
 #: Nor is there anything to add to.

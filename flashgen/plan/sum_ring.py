@@ -33,4 +33,11 @@ class SumRing:
         tiles = -(-problem.len_kv // self.tile_kv) or 1
         under_way = -(-2 * self.blocks // tiles)
         sections = -(-under_way // self.section_heads) + 1
-        return min(all_heads, sections * self.section_heads) * (problem.heads_q // problem.heads_kv)
+        wanted = max(sections * self.section_heads, self._heads_of_parts(problem, all_heads))
+        return min(all_heads, wanted) * (problem.heads_q // problem.heads_kv)
+
+    def _heads_of_parts(self, problem: Problem, all_heads: int) -> int:
+        """For so many heads of keys that sums of parts have places of heads whose tiles are whole."""
+        if self.cuts is None or not self.cuts.heads(problem):
+            return 0
+        return all_heads + self.cuts.heads(problem) - self.cuts.whole_heads(problem)

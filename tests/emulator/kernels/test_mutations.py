@@ -140,11 +140,11 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (140, 140),
         {"arch": "sm_90a", "heads": 5, "heads_kv": 5, "sum_blocks": 0},
     ),
-    # Three tiles of keys for two blocks, of ten steps: the last is cut into two parts.
+    # Six tiles of keys for four blocks, of ten steps: the last two, of the second head, are cut into two parts.
     "Hopper, backward, cut": (
         AttentionSpec(128),
         (300, 300),
-        {"arch": "sm_90a", "heads": 2, "heads_kv": 1, "cut_blocks": 2},
+        {"arch": "sm_90a", "heads": 4, "heads_kv": 2, "cut_blocks": 4},
     ),
     # A block has a tile of queries, or tiles of keys, of more steps than there are slots.
     "Hopper, wide heads": (
