@@ -5,10 +5,9 @@ spec's dtype with float32 softmax (one run, rounding to nearest: ``rounded.evalu
 the tensor's largest element, for small problems where that one run is right by accident. LSE is held to a
 relative tolerance instead.
 
-Two things make one run more of an accident than that. dQ and dK may all but vanish where dS = P (dP - D) cancels;
-their error then hangs on how each element of O was rounded, through D = rowsum(dO O), and a step of theirs is
-what one rounding of O does to them, if that is larger. In fp32 a whole row of P hangs on how its LSE was rounded,
-which for an LSE between 4 and 8 is four steps; correct kernels needed up to 5.6 steps, so fp32 takes six.
+Where results hang on few roundings that one run is more of an accident than that, and a step is what such a rounding
+does to them, if that is larger: see ``reach``. In 16 bits it is not, with values as they commonly are; in fp32 it is
+what counts in the backward pass, as a whole row of P hangs on how its LSE was rounded.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.dtypes import FP32
-from flashgen.oracle.attention import HeadRules, backward, forward, forward_head
-from flashgen.oracle.problem import read_problem
+from flashgen.oracle.attention import backward, forward
+from flashgen.oracle.problem import gradient_of_lse, read_problem
+from flashgen.oracle.reach import reach
 from flashgen.oracle.rounded import Floats32, evaluate
 from flashgen.oracle.rules import Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
@@ -30,7 +30,6 @@ from flashgen.spec import AttentionSpec, Dropout
 LSE_TOLERANCE = 1e-5
 FACTOR = 2.0
 ROUNDING_STEPS = 2.0
-FP32_ROUNDING_STEPS = 6.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,15 +81,18 @@ def bounds(
         if do is not None:
             exact = (*exact, *backward(spec, q, k, v, do, dlse=dlse, **shared))
     result = evaluate(spec, q, k, v, do, scale=scale, captured=captured, dlse=dlse, dropout=dropout, lengths=lengths)
-    step = spec.element.epsilon * (FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS)
-    reach = {} if do is None else _reach_of_rounding_o(spec, q, k, v, do, scale, captured, dropout, lengths)
+    given = read_problem(spec, q, k, v, do, scale=scale)
+    reached = reach(given, Rules(spec, given, captured, dropout, lengths), gradient_of_lse(given, dlse))
+    step, step32 = ROUNDING_STEPS * spec.element.epsilon, ROUNDING_STEPS * FP32.epsilon
     limits: dict[str, float] = {}
     for name, reference in zip(("o", "lse", "dq", "dk", "dv"), exact, strict=False):
         if name != "lse":
             error = _largest_error(getattr(result, name), reference)
-            limits[name] = FACTOR * error + step * max(_largest(reference), reach.get(name, 0.0))
+            steps = step * max(_largest(reference), reached.of_o.get(name, 0.0))
+            limits[name] = FACTOR * error + max(steps, step32 * reached.of_float32[name])
     lse = exact[1]
     lse_limit = LSE_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(lse), np.abs(lse), 1.0))
+    lse_limit = np.maximum(lse_limit, step32 * np.where(np.isfinite(reached.lse), reached.lse, 0.0))
     return Bounds(lse=lse_limit, **limits)
 
 
@@ -128,44 +130,6 @@ def check(
     worst = int(np.argmax(error / np.maximum(limit, np.finfo(np.float64).tiny)))
     ok = not np.any(~(error <= limit))
     return Check(float(error[worst]), float(limit[worst]), bool(ok))
-
-
-def _reach_of_rounding_o(
-    spec: AttentionSpec,
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any,
-    scale: float | None,
-    captured: Mapping[str, Any] | None,
-    dropout: Dropout | None,
-    lengths: Lengths | None,
-) -> dict[str, float]:
-    """The largest change of dQ and dK, in rounding steps, when each element of O is rounded at random.
-
-    D then changes by about the root of the sum of squares of its terms, and dQ by scale P K times that.
-    """
-    given = read_problem(spec, q, k, v, do, scale=scale)
-    assert given.do is not None, "do was given"
-    rules = Rules(spec, given, captured, dropout, lengths)
-    dq, dk = np.zeros_like(given.q), np.zeros_like(given.k)
-    with np.errstate(all="ignore"):
-        for b, h in np.ndindex(given.batch, given.heads):
-            h_kv = h // given.group
-            q_h, k_h, v_h = given.q[b, :, h], given.k[b, :, h_kv], given.v[b, :, h_kv]
-            of_head = HeadRules(rules, b, h)
-            head = forward_head(q_h, k_h, v_h, given.scale, of_head)
-            ds = head.p * np.sqrt(np.square(given.do[b, :, h] * head.o).sum(axis=1, keepdims=True))
-            ds = np.where(of_head.allowed, np.abs(of_head.slopes(given.scale * (q_h @ k_h.T))) * ds, 0.0)
-            # A row that attends to what is not a number has no finite gradient, nor have its keys; other rows have.
-            ds[~np.isfinite(ds).all(axis=1)] = 0.0
-            dq[b, :, h] = given.scale * (ds @ _finite(k_h))
-            dk[b, :, h_kv] += given.scale * (ds.T @ _finite(q_h))
-    return {"dq": _largest(dq), "dk": _largest(dk)}
-
-
-def _finite(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(np.isfinite(rows), rows, 0.0)
 
 
 def _largest(exact: NDArray[np.float64]) -> float:

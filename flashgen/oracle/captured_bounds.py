@@ -17,12 +17,15 @@ import numpy as np
 
 from flashgen.dtypes import ALIASES, FP32
 from flashgen.oracle.attention import HeadRules, forward_head
-from flashgen.oracle.bounds import FACTOR, FP32_ROUNDING_STEPS, ROUNDING_STEPS
+from flashgen.oracle.bounds import FACTOR, ROUNDING_STEPS
 from flashgen.oracle.captured import CapturedSums, captured_gradients, sink_column
 from flashgen.oracle.problem import Array, Problem, gradient_of_lse, read_problem
 from flashgen.oracle.rounded import evaluate
 from flashgen.oracle.rules import Floats, Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
+
+#: Of a sum of terms that each hang on how a row's LSE was rounded.
+FP32_ROUNDING_STEPS = 6.0
 
 
 def captured_bounds(
