@@ -66,8 +66,6 @@ def calls(row: Row, names: list[str]) -> dict[str, Call]:
             run = prepared(row.problem, IMPLEMENTATIONS[name], made)
             got = run()
             error = distance(last_group(row.problem, got), exact)
-            # Of all heads, which the judge has not seen.
-            error = max(error, distance(got, first)) if first and error < TOLERANCE else error
         except CannotError as why:
             row.notes[name] = str(why)
             continue
@@ -77,6 +75,8 @@ def calls(row: Row, names: list[str]) -> dict[str, Call]:
                 raise
             row.notes[name] = f"{type(fault).__name__}: {' '.join(str(fault).split())[:160]}"
             continue
+        # Of other heads, which the judge has not seen, nobody is right whom those before contradict.
+        error = max(error, distance(got, first)) if first and error < TOLERANCE else error
         if error < TOLERANCE:
             first = first or tuple(x.float() for x in got)
             timed[name] = run

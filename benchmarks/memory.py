@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 import torch
+from attention import prepared, tensors
 from attention_peers import IMPLEMENTATIONS, PEERS, Attention
 from attention_rows import OURS, Problem, grid
 
@@ -29,16 +30,12 @@ def share(problem: Problem, taken: int) -> float:
 
 def peak(problem: Problem, attention: Attention) -> int:
     """Bytes that a call allocates at its peak; of the second one, as a first one may find things out."""
-    torch.manual_seed(0)
-    shape = (problem.batch, problem.queries, problem.heads, problem.head_dim)
-    *inputs, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    inputs = [x.requires_grad_() for x in inputs]
-    out = attention(problem, *inputs)
+    run = prepared(problem, attention, tensors(problem))
     for _ in range(2):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        gradients = torch.autograd.grad(out, inputs, do, retain_graph=True)
+        gradients = run()
         torch.cuda.synchronize()
         taken = torch.cuda.max_memory_allocated() - before
         del gradients

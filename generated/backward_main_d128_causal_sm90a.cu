@@ -3597,7 +3597,6 @@ FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
 FLASHGEN_DEVICE u32* finished_tiles(const Params& p, i32 head) { return p.head_counts + 2 + 2 * head; }
-#line 181
 // Which phase of the barriers that go by with tiles of keys is a tile's.
 FLASHGEN_DEVICE u32 turn_of(TileRing::Where tile) { return tile.count % 2; }
 
@@ -4129,7 +4128,6 @@ FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
   const Shared shared = Shared::at(base);
   using Share = Shape::Share;
   const i32 heads = p.tiles / p.kv_tiles * p.group;
-#line 48
   SumRing::Where at;
   if (thread.lane != 0) return;
   const auto draw = [&]() { return static_cast<i32>(atomic_add(p.head_counts, 1u)); };
@@ -4207,17 +4205,17 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 204 "kernels/backward_main_sm90.cu.j2"
+#line 197 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 209
+#line 202
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 214
+#line 207
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -4225,14 +4223,14 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 226
+#line 219
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 233
+#line 226
     fence_mbarrier_init();
   }
   block_sync();
@@ -4242,11 +4240,11 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 246
+#line 239
     else if (thread.warp == 1) report(p, base, thread);
     else if (thread.warp == 2) collect(p, base, thread);
     else finish(p, base, thread);
-#line 250
+#line 243
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

@@ -177,7 +177,8 @@ def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
     if plan.sums is not None and plan.sums.cuts is not None:
         cuts = plan.sums.cuts
         counts.update(whole_tiles=cuts.whole_tiles(problem), tile_parts=cuts.parts(problem))
-        counts["part_counts"] = cuts.counts(problem)
+        counts.update(part_sums=cuts.sums_of_head(problem), part_counts=cuts.counts(problem))
+        counts["part_heads"] = cuts.heads(problem) * (problem.heads_q // problem.heads_kv if problem.heads_kv else 0)
     if not plan.is_persistent:
         return counts
     counts["tiles"] = plan.grid(problem)[0]

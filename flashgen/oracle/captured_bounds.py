@@ -17,15 +17,13 @@ import numpy as np
 
 from flashgen.dtypes import ALIASES, FP32
 from flashgen.oracle.attention import HeadRules, forward_head
-from flashgen.oracle.bounds import FACTOR, ROUNDING_STEPS
+from flashgen.oracle.bounds import FACTOR, FP32_ROUNDING_STEPS, ROUNDING_STEPS
 from flashgen.oracle.captured import CapturedSums, captured_gradients, sink_column
 from flashgen.oracle.problem import Array, Problem, gradient_of_lse, read_problem
+from flashgen.oracle.reach import largest
 from flashgen.oracle.rounded import evaluate
 from flashgen.oracle.rules import Floats, Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
-
-#: Of a sum of terms that each hang on how a row's LSE was rounded.
-FP32_ROUNDING_STEPS = 6.0
 
 
 def captured_bounds(
@@ -58,12 +56,12 @@ def captured_bounds(
     steps = FP32_ROUNDING_STEPS if spec.element is FP32 else ROUNDING_STEPS
     limits = {}
     for name, reference in exact.items():
-        largest = _largest(reference)
+        size = largest(reference)
         limits[name] = (
-            FACTOR * _largest(one_run[name] - reference)
-            + steps * spec.element.epsilon * max(largest, np.sqrt(_largest(reach[name])))
-            + FP32.epsilon * _largest(magnitudes[name])
-            + _epsilon({**spec.tensors, **(captured or {})}[name]) * largest
+            FACTOR * largest(one_run[name] - reference)
+            + steps * spec.element.epsilon * max(size, np.sqrt(largest(reach[name])))
+            + FP32.epsilon * largest(magnitudes[name])
+            + _epsilon({**spec.tensors, **(captured or {})}[name]) * size
         )
     return limits
 
@@ -97,10 +95,6 @@ def _reach(
             magnitudes.add_pairs(logits, ds, b, h)
             magnitudes.add_sink(sink * row_sum, b, h)
     return squares.values, magnitudes.values
-
-
-def _largest(values: Floats) -> float:
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 def _epsilon(tensor: Any) -> float:

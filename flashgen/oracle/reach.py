@@ -23,8 +23,6 @@ from flashgen.oracle.rules import Floats, Pairs, Rules
 
 #: Two elements that differ by less are rounded alike.
 _ALIKE = 1e-9
-#: What exponentials of GPUs are off by, and logarithms, in roundings.
-_APPROXIMATE = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +47,7 @@ def reach(given: Problem, rules: Rules, of_lse: Array) -> Reach:
         for b, h in np.ndindex(given.batch, given.heads):
             h_kv = h // given.group
             head = _Head(given, HeadRules(rules, b, h), b, h)
-            lse[b, h] = head.lse
+            lse[b, h] = _finite(head.lse)
             squares["o"][b, :, h] = head.of_o
             if given.do is not None:
                 gradients = head.gradients(given.do[b, :, h], of_lse[b, h])
@@ -60,8 +58,8 @@ def reach(given: Problem, rules: Rules, of_lse: Array) -> Reach:
                 of_o["dq"][b, :, h] = of_rows
                 of_o["dk"][b, :, h_kv] += of_keys
     return Reach(
-        {name: _largest(x) for name, x in of_o.items()},
-        {name: float(np.sqrt(_largest(x))) for name, x in squares.items()},
+        {name: largest(x) for name, x in of_o.items()},
+        {name: float(np.sqrt(largest(x))) for name, x in squares.items()},
         lse,
     )
 
@@ -79,10 +77,10 @@ class _Head:
         self.good = rows & _are_finite(self.forward.o)
         self.kept = rules.keep(np.ones_like(self.p))
         logits = given.scale * (q @ k.T)
-        self.slopes = np.where(self.p == 0.0, 0.0, np.abs(rules.slopes(logits)))
-        # What is rounded of each pair: what its exponential is taken of, the exponential, by as much as GPUs' is off,
-        # and where it is not just the product, the score, once as it is and once as a power of two.
-        sizes = np.abs(np.log(self.p)) + _APPROXIMATE
+        self.slopes = np.where(self.p == 0.0, 0.0, rules.slopes(logits))
+        # What is rounded of each pair: what its exponential is taken of, and where it is not just the product, the
+        # score, once as it is and once as a power of two.
+        sizes = np.abs(np.log(self.p))
         if rules.changes_logits:
             sizes += np.abs(rules.slopes(logits) * logits) + 2.0 * np.abs(rules.scores(logits))
         of_scores = np.square(self.p * np.where(self.p == 0.0, 0.0, sizes))
@@ -107,34 +105,37 @@ class _Head:
     def gradients(self, do: Floats, of_lse: Floats) -> tuple[Floats, Floats, Floats]:
         """Squares of the changes of dQ, dK and dV by roundings of scores, of LSE and of sums of products."""
         do = _finite(do)
-        of_row = self.shared + np.square(_finite(self.forward.lse)) + np.square(_APPROXIMATE)
+        of_row = self.shared + np.square(_finite(self.forward.lse))
         # As the sum that its row is divided by has changed with it, a P of nearly 1 keeps its own change to itself.
-        p = self.own * (1.0 - 2.0 * self.p) + np.square(self.p) * of_row[:, None]
+        of_p = self.own * (1.0 - 2.0 * self.p) + np.square(self.p) * of_row[:, None]
         all_alike = self.alike and _are_alike(do)
-        dv = _sum(np.square(self.kept).T * p.T, do, all_alike)
+        dv = _sum(np.square(self.kept).T * of_p.T, do, all_alike)
         # Where O is not finite, neither is D, of which dS is made.
-        row_p, p = np.where(self.good, self.p, 0.0), np.where(self.good, p, 0.0)
+        p, own, of_p = (np.where(self.good, x, 0.0) for x in (self.p, self.own, of_p))
         row_sum = (do * self.o).sum(axis=1)
-        dp = np.where(row_p == 0.0, 0.0, self.kept * (do @ self.v.T) - (row_sum - of_lse)[:, None])
-        of_row_sum, of_dp = (np.square(do) * self.of_o).sum(axis=1), np.zeros_like(self.p)
+        dp = np.where(p == 0.0, 0.0, self.kept * (do @ self.v.T) - (row_sum - of_lse)[:, None])
+        of_row_sum, of_dp = (np.square(do) * self.of_o).sum(axis=1), np.zeros_like(p)
         if self.alike:
             of_row_sum = np.square((np.abs(do) * np.sqrt(self.of_o)).sum(axis=1))
             of_row_sum += np.diagonal(_of_products(do, self.o))
             of_dp = np.square(self.kept) * _of_products(do, self.v)
-        of_dp += of_row_sum[:, None]
-        ds = np.square(self.slopes) * (p * np.square(dp) + np.square(row_p) * of_dp)
-        # What a row's elements of dS have in common adds up.
-        together = np.square((row_p * self.slopes * dp) @ self.k) * of_row[:, None]
-        together += np.square((row_p * self.slopes) @ self.k) * of_row_sum[:, None]
+        # A row's dQ, like O, moves by what each pair has of it less itself, and by what all pairs have in common.
+        terms = self.slopes * dp
+        dq = (p * terms) @ self.k
+        of_dq = (own * np.square(terms)) @ np.square(self.k) - 2.0 * dq * ((own * terms) @ self.k)
+        of_dq = np.maximum(of_dq + np.square(dq) * of_row[:, None], 0.0)
+        of_dq += np.square((p * self.slopes) @ self.k) * of_row_sum[:, None]
+        of_dq += _sum(np.square(p * self.slopes) * of_dp, self.k, self.alike)
+        of_ds = np.square(terms) * of_p + np.square(p * self.slopes) * (of_dp + of_row_sum[:, None])
         scale = np.square(self.scale)
-        return scale * (_sum(ds, self.k, self.alike) + together), scale * _sum(ds.T, self.q, all_alike), dv
+        return scale * of_dq, scale * _sum(of_ds.T, self.q, all_alike), dv
 
     def of_rounding_o(self, do: Floats) -> tuple[Floats, Floats]:
         """The changes of dQ and dK when each element of O is rounded."""
         terms = _finite(do) * self.o
         alike = np.all(np.abs(self.o - self.o[:, :1]) <= _ALIKE * np.abs(self.o[:, :1]), axis=1)
         of_row_sum = np.where(alike, np.abs(terms.sum(axis=1)), np.sqrt(np.square(terms).sum(axis=1)))
-        ds = np.where(self.good, self.p, 0.0) * self.slopes * of_row_sum[:, None]
+        ds = np.where(self.good, self.p, 0.0) * np.abs(self.slopes) * of_row_sum[:, None]
         return self.scale * (ds @ self.k), self.scale * (ds.T @ self.q)
 
 
@@ -164,5 +165,6 @@ def _finite(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, 0.0)
 
 
-def _largest(values: NDArray[np.float64]) -> float:
+def largest(values: NDArray[np.float64]) -> float:
+    """The largest magnitude of those that are finite."""
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))

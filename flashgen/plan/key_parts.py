@@ -58,12 +58,16 @@ class KeyParts:
 
     def whole_heads(self, problem: Problem) -> int:
         """Heads of keys that have none of the others."""
-        return self.whole_tiles(problem) // self._tiles_of_head(problem)
+        return self._whole_heads(self._cut(problem), problem)
 
     def heads(self, problem: Problem) -> int:
         """For how many heads of keys, besides those that there are, the sums of parts are counted."""
         cut = self._cut(problem)
-        return -(-cut // self._sums_of_head(problem)) if cut else 0
+        return self._heads_for(cut, problem) if cut else 0
+
+    def sums_of_head(self, problem: Problem) -> int:
+        """Tiles whose dK and dV take as much as dQ of one head of keys does, with all that share it."""
+        return self._steps(problem) * self.step_floats // self.tile_floats
 
     def counts(self, problem: Problem) -> int:
         """Of parts of each tile that is cut, as each warp has added them: words of the workspace, behind all sums."""
@@ -72,13 +76,14 @@ class KeyParts:
     def _have_room(self, cut: int, problem: Problem) -> bool:
         """Whether so many tiles' sums find a place: a part waits until a head is done with that has only whole
         tiles, as it could wait for itself otherwise."""
-        sums = self._sums_of_head(problem)
-        whole_heads = (self._tiles(problem) - cut) // self._tiles_of_head(problem)
-        return sums > 0 and -(-cut // sums) <= whole_heads
+        has_any = self.sums_of_head(problem) > 0
+        return has_any and self._heads_for(cut, problem) <= self._whole_heads(cut, problem)
 
-    def _sums_of_head(self, problem: Problem) -> int:
-        """Tiles whose dK and dV take as much as dQ of one head of keys does, with all that share it."""
-        return self._steps(problem) * self.step_floats // self.tile_floats
+    def _heads_for(self, cut: int, problem: Problem) -> int:
+        return -(-cut // self.sums_of_head(problem))
+
+    def _whole_heads(self, cut: int, problem: Problem) -> int:
+        return (self._tiles(problem) - cut) // self._tiles_of_head(problem)
 
     def _steps(self, problem: Problem) -> int:
         return -(-problem.len_q // self.tile_q) * (problem.heads_q // problem.heads_kv if problem.heads_kv else 0)

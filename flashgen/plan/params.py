@@ -13,6 +13,8 @@ _NOTES = {
     "sum_heads": "heads that dq_accum has room for",
     "whole_tiles": "tiles of keys that are not cut into parts",
     "tile_parts": "parts of each of the others",
+    "part_sums": "of how many of these the place of a group's dQ has room for dK and dV",
+    "part_heads": "heads that are counted besides those that there are, for such places",
     "part_counts": "words of dq_accum behind sums: how many parts of tiles that are cut have been added",
     "o_partial": "of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "and its log-sum-exp, (splits, batch, heads_q, len_q)",
@@ -83,7 +85,7 @@ FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
 #: Of tiles of keys, the last of which may be cut.
-_PARTS = ("whole_tiles", "tile_parts")
+_PARTS = ("whole_tiles", "tile_parts", "part_sums", "part_heads")
 
 
 def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False, cuts: bool = False) -> ParamTable:

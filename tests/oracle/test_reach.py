@@ -39,27 +39,25 @@ def outcome(scores, v):
 
 def test_roundings_of_scores_and_of_lse_do_what_they_do_when_they_are_drawn():
     spec = AttentionSpec(16, dtype="bf16", score=score.alibi(np.full(1, SLOPE, np.float32)))
-    q, k, v, do = (normal(n, 16, seed=n) for n in (24, 30, 31, 25))
-    v = v[:30]
-    do = do[:24]
+    q, k, v, do = (normal(n, 16, seed=seed) for seed, n in enumerate((24, 30, 30, 24)))
     logits = q @ k.T / 4.0
     # As there are more keys, a distance is that of the last query's diagonal.
     scores = logits - SLOPE * np.abs(np.arange(30) - np.arange(24)[:, None] - 6)
     o, lse = outcome(scores, v)
     wanted = o, *gradients(q, k, v, do, scores, lse, o)
-    sizes = np.abs(scores - lse) + 2.0 + np.abs(logits) + 2.0 * np.abs(scores)
+    sizes = np.abs(scores - lse) + np.abs(logits) + 2.0 * np.abs(scores)
     random = np.random.default_rng(7)
     squares = [np.zeros_like(x) for x in wanted]
     for _ in range(TRIALS):
         moved = scores + SMALL * sizes * random.standard_normal(sizes.shape)
         o, own = outcome(moved, v)
-        own += SMALL * np.hypot(lse, 2.0) * random.standard_normal(lse.shape)
+        own += SMALL * lse * random.standard_normal(lse.shape)
         for total, x, y in zip(squares, (o, *gradients(q, k, v, do, moved, own, o)), wanted, strict=True):
             total += np.square((x - y) / SMALL) / TRIALS
     result = found(spec, *(x[None, :, None] for x in (q, k, v, do)))
     for name, total in zip(("o", "dq", "dk", "dv"), squares, strict=True):
-        # What a row's elements have in common is counted twice in dQ and dK.
-        assert 0.8 < result.of_float32[name] / np.sqrt(total.max()) < 2.0, name
+        # Of dK, what rows' scores do to D as well is counted by itself.
+        assert 0.8 < result.of_float32[name] / np.sqrt(total.max()) < (2.0 if name == "dk" else 1.25), name
 
 
 def test_roundings_of_o_do_what_they_do_when_they_are_drawn():

@@ -14,18 +14,18 @@ from flashgen.plan.model import Problem
 from flashgen.plan.sum_ring import SumRing
 
 ARCH = "sm_90a"
+SHAPES = {
+    "batch": st.integers(0, 40),
+    "heads_kv": st.integers(0, 40),
+    "group": st.integers(1, 4),
+    "len_q": st.integers(0, 9000),
+    "len_kv": st.integers(0, 9000),
+    "tile_q": st.sampled_from([64, 128]),
+}
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    batch=st.integers(0, 40),
-    heads_kv=st.integers(0, 40),
-    group=st.integers(1, 4),
-    len_q=st.integers(0, 9000),
-    len_kv=st.integers(0, 9000),
-    tile_q=st.sampled_from([64, 128]),
-    blocks=st.integers(1, 132),
-)
+@given(**SHAPES, blocks=st.integers(1, 132))
 def test_parts_end_sooner_than_whole_tiles_and_have_steps(
     batch: int, heads_kv: int, group: int, len_q: int, len_kv: int, tile_q: int, blocks: int
 ) -> None:
@@ -52,14 +52,7 @@ def test_parts_end_sooner_than_whole_tiles_and_have_steps(
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    batch=st.integers(1, 40),
-    heads_kv=st.integers(1, 40),
-    group=st.integers(1, 4),
-    len_q=st.integers(1, 9000),
-    len_kv=st.integers(1, 9000),
-    tile_q=st.sampled_from([64, 128]),
-)
+@given(**SHAPES)
 def test_sums_of_parts_find_place_where_dq_of_heads_was_summed_that_wait_for_no_part(
     batch: int, heads_kv: int, group: int, len_q: int, len_kv: int, tile_q: int
 ) -> None:
@@ -68,9 +61,8 @@ def test_sums_of_parts_find_place_where_dq_of_heads_was_summed_that_wait_for_no_
     heads, tiles_of_head = batch * heads_kv, -(-len_kv // 128)
     places = SumRing(128, 1, cuts=cuts).heads(problem) // group
     cut = heads * tiles_of_head - cuts.whole_tiles(problem)
-    # What the kernels make of it.
-    sums_of_head = group * -(-len_q // tile_q) * tile_q * 128 // (128 * 2 * 128)
-    counted = cuts.heads(problem)
+    counted, sums_of_head = cuts.heads(problem), cuts.sums_of_head(problem)
+    assert sums_of_head * 128 * 2 * 128 <= group * -(-len_q // tile_q) * tile_q * 128
     assert counted * sums_of_head >= cut
     assert counted == 0 or (counted - 1) * sums_of_head < cut
     # All of its tiles are whole and begin before any part; nor does a head have a place twice at once.
@@ -117,6 +109,7 @@ def test_a_small_problem_takes_no_more_than_sums_of_all_heads(batch: int, heads:
     counts = tile_counts(made.kernel("main"), problem)
     assert counts["tile_parts"] == parts
     assert counts["sum_heads"] == batch * heads
+    assert counts["part_heads"] == (0 if parts == 1 else -(-(batch * heads * length // 128 % 132) // (length // 256)))
     counters = -(-132 * 8 // 512) * 512
     assert workspaces(made, problem)["dq_accum"] <= batch * heads * length * 128 + counters
 
