@@ -181,6 +181,13 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
+// The smaller of two, or NaN if one of them is.
+FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));

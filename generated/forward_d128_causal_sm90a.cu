@@ -190,6 +190,13 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
+// The smaller of two, or NaN if one of them is.
+FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
@@ -1984,6 +1991,13 @@ constexpr float kGrown = 0x1p14f;
 // How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
+// How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
+// are, still have all their bits, or enough of them.
+template <class T>
+constexpr float kAhead = 45.0f;
+template <>
+constexpr float kAhead<half_t> = 6.0f;
+
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
   // log2 of the factor taken out of the row.
@@ -2062,6 +2076,8 @@ template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  // How far above its anchor a row may be, where its maximum is looked at.
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
   RowStatistics rows;
   // See anchor().
@@ -2107,33 +2123,46 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
+    if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
   // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
   // anchor.
-  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
-  // Sees to the same by maxima, of which there is one for each row at least once.
-  template <class Logits>
-  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
-    factor[0] = factor[1] = 1.0f;
-    follow_maximum(scores, logits);
-    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
-    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
+    return foresees && rows.anchor[row] >= highest - kReach;
+  }
+  // Whether a row has to have its anchor moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
+    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    rows.anchor[row] = anchor;
+    rows.sum[row] *= factor[row];
+  }
+  // The anchor for a row in which a logit was found: that, or so far ahead of it that no row can grow far
+  // above it.
+  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
+    // A whole number of powers of two: at the highest logit nothing is rounded.
+    const float last = highest - (kReach - 1.0f);
+    return found < last && found + kAhead<T> >= last ? last : found;
+  }
+
+  // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
+  // and not NaN.
+  FLASHGEN_DEVICE float shift(i32 row) const {
+    return rows.anchor[row] == -kInfinity ? 0.0f : rows.anchor[row];
   }
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
                                     const Logits& logits) {
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[2], total[2][2] = {};
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
+    const float shifts[2] = {shift(0), shift(1)};
+    float total[2][2] = {};
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -2205,14 +2234,10 @@ struct AnchoredSoftmax {
   // Moves the anchors of rows that reach far above them to the maximum.
   template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
-    constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (!(found > rows.anchor[h] + reach)) continue;
-      factor[h] = exp2_approx(rows.anchor[h] - found);
-      rows.anchor[h] = found;
-      rows.sum[h] *= factor[h];
+      if (has_grown_to(found, h)) move_anchor(h, found);
     }
   }
 };
@@ -3559,27 +3584,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 29
+#line 25
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 59
+#line 52
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 66
+#line 59
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 68
+#line 61
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 71
+#line 64
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 76
+#line 69
     return !at.reach.uncut_keys.has(step.key_tile);
   };
-#line 79
+#line 72
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3606,7 +3631,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 106
+#line 99
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3614,33 +3639,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 132
-  // -inf for pairs that the mask forbids.
-  const auto apply_mask = [&](const Step& step) {
+#line 125
+  // What stands for pairs that the mask forbids.
+  const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-    if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
+    if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 142
+#line 135
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return has_mask(step) || warp_any(!softmax.is_settled());
   };
-#line 148
+#line 141
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 151
+#line 144
     wgmma_pin(scores);
-#line 153
+#line 146
     release_keys(step);
-#line 161
+#line 154
     const ScaledProducts logits{p.scale_log2};
-#line 163
+#line 156
     bool rescales = false;
 #pragma unroll 1
     for (;;) {
       if (looks) {
-        apply_mask(step);
+        apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
       }
       softmax.exponentiate(scores, probabilities, logits);
@@ -3648,7 +3673,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       softmax.watch();
       looks = true;
     }
-#line 194
+#line 187
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3705,7 +3730,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 199 "kernels/forward_sm90/consumer.j2"
+#line 192 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3725,7 +3750,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 221
+#line 214
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3740,12 +3765,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 236
+#line 229
       const bool looks = needs_look(next);
-#line 238
+#line 231
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities, looks);
-#line 241
+#line 234
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3772,34 +3797,34 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 271
+#line 264
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 291
+#line 284
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 297
+#line 290
     const bool looks = needs_look(step);
-#line 299
+#line 292
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even, looks)) scale_rows(out, softmax.factor);
-#line 305
+#line 298
     Shape::Softmax::round(even, scores);
-#line 307
+#line 300
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(even, odd) && overlap(odd, even)) {
     }
   }
-#line 316
+#line 309
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 319
+#line 312
   if (thread.lane == 0) bulk_wait<0>();
 }
 

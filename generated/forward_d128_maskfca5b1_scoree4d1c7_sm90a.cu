@@ -191,6 +191,13 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
+// The smaller of two, or NaN if one of them is.
+FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
@@ -1985,6 +1992,13 @@ constexpr float kGrown = 0x1p14f;
 // How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
+// How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
+// are, still have all their bits, or enough of them.
+template <class T>
+constexpr float kAhead = 45.0f;
+template <>
+constexpr float kAhead<half_t> = 6.0f;
+
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
   // log2 of the factor taken out of the row.
@@ -2063,6 +2077,8 @@ template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  // How far above its anchor a row may be, where its maximum is looked at.
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
   RowStatistics rows;
   // See anchor().
@@ -2108,33 +2124,46 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
+    if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
   // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
   // anchor.
-  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
-  // Sees to the same by maxima, of which there is one for each row at least once.
-  template <class Logits>
-  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
-    factor[0] = factor[1] = 1.0f;
-    follow_maximum(scores, logits);
-    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
-    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
+    return foresees && rows.anchor[row] >= highest - kReach;
+  }
+  // Whether a row has to have its anchor moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
+    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    rows.anchor[row] = anchor;
+    rows.sum[row] *= factor[row];
+  }
+  // The anchor for a row in which a logit was found: that, or so far ahead of it that no row can grow far
+  // above it.
+  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
+    // A whole number of powers of two: at the highest logit nothing is rounded.
+    const float last = highest - (kReach - 1.0f);
+    return found < last && found + kAhead<T> >= last ? last : found;
+  }
+
+  // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
+  // and not NaN.
+  FLASHGEN_DEVICE float shift(i32 row) const {
+    return rows.anchor[row] == -kInfinity ? 0.0f : rows.anchor[row];
   }
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
                                     const Logits& logits) {
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[2], total[2][2] = {};
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
+    const float shifts[2] = {shift(0), shift(1)};
+    float total[2][2] = {};
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -2206,14 +2235,10 @@ struct AnchoredSoftmax {
   // Moves the anchors of rows that reach far above them to the maximum.
   template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
-    constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (!(found > rows.anchor[h] + reach)) continue;
-      factor[h] = exp2_approx(rows.anchor[h] - found);
-      rows.anchor[h] = found;
-      rows.sum[h] *= factor[h];
+      if (has_grown_to(found, h)) move_anchor(h, found);
     }
   }
 };
@@ -3611,7 +3636,7 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 
 }  // namespace flashgen
 
-#line 4 "flashgen/cap.cuh"
+#line 5 "flashgen/cap.cuh"
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
 // cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
 // quickly as of products. The largest product of a lane tells whether all are so far below.
@@ -3626,17 +3651,21 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
+// What stands for a forbidden product. No other is as far below zero, or it is moved.
+constexpr float kForbidden = -0x1.fffffep+127f;
+
 // What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope
 // without its sign.
 struct Cap {
-  float steepness;
+  float signed_steepness;
   float slope;
 
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
     return {amplitude * slope * kLog2E, magnitude(slope)};
   }
-  // Logits with products.
-  FLASHGEN_DEVICE bool rises() const { return steepness > 0.0f; }
+  // Logits that fall with their products are turned round.
+  FLASHGEN_DEVICE bool falls() const { return signed_steepness < 0.0f; }
+  FLASHGEN_DEVICE float steepness() const { return magnitude(signed_steepness); }
 };
 
 // The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
@@ -3647,7 +3676,7 @@ struct CapPolynomial {
   FLASHGEN_DEVICE static CapPolynomial of(const Cap& cap) {
     const float square = squared(cap.slope);
     CapPolynomial made;
-    made.coefficients[0] = cap.steepness * kTangent[0];
+    made.coefficients[0] = cap.steepness() * kTangent[0];
 #pragma unroll
     for (i32 i = 1; i < 3; ++i)
       made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
@@ -3665,10 +3694,13 @@ struct CapPolynomial {
     const float sum = fused_multiply_add(coefficients[2], square, coefficients[1]);
     return fused_multiply_add(sum, square, coefficients[0]);
   }
-  FLASHGEN_DEVICE bool is_beyond(float s) const { return magnitude(s) >= limit; }
+  // By the square, as that is needed anyway.
+  FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
+  // Whether what is forbidden has a logit of -inf, as the square of what stands for it is infinite.
+  FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
 };
 
-// The largest of a lane's products, without its sign. A NaN may be left out.
+// The largest of a lane's products, without its sign. A NaN may be left out, here and below.
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   float largest[4] = {};
@@ -3677,35 +3709,81 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
+// The highest product of each of a lane's two rows.
+template <i32 count>
+FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)[2]) {
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    highest[row] = -kInfinity;
+#pragma unroll
+    for (i32 i = 2 * row; i < count; i += 4)
+      highest[row] = maximum(highest[row], maximum(products[i], products[i + 1]));
+  }
+}
+
 // How much of the cap a product of any size has, and what the cap is in powers of two.
 struct CapShare {
+  // Beyond this power of two e^2x is no more than that: the share is 1, and two of them have a product.
+  static constexpr float kMost = 30.0f;
+
   float exponent;
   float highest;
 
   FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
-    return {cap.slope * (2.0f * kLog2E), cap.steepness * reciprocal_approx(cap.slope)};
+    return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
   }
   // tanh(x) is 1 - 2 / (e^2x + 1).
   FLASHGEN_DEVICE float operator()(float s) const {
-    return fused_multiply_add(-2.0f, reciprocal_approx(exp2_approx(s * exponent) + 1.0f), 1.0f);
+    return fused_multiply_add(-2.0f, reciprocal_approx(divisor(s)), 1.0f);
+  }
+  // Exponents of two neighbours of a row, which share the division, as it is slow.
+  FLASHGEN_DEVICE void exponents(float (&products)[2], float shift) const {
+    const float of_first = divisor(products[0]), of_second = divisor(products[1]);
+    const float both = reciprocal_approx(of_first * of_second) * (-2.0f * highest);
+    products[0] = fused_multiply_add(both, of_second, highest - shift);
+    products[1] = fused_multiply_add(both, of_first, highest - shift);
+  }
+
+ private:
+  FLASHGEN_DEVICE float divisor(float s) const {
+    return exp2_approx(minimum_or_nan(s * exponent, kMost)) + 1.0f;
   }
 };
 
-// Rows whose anchors are so near the cap that none can grow far above it: of a lane's two, and of its warp's.
-struct NearCap {
-  bool rows[2];
+// What is known of rows between tiles of keys.
+struct CapRows {
+  // Of a lane's two: whether products of all sizes are taken for shares of the cap, as many are beyond the
+  // polynomial. What a share is off by, 4e-7 of the cap, is nothing beside the logarithm of such a row's sum,
+  // which is a quarter of the cap at least.
+  bool takes_shares[2];
+  // Of the warp's: whether some of them do, and all; and whether besides none can grow far above its anchor,
+  // so that there is nothing to look for.
   bool some;
   bool all;
+  bool settled;
 
+  // Whether follow() might find something to do, with such highest products of a lane's rows, or if both are
+  // no higher.
   template <class Softmax>
-  FLASHGEN_DEVICE static NearCap of(const Cap& cap, const Softmax& softmax) {
-    const float highest = magnitude(CapShare::of(cap).highest);
-    NearCap near = {{softmax.is_near(highest, 0), softmax.is_near(highest, 1)}};
-    near.some = warp_any(near.rows[0] || near.rows[1]);
-    near.all = !warp_any(!near.rows[0] || !near.rows[1]);
-    return near;
-  }
+  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest) const;
+  // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
+  // whether the output so far is to be multiplied by the softmax's factors.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2]);
 };
+
+// Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
+// is forbidden.
+template <i32 count>
+FLASHGEN_DEVICE void prepare_products(float (&products)[count], const Cap& cap) {
+  constexpr float kLeast = 0.5f * kForbidden;
+  const float sign = cap.falls() ? -1.0f : 1.0f;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) {
+    const float product = products[i] * sign;
+    products[i] = product < kLeast ? kLeast : product;
+  }
+}
 
 // For the softmax: products that are below the limit, ...
 struct ProductsBelowCap {
@@ -3717,99 +3795,102 @@ struct ProductsBelowCap {
   }
 };
 
-// ... products of rows near their cap, which need no polynomial: what a share is off by, 2.7e-7 of the cap,
-// is nothing beside the logarithm of such a row's sum, ...
-struct SharesOfCap {
+// ... exponents that have taken the place of products, ...
+struct Exponents {
   static constexpr i32 sums = 1;
+  FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }
+};
+
+// ... of rows that take shares of the cap whatever their size, ...
+struct SharesOfCap {
   CapShare share;
 
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
-    return fused_multiply_add(share(s), share.highest, -shift);
+  template <i32 count>
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; i += 2) {
+      float two[2] = {products[i], products[i + 1]};
+      share.exponents(two, shift[i / 2 % 2]);
+      products[i] = two[0];
+      products[i + 1] = two[1];
+    }
   }
 };
 
-// ... and products of any size and of any row.
+// ... and of any row, some of them forbidden. Whichever way it is computed, an exponent is the same number.
 struct CappedProducts {
-  static constexpr i32 sums = 1;
   CapPolynomial polynomial;
   CapShare share;
-  // Of each of a lane's two rows.
+  // Squared, of each of a lane's two rows.
   float limits[2];
 
-  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap, const NearCap& near) {
+  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap, const CapRows& rows) {
     CappedProducts made = {CapPolynomial::of(cap), CapShare::of(cap)};
 #pragma unroll
-    for (i32 row = 0; row < 2; ++row) made.limits[row] = near.rows[row] ? 0.0f : made.polynomial.limit;
+    for (i32 row = 0; row < 2; ++row)
+      made.limits[row] = rows.takes_shares[row] ? 0.0f : squared(made.polynomial.limit);
     return made;
   }
 
-  FLASHGEN_DEVICE bool is_beyond(float s, i32 row) const { return magnitude(s) >= limits[row]; }
+  FLASHGEN_DEVICE bool is_beyond(float s, i32 row) const { return squared(s) >= limits[row]; }
   FLASHGEN_DEVICE float logit(float s, i32 row) const {
-    return is_beyond(s, row) ? share(s) * share.highest : s * polynomial.factor(s);
-  }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
-    const float below = fused_multiply_add(s, polynomial.factor(s), -shift);
-    const float beyond = fused_multiply_add(share(s), share.highest, -shift);
-    return is_beyond(s, row) ? beyond : below;
-  }
-};
-
-// The same where more is to be known of them: products that are below their limit stay as they are, or are
-// negated where logits fall, and others are replaced by their share of the cap, times a power of two with
-// which it is beyond the limit, too. So they are in the order of their logits, those that are forbidden may
-// be -inf, and what the exponent of each comes to is the same number.
-struct OrderedProducts {
-  // Of logits that rise.
-  CappedProducts capped;
-  // What a share is multiplied by, and the cap over that.
-  float stretch;
-  float rest;
-
-  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap, const NearCap& near) {
-    OrderedProducts made;
-    made.capped = CappedProducts::of({magnitude(cap.steepness), cap.slope}, near);
-    // The least share beyond a limit is more than 2^-5.
-    const i32 exponent =
-        smaller(static_cast<i32>(bits_of(made.capped.polynomial.limit) & 0x7f800000u), 0x78000000);
-    made.stretch = maximum(float_of(static_cast<u32>(exponent + (6 << 23))), 0x1p-100f);
-    // Not 0, so that what is forbidden stays -inf.
-    made.rest = maximum(made.capped.share.highest * reciprocal_approx(made.stretch), 0x1p-100f);
-    return made;
+    const float below = s * polynomial.factor(s), beyond = share(s) * share.highest;
+    const float logit = is_beyond(s, row) ? beyond : below;
+    return s == kForbidden ? -kInfinity : logit;
   }
 
-  static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE float logit(float s, i32 row) const { return s * factor(s, row); }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
-    return fused_multiply_add(s, factor(s, row), -shift);
-  }
-
-  // Of a warp's strip, where a lane has two columns for each row in turn.
+  // Of a warp's strip, where a lane has two columns for each row in turn. What is forbidden goes by the
+  // polynomial, see forbids().
   template <i32 count>
-  FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
-    const bool falls = cap.steepness < 0.0f;
-    const float stretched = falls ? -stretch : stretch;
-    // So many are replaced at once, if one of them needs it.
-    constexpr i32 few = 8;
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
 #pragma unroll
-    for (i32 group = 0; group < count; group += few) {
-      bool is_any_beyond = falls;
+    for (i32 i = 0; i < count; i += 2) {
+      const i32 row = i / 2 % 2;
+      float beyond[2] = {products[i], products[i + 1]};
+      share.exponents(beyond, shift[row]);
 #pragma unroll
-      for (i32 i = group; i < smaller(group + few, count); ++i)
-        is_any_beyond = capped.is_beyond(products[i], i / 2 % 2) || is_any_beyond;
-      if (!warp_any(is_any_beyond)) continue;
-#pragma unroll
-      for (i32 i = group; i < smaller(group + few, count); ++i) {
-        const float s = products[i];
-        products[i] = capped.is_beyond(s, i / 2 % 2) ? capped.share(s) * stretched : falls ? -s : s;
+      for (i32 j = 0; j < 2; ++j) {
+        const float s = products[i + j];
+        const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
+        const bool takes_share = is_beyond(s, row) & (s != kForbidden);
+        products[i + j] = takes_share ? beyond[j] : below;
       }
     }
   }
-
- private:
-  FLASHGEN_DEVICE float factor(float s, i32 row) const {
-    return capped.is_beyond(s, row) ? rest : capped.polynomial.factor(s);
-  }
 };
+
+template <class Softmax>
+FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest) const {
+  const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
+  const bool may_begin = !(takes_shares[0] && takes_shares[1]) && highest >= CapPolynomial::of(cap).limit;
+  return may_begin || softmax.might_grow(most);
+}
+
+template <class Softmax>
+FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2]) {
+  const CappedProducts capped = CappedProducts::of(cap, *this);
+  const float top = capped.share.highest, limit = capped.polynomial.limit;
+  bool is_safe = !cap.falls();
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    const float found = capped.logit(row_maximum(highest[row]), row);
+    // Of a row's four lanes two have seen such products, or nearly so: it is not for a single key.
+    i32 far = highest[row] >= limit ? 5 : highest[row] >= 0.75f * limit ? 1 : 0;
+    far += shuffle_xor(far, 1);
+    far += shuffle_xor(far, 2);
+    const bool begins = Softmax::foresees && far > 5 && !takes_shares[row];
+    takes_shares[row] = takes_shares[row] || begins;
+    float anchor = softmax.rows.anchor[row];
+    if (begins || softmax.has_grown_to(found, row))
+      anchor = maximum(anchor, takes_shares[row] ? Softmax::anchor_ahead(found, top) : found);
+    softmax.move_anchor(row, anchor);
+    is_safe = is_safe && takes_shares[row] && softmax.is_near(top, row);
+  }
+  some = warp_any(takes_shares[0] || takes_shares[1]);
+  all = !warp_any(!(takes_shares[0] && takes_shares[1]));
+  settled = !warp_any(!is_safe);
+  return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+}
 
 }  // namespace flashgen
 
@@ -4373,33 +4454,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 22
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Cap cap;
+  CapRows cap_rows;
 #line 26
-  NearCap near_cap;
-  // All rows have anchors, and logits rise with their products: maxima can be foreseen.
-  bool is_plain;
-#line 30
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 33
+#line 29
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
-#line 39
-    near_cap = {};
-    is_plain = softmax.anchored && cap.rises();
+    cap_rows = {};
   };
-#line 59
+#line 52
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 63
+#line 56
     return !step.facts.is_full(consumer);
   };
-#line 71
+#line 64
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 74
+#line 67
     return !step.facts.is_full(kConfig.consumers);
   };
-#line 79
+#line 72
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4426,7 +4502,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 106
+#line 99
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -4434,55 +4510,59 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 132
-  // -inf for pairs that the mask forbids.
-  const auto apply_mask = [&](const Step& step) {
+#line 125
+  // What stands for pairs that the mask forbids.
+  const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-    if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
+    if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 148
+#line 141
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 151
+#line 144
     wgmma_pin(scores);
-#line 153
+#line 146
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped.j2"
-    bool rescales = false;
-#line 4
-    if (is_plain && !has_mask(step)) {
+    const auto polynomial = CapPolynomial::of(cap);
+    const bool is_cut = has_mask(step);
+    bool rescales = false, are_beyond = true;
+    if (is_cut || !cap_rows.settled) {
       // The largest product of a lane says how its tangents are computed, and how far its rows may have grown.
-      const auto polynomial = CapPolynomial::of(cap);
       const float largest = largest_of(scores);
-      const bool is_beyond = near_cap.some || polynomial.is_beyond(largest);
-      bool are_beyond = false;
-      if (warp_any(is_beyond || softmax.might_grow(cap.steepness * largest))) {
-        are_beyond = warp_any(is_beyond);
-        const float most = -maximum(-cap.steepness * largest, -CapShare::of(cap).highest);
-        if (warp_any(softmax.might_grow(most))) rescales = softmax.follow(scores, CappedProducts::of(cap, near_cap));
-      }
-      // Pinned, products have nothing computed of them before it is known for what.
-      wgmma_pin(scores);
-      if (are_beyond) {
-        if (near_cap.all) {
-          softmax.exponentiate(scores, probabilities, SharesOfCap{CapShare::of(cap)});
-        } else {
-          softmax.exponentiate(scores, probabilities, CappedProducts::of(cap, near_cap));
+      const bool is_beyond = cap_rows.some || polynomial.is_beyond(largest);
+      are_beyond = false;
+      if (warp_any(is_cut || cap.falls() || is_beyond || softmax.might_grow(cap.steepness() * largest))) {
+        are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
+        if (is_cut || cap.falls()) {
+          prepare_products(scores, cap);
+          apply_mask(step, kForbidden);
         }
-      } else {
-        softmax.exponentiate(scores, probabilities, ProductsBelowCap{polynomial});
+        if (warp_any(cap_rows.may_change(softmax, cap, largest))) {
+          // Perhaps it is one that is far below zero.
+          float highest[2];
+          highest_of(scores, highest);
+          if (warp_any(cap_rows.may_change(softmax, cap, maximum(highest[0], highest[1]))))
+            rescales = cap_rows.follow(softmax, cap, highest);
+        }
       }
-      if (rescales) near_cap = NearCap::of(cap, softmax);
-    } else {
-      const auto products = OrderedProducts::of(cap, near_cap);
-      products.put_in_order(scores, cap);
-      apply_mask(step);
-      rescales = softmax.follow(scores, products);
-      softmax.exponentiate(scores, probabilities, products);
-      near_cap = NearCap::of(cap, softmax);
-      is_plain = softmax.anchored && cap.rises();
     }
-#line 194 "kernels/forward_sm90/consumer.j2"
+    // Pinned, products have nothing computed of them before it is known for what.
+    wgmma_pin(scores);
+    if (are_beyond) {
+      const float shift[2] = {softmax.shift(0), softmax.shift(1)};
+      const auto products = CappedProducts::of(cap, cap_rows);
+      if (cap_rows.all && !is_cut) {
+        SharesOfCap{products.share}.replace(scores, shift);
+      } else {
+        products.replace(scores, shift);
+        if (is_cut && !polynomial.forbids()) apply_mask(step, -kInfinity);
+      }
+      softmax.exponentiate(scores, probabilities, Exponents{});
+    } else {
+      softmax.exponentiate(scores, probabilities, ProductsBelowCap{polynomial});
+    }
+#line 187 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4540,7 +4620,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 199 "kernels/forward_sm90/consumer.j2"
+#line 192 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4560,7 +4640,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 221
+#line 214
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -4575,10 +4655,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 238
+#line 231
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities);
-#line 241
+#line 234
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -4605,30 +4685,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on;
   };
 
-#line 271
+#line 264
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 291
+#line 284
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 299
+#line 292
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 305
+#line 298
     Shape::Softmax::round(even, scores);
-#line 312
+#line 305
     while (overlap(even, even)) {
     }
   }
-#line 316
+#line 309
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 319
+#line 312
   if (thread.lane == 0) bulk_wait<0>();
 }
 

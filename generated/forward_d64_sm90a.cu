@@ -186,6 +186,13 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
+// The smaller of two, or NaN if one of them is.
+FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
@@ -1980,6 +1987,13 @@ constexpr float kGrown = 0x1p14f;
 // How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
+// How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
+// are, still have all their bits, or enough of them.
+template <class T>
+constexpr float kAhead = 45.0f;
+template <>
+constexpr float kAhead<half_t> = 6.0f;
+
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
   // log2 of the factor taken out of the row.
@@ -2058,6 +2072,8 @@ template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  // How far above its anchor a row may be, where its maximum is looked at.
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
   RowStatistics rows;
   // See anchor().
@@ -2103,33 +2119,46 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
+    if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
   // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
   // anchor.
-  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
-  // Sees to the same by maxima, of which there is one for each row at least once.
-  template <class Logits>
-  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
-    factor[0] = factor[1] = 1.0f;
-    follow_maximum(scores, logits);
-    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
-    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
+    return foresees && rows.anchor[row] >= highest - kReach;
+  }
+  // Whether a row has to have its anchor moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
+    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    rows.anchor[row] = anchor;
+    rows.sum[row] *= factor[row];
+  }
+  // The anchor for a row in which a logit was found: that, or so far ahead of it that no row can grow far
+  // above it.
+  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
+    // A whole number of powers of two: at the highest logit nothing is rounded.
+    const float last = highest - (kReach - 1.0f);
+    return found < last && found + kAhead<T> >= last ? last : found;
+  }
+
+  // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
+  // and not NaN.
+  FLASHGEN_DEVICE float shift(i32 row) const {
+    return rows.anchor[row] == -kInfinity ? 0.0f : rows.anchor[row];
   }
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
                                     const Logits& logits) {
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[2], total[2][2] = {};
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
+    const float shifts[2] = {shift(0), shift(1)};
+    float total[2][2] = {};
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -2201,14 +2230,10 @@ struct AnchoredSoftmax {
   // Moves the anchors of rows that reach far above them to the maximum.
   template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
-    constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (!(found > rows.anchor[h] + reach)) continue;
-      factor[h] = exp2_approx(rows.anchor[h] - found);
-      rows.anchor[h] = found;
-      rows.sum[h] *= factor[h];
+      if (has_grown_to(found, h)) move_anchor(h, found);
     }
   }
 };
@@ -3481,33 +3506,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 29
+#line 25
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 44
+#line 37
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 53
+#line 46
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 59
+#line 52
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 68
+#line 61
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 71
+#line 64
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 76
+#line 69
     return false;
   };
-#line 79
+#line 72
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3535,36 +3560,36 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 132
-  // -inf for pairs that the mask forbids.
-  const auto apply_mask = [&](const Step& step) {
+#line 125
+  // What stands for pairs that the mask forbids.
+  const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-    if (has_mask(step)) mask_keys(blocks_of(scores), -kInfinity, mask_of(p, step.rows), row, key, thread);
+    if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 138
+#line 131
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 142
+#line 135
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return has_mask(step) || warp_any(!softmax.is_settled());
   };
-#line 148
+#line 141
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 151
+#line 144
     wgmma_pin(scores);
-#line 161
+#line 154
     const ScaledProducts logits{p.scale_log2};
-#line 176
+#line 169
     bool rescales = false;
     if (looks) {
-      apply_mask(step);
+      apply_mask(step, -kInfinity);
       rescales = softmax.anchor(scores, logits);
     }
     softmax.exponentiate(scores, probabilities, logits);
-#line 185
+#line 178
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3573,7 +3598,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 194
+#line 187
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3612,7 +3637,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 199 "kernels/forward_sm90/consumer.j2"
+#line 192 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3632,7 +3657,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next) && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 221
+#line 214
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
@@ -3647,12 +3672,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 236
+#line 229
       const bool looks = needs_look(next);
-#line 238
+#line 231
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities, looks);
-#line 241
+#line 234
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3679,10 +3704,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return goes_on && !begins_again;
   };
 
-#line 272
+#line 265
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 275
+#line 268
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3695,30 +3720,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 291
+#line 284
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 297
+#line 290
     const bool looks = needs_look(step);
-#line 299
+#line 292
     wgmma_wait<0>();
     Shape::Probabilities even;
     if (take_scores(step, even, looks)) scale_rows(out, softmax.factor);
-#line 303
+#line 296
     if (begins_again) continue;
-#line 305
+#line 298
     Shape::Softmax::round(even, scores);
-#line 312
+#line 305
     while (overlap(even, even)) {
     }
   }
-#line 316
+#line 309
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 319
+#line 312
   if (thread.lane == 0) bulk_wait<0>();
 }
 

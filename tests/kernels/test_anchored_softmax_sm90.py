@@ -119,6 +119,10 @@ HOSTILE_SCORES: dict[str, dict[str, Any]] = {
         "mask": fg.window(200, 60),
         "score": Score.of(lambda s, b, h, q, k: -CAPS[h] * fg.tanh(0.05 * s)),
     },
+    # Powers of the slope vanish, so that what is forbidden has to be so twice.
+    "a cap beyond all logits": {"mask": fg.causal(), "score": fg.softcap(1e12)},
+    # All rows settle, and find more in later tiles.
+    "near the cap": {"mask": fg.window(400, 30), "score": fg.softcap(6.0)},
     "two caps": {"mask": fg.window(300, 0), "score": fg.softcap(9.0) >> fg.softcap(14.0)},
 }
 

@@ -16,6 +16,13 @@ constexpr float kGrown = 0x1p14f;
 // How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
+// How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
+// are, still have all their bits, or enough of them.
+template <class T>
+constexpr float kAhead = 45.0f;
+template <>
+constexpr float kAhead<half_t> = 6.0f;
+
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
   // log2 of the factor taken out of the row.
@@ -94,6 +101,8 @@ template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
   static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  // How far above its anchor a row may be, where its maximum is looked at.
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
   RowStatistics rows;
   // See anchor().
@@ -139,33 +148,46 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
+    if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
   // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
   // anchor.
-  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const { return rows.anchor[row] >= highest - kReach; }
-  // Sees to the same by maxima, of which there is one for each row at least once.
-  template <class Logits>
-  FLASHGEN_DEVICE bool follow(const Strip<columns>& scores, const Logits& logits) {
-    factor[0] = factor[1] = 1.0f;
-    follow_maximum(scores, logits);
-    if (!anchored) anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
-    return warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
+    return foresees && rows.anchor[row] >= highest - kReach;
+  }
+  // Whether a row has to have its anchor moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
+    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    rows.anchor[row] = anchor;
+    rows.sum[row] *= factor[row];
+  }
+  // The anchor for a row in which a logit was found: that, or so far ahead of it that no row can grow far
+  // above it.
+  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
+    // A whole number of powers of two: at the highest logit nothing is rounded.
+    const float last = highest - (kReach - 1.0f);
+    return found < last && found + kAhead<T> >= last ? last : found;
+  }
+
+  // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
+  // and not NaN.
+  FLASHGEN_DEVICE float shift(i32 row) const {
+    return rows.anchor[row] == -kInfinity ? 0.0f : rows.anchor[row];
   }
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
                                     const Logits& logits) {
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[2], total[2][2] = {};
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) shift[h] = rows.anchor[h] == -kInfinity ? 0.0f : rows.anchor[h];
+    const float shifts[2] = {shift(0), shift(1)};
+    float total[2][2] = {};
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      const float first = exp2_approx(logits.relative(scores[2 * i], shift[h], h));
-      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shift[h], h));
+      const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
+      const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
       if constexpr (in_place) {
@@ -237,14 +259,10 @@ struct AnchoredSoftmax {
   // Moves the anchors of rows that reach far above them to the maximum.
   template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
-    constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (!(found > rows.anchor[h] + reach)) continue;
-      factor[h] = exp2_approx(rows.anchor[h] - found);
-      rows.anchor[h] = found;
-      rows.sum[h] *= factor[h];
+      if (has_grown_to(found, h)) move_anchor(h, found);
     }
   }
 };

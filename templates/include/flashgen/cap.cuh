@@ -7,6 +7,7 @@
 #pragma once
 #include "flashgen/expression.cuh"
 #include "flashgen/panel.cuh"
+#include "flashgen/softmax.cuh"
 
 namespace flashgen {
 
@@ -15,17 +16,21 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
+// What stands for a forbidden product. No other is as far below zero, or it is moved.
+constexpr float kForbidden = -0x1.fffffep+127f;
+
 // What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope
 // without its sign.
 struct Cap {
-  float steepness;
+  float signed_steepness;
   float slope;
 
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
     return {amplitude * slope * kLog2E, magnitude(slope)};
   }
-  // Logits with products.
-  FLASHGEN_DEVICE bool rises() const { return steepness > 0.0f; }
+  // Logits that fall with their products are turned round.
+  FLASHGEN_DEVICE bool falls() const { return signed_steepness < 0.0f; }
+  FLASHGEN_DEVICE float steepness() const { return magnitude(signed_steepness); }
 };
 
 // The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
@@ -36,7 +41,7 @@ struct CapPolynomial {
   FLASHGEN_DEVICE static CapPolynomial of(const Cap& cap) {
     const float square = squared(cap.slope);
     CapPolynomial made;
-    made.coefficients[0] = cap.steepness * kTangent[0];
+    made.coefficients[0] = cap.steepness() * kTangent[0];
 #pragma unroll
     for (i32 i = 1; i < 3; ++i)
       made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
@@ -54,10 +59,13 @@ struct CapPolynomial {
     const float sum = fused_multiply_add(coefficients[2], square, coefficients[1]);
     return fused_multiply_add(sum, square, coefficients[0]);
   }
-  FLASHGEN_DEVICE bool is_beyond(float s) const { return magnitude(s) >= limit; }
+  // By the square, as that is needed anyway.
+  FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
+  // Whether what is forbidden has a logit of -inf, as the square of what stands for it is infinite.
+  FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
 };
 
-// The largest of a lane's products, without its sign. A NaN may be left out.
+// The largest of a lane's products, without its sign. A NaN may be left out, here and below.
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   float largest[4] = {};
@@ -66,35 +74,81 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
+// The highest product of each of a lane's two rows.
+template <i32 count>
+FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)[2]) {
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    highest[row] = -kInfinity;
+#pragma unroll
+    for (i32 i = 2 * row; i < count; i += 4)
+      highest[row] = maximum(highest[row], maximum(products[i], products[i + 1]));
+  }
+}
+
 // How much of the cap a product of any size has, and what the cap is in powers of two.
 struct CapShare {
+  // Beyond this power of two e^2x is no more than that: the share is 1, and two of them have a product.
+  static constexpr float kMost = 30.0f;
+
   float exponent;
   float highest;
 
   FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
-    return {cap.slope * (2.0f * kLog2E), cap.steepness * reciprocal_approx(cap.slope)};
+    return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
   }
   // tanh(x) is 1 - 2 / (e^2x + 1).
   FLASHGEN_DEVICE float operator()(float s) const {
-    return fused_multiply_add(-2.0f, reciprocal_approx(exp2_approx(s * exponent) + 1.0f), 1.0f);
+    return fused_multiply_add(-2.0f, reciprocal_approx(divisor(s)), 1.0f);
+  }
+  // Exponents of two neighbours of a row, which share the division, as it is slow.
+  FLASHGEN_DEVICE void exponents(float (&products)[2], float shift) const {
+    const float of_first = divisor(products[0]), of_second = divisor(products[1]);
+    const float both = reciprocal_approx(of_first * of_second) * (-2.0f * highest);
+    products[0] = fused_multiply_add(both, of_second, highest - shift);
+    products[1] = fused_multiply_add(both, of_first, highest - shift);
+  }
+
+ private:
+  FLASHGEN_DEVICE float divisor(float s) const {
+    return exp2_approx(minimum_or_nan(s * exponent, kMost)) + 1.0f;
   }
 };
 
-// Rows whose anchors are so near the cap that none can grow far above it: of a lane's two, and of its warp's.
-struct NearCap {
-  bool rows[2];
+// What is known of rows between tiles of keys.
+struct CapRows {
+  // Of a lane's two: whether products of all sizes are taken for shares of the cap, as many are beyond the
+  // polynomial. What a share is off by, 4e-7 of the cap, is nothing beside the logarithm of such a row's sum,
+  // which is a quarter of the cap at least.
+  bool takes_shares[2];
+  // Of the warp's: whether some of them do, and all; and whether besides none can grow far above its anchor,
+  // so that there is nothing to look for.
   bool some;
   bool all;
+  bool settled;
 
+  // Whether follow() might find something to do, with such highest products of a lane's rows, or if both are
+  // no higher.
   template <class Softmax>
-  FLASHGEN_DEVICE static NearCap of(const Cap& cap, const Softmax& softmax) {
-    const float highest = magnitude(CapShare::of(cap).highest);
-    NearCap near = {{softmax.is_near(highest, 0), softmax.is_near(highest, 1)}};
-    near.some = warp_any(near.rows[0] || near.rows[1]);
-    near.all = !warp_any(!near.rows[0] || !near.rows[1]);
-    return near;
-  }
+  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest) const;
+  // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
+  // whether the output so far is to be multiplied by the softmax's factors.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2]);
 };
+
+// Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
+// is forbidden.
+template <i32 count>
+FLASHGEN_DEVICE void prepare_products(float (&products)[count], const Cap& cap) {
+  constexpr float kLeast = 0.5f * kForbidden;
+  const float sign = cap.falls() ? -1.0f : 1.0f;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) {
+    const float product = products[i] * sign;
+    products[i] = product < kLeast ? kLeast : product;
+  }
+}
 
 // For the softmax: products that are below the limit, ...
 struct ProductsBelowCap {
@@ -106,98 +160,101 @@ struct ProductsBelowCap {
   }
 };
 
-// ... products of rows near their cap, which need no polynomial: what a share is off by, 2.7e-7 of the cap,
-// is nothing beside the logarithm of such a row's sum, ...
-struct SharesOfCap {
+// ... exponents that have taken the place of products, ...
+struct Exponents {
   static constexpr i32 sums = 1;
+  FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }
+};
+
+// ... of rows that take shares of the cap whatever their size, ...
+struct SharesOfCap {
   CapShare share;
 
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
-    return fused_multiply_add(share(s), share.highest, -shift);
+  template <i32 count>
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; i += 2) {
+      float two[2] = {products[i], products[i + 1]};
+      share.exponents(two, shift[i / 2 % 2]);
+      products[i] = two[0];
+      products[i + 1] = two[1];
+    }
   }
 };
 
-// ... and products of any size and of any row.
+// ... and of any row, some of them forbidden. Whichever way it is computed, an exponent is the same number.
 struct CappedProducts {
-  static constexpr i32 sums = 1;
   CapPolynomial polynomial;
   CapShare share;
-  // Of each of a lane's two rows.
+  // Squared, of each of a lane's two rows.
   float limits[2];
 
-  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap, const NearCap& near) {
+  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap, const CapRows& rows) {
     CappedProducts made = {CapPolynomial::of(cap), CapShare::of(cap)};
 #pragma unroll
-    for (i32 row = 0; row < 2; ++row) made.limits[row] = near.rows[row] ? 0.0f : made.polynomial.limit;
+    for (i32 row = 0; row < 2; ++row)
+      made.limits[row] = rows.takes_shares[row] ? 0.0f : squared(made.polynomial.limit);
     return made;
   }
 
-  FLASHGEN_DEVICE bool is_beyond(float s, i32 row) const { return magnitude(s) >= limits[row]; }
+  FLASHGEN_DEVICE bool is_beyond(float s, i32 row) const { return squared(s) >= limits[row]; }
   FLASHGEN_DEVICE float logit(float s, i32 row) const {
-    return is_beyond(s, row) ? share(s) * share.highest : s * polynomial.factor(s);
-  }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
-    const float below = fused_multiply_add(s, polynomial.factor(s), -shift);
-    const float beyond = fused_multiply_add(share(s), share.highest, -shift);
-    return is_beyond(s, row) ? beyond : below;
-  }
-};
-
-// The same where more is to be known of them: products that are below their limit stay as they are, or are
-// negated where logits fall, and others are replaced by their share of the cap, times a power of two with
-// which it is beyond the limit, too. So they are in the order of their logits, those that are forbidden may
-// be -inf, and what the exponent of each comes to is the same number.
-struct OrderedProducts {
-  // Of logits that rise.
-  CappedProducts capped;
-  // What a share is multiplied by, and the cap over that.
-  float stretch;
-  float rest;
-
-  FLASHGEN_DEVICE static OrderedProducts of(const Cap& cap, const NearCap& near) {
-    OrderedProducts made;
-    made.capped = CappedProducts::of({magnitude(cap.steepness), cap.slope}, near);
-    // The least share beyond a limit is more than 2^-5.
-    const i32 exponent =
-        smaller(static_cast<i32>(bits_of(made.capped.polynomial.limit) & 0x7f800000u), 0x78000000);
-    made.stretch = maximum(float_of(static_cast<u32>(exponent + (6 << 23))), 0x1p-100f);
-    // Not 0, so that what is forbidden stays -inf.
-    made.rest = maximum(made.capped.share.highest * reciprocal_approx(made.stretch), 0x1p-100f);
-    return made;
+    const float below = s * polynomial.factor(s), beyond = share(s) * share.highest;
+    const float logit = is_beyond(s, row) ? beyond : below;
+    return s == kForbidden ? -kInfinity : logit;
   }
 
-  static constexpr i32 sums = 1;
-  FLASHGEN_DEVICE float logit(float s, i32 row) const { return s * factor(s, row); }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 row) const {
-    return fused_multiply_add(s, factor(s, row), -shift);
-  }
-
-  // Of a warp's strip, where a lane has two columns for each row in turn.
+  // Of a warp's strip, where a lane has two columns for each row in turn. What is forbidden goes by the
+  // polynomial, see forbids().
   template <i32 count>
-  FLASHGEN_DEVICE void put_in_order(float (&products)[count], const Cap& cap) const {
-    const bool falls = cap.steepness < 0.0f;
-    const float stretched = falls ? -stretch : stretch;
-    // So many are replaced at once, if one of them needs it.
-    constexpr i32 few = 8;
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
 #pragma unroll
-    for (i32 group = 0; group < count; group += few) {
-      bool is_any_beyond = falls;
+    for (i32 i = 0; i < count; i += 2) {
+      const i32 row = i / 2 % 2;
+      float beyond[2] = {products[i], products[i + 1]};
+      share.exponents(beyond, shift[row]);
 #pragma unroll
-      for (i32 i = group; i < smaller(group + few, count); ++i)
-        is_any_beyond = capped.is_beyond(products[i], i / 2 % 2) || is_any_beyond;
-      if (!warp_any(is_any_beyond)) continue;
-#pragma unroll
-      for (i32 i = group; i < smaller(group + few, count); ++i) {
-        const float s = products[i];
-        products[i] = capped.is_beyond(s, i / 2 % 2) ? capped.share(s) * stretched : falls ? -s : s;
+      for (i32 j = 0; j < 2; ++j) {
+        const float s = products[i + j];
+        const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
+        const bool takes_share = is_beyond(s, row) & (s != kForbidden);
+        products[i + j] = takes_share ? beyond[j] : below;
       }
     }
   }
-
- private:
-  FLASHGEN_DEVICE float factor(float s, i32 row) const {
-    return capped.is_beyond(s, row) ? rest : capped.polynomial.factor(s);
-  }
 };
+
+template <class Softmax>
+FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest) const {
+  const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
+  const bool may_begin = !(takes_shares[0] && takes_shares[1]) && highest >= CapPolynomial::of(cap).limit;
+  return may_begin || softmax.might_grow(most);
+}
+
+template <class Softmax>
+FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2]) {
+  const CappedProducts capped = CappedProducts::of(cap, *this);
+  const float top = capped.share.highest, limit = capped.polynomial.limit;
+  bool is_safe = !cap.falls();
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    const float found = capped.logit(row_maximum(highest[row]), row);
+    // Of a row's four lanes two have seen such products, or nearly so: it is not for a single key.
+    i32 far = highest[row] >= limit ? 5 : highest[row] >= 0.75f * limit ? 1 : 0;
+    far += shuffle_xor(far, 1);
+    far += shuffle_xor(far, 2);
+    const bool begins = Softmax::foresees && far > 5 && !takes_shares[row];
+    takes_shares[row] = takes_shares[row] || begins;
+    float anchor = softmax.rows.anchor[row];
+    if (begins || softmax.has_grown_to(found, row))
+      anchor = maximum(anchor, takes_shares[row] ? Softmax::anchor_ahead(found, top) : found);
+    softmax.move_anchor(row, anchor);
+    is_safe = is_safe && takes_shares[row] && softmax.is_near(top, row);
+  }
+  some = warp_any(takes_shares[0] || takes_shares[1]);
+  all = !warp_any(!(takes_shares[0] && takes_shares[1]));
+  settled = !warp_any(!is_safe);
+  return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+}
 
 }  // namespace flashgen

@@ -115,9 +115,15 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         {"arch": "sm_90a"},
     ),
     # A sink is an anchor from the outset, so that the first products are looked at as others are. Many are beyond the
-    # polynomial, and no row is near its cap.
+    # polynomial.
     "Hopper, softcap": (
         AttentionSpec(64, direction="forward", score=capped(60.0, 0.5, steepness=15.0)),
+        (200, 300),
+        {"arch": "sm_90a"},
+    ),
+    # Keys beyond the last one are forbidden, for which no logit is small enough.
+    "Hopper, small softcap": (
+        AttentionSpec(64, direction="forward", score=capped(2.0, 0.5)),
         (200, 300),
         {"arch": "sm_90a"},
     ),

@@ -155,6 +155,8 @@ CASES = (
     _case("reciprocal", "kReciprocal", _reciprocal_inputs(), agreement=close_reciprocal),
     _case("maximum-special", "kMaximum", *_pairs(SPECIAL), agreement=same_numbers),
     _case("maximum", "kMaximum", words(1024, seed=12), words(1024, seed=13), agreement=same_numbers),
+    _case("minimum-or-nan-special", "kMinimumOrNan", *_pairs(SPECIAL), agreement=same_numbers),
+    _case("minimum-or-nan", "kMinimumOrNan", words(1024, seed=18), words(1024, seed=19), agreement=same_numbers),
     _case("fma-special", "kFusedMultiplyAdd", *_special_fma_inputs(), agreement=same_numbers),
     _case("fma", "kFusedMultiplyAdd", *_fma_inputs(), agreement=same_numbers),
     _case("pack-bfloat16", "kPackBfloat16", _BF16_EDGES, np.roll(_BF16_EDGES, 1) ^ _SIGN),
