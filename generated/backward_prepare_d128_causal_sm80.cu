@@ -173,7 +173,7 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
-// The smaller of two, or NaN if one of them is.
+// The smaller of two, or NaN if one of them is; from sm_80 on.
 FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
   float c;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));

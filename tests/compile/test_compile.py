@@ -58,6 +58,7 @@ AMPERE = """
   mma_m16n8k16(half_t{}, d, r4, r2);
   mma_m16n8k16(bfloat16_t{}, d, r4, r2);
   mma_m16n8k16_batched(half_t{}, d, r4, r2);
+  d[3] = minimum_or_nan(d[3], d[2]);
   mma_m16n8k16_batched(bfloat16_t{}, d, r4, r2);
   mma_finish();
   out[1] = float_of(pack(bfloat16_t{}, d[0], d[1]));
