@@ -2229,6 +2229,16 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
+// The operands of the next product take the place of those of one that has been waited for. Assemblers would
+// write them to that place at once, while it is still being read, but for the sign of a number that is not
+// negative, which they do not know.
+template <i32 count>
+FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
+  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
+#pragma unroll
+  for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
+}
+
 // Issues S = Q K^T, of this warpgroup's 64 rows of Q.
 template <class QTile, class KTile>
 FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {

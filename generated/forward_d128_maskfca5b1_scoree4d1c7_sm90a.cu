@@ -1767,6 +1767,16 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
+// The operands of the next product take the place of those of one that has been waited for. Assemblers would
+// write them to that place at once, while it is still being read, but for the sign of a number that is not
+// negative, which they do not know.
+template <i32 count>
+FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
+  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
+#pragma unroll
+  for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
+}
+
 // Issues S = Q K^T, of this warpgroup's 64 rows of Q.
 template <class QTile, class KTile>
 FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
@@ -1999,6 +2009,9 @@ constexpr float kAhead = 45.0f;
 template <>
 constexpr float kAhead<half_t> = 6.0f;
 
+// How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
+constexpr float kFinite = 100.0f;
+
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
   // log2 of the factor taken out of the row.
@@ -2054,6 +2067,10 @@ enum class Regrowth {
   never,
   // It cannot: anchors move where a bound on logits says that they might have to.
   foreseen,
+  // It cannot count: exponentials have registers of their own, and such a bound, found beside them, says
+  // whether
+  // they are to be made once more.
+  checked,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
@@ -2070,13 +2087,21 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
+  // Shown every score whose exponential is taken.
+  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  // Whether exponentials take the place of scores where these could be kept.
+  static constexpr bool replaced = false;
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
-  static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
+  static constexpr bool checks = regrowth == Regrowth::checked;
+  // Whether exponentials are scaled, where they turn out to be large, before they are rounded: in half_t they
+  // would be infinite, and anchors cannot be far ahead.
+  static constexpr bool scales_late = foresees && kAhead<T> < kReach;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -2128,9 +2153,13 @@ struct AnchoredSoftmax {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
   // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
-  // anchor.
+  // anchor, or so far that exponentials are infinite where they can be scaled.
   FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - kReach;
+    return foresees && rows.anchor[row] >= highest - (scales_late ? kFinite : kReach);
+  }
+  // Whether one of a lane's two rows has none.
+  FLASHGEN_DEVICE bool has_no_anchor() const {
+    return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
@@ -2155,18 +2184,19 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
-                                    const Logits& logits) {
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
     float total[2][2] = {};
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
+      logits.see(scores[2 * i], 2 * i);
+      logits.see(scores[2 * i + 1], 2 * i + 1);
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
-      if constexpr (in_place) {
+      if constexpr (in_place || Logits::replaced) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
       } else {
@@ -2184,6 +2214,30 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
+  // Whether this lane has a row that reaches far above its anchor, with exponentials that can still be
+  // scaled.
+  FLASHGEN_DEVICE bool has_outgrown() const {
+    return scales_late && maximum(tile_sum[0], tile_sum[1]) > kGrown;
+  }
+  // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
+  // be multiplied by `factor`, as it may have been before.
+  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
+    float shrinks[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float largest = row_maximum(tile_sum[h]);
+      // Whole powers of two, so that nothing is rounded.
+      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
+      factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
+      rows.anchor[h] += static_cast<float>(power);
+      rows.sum[h] *= shrinks[h];
+      tile_sum[h] *= shrinks[h];
+    }
+#pragma unroll
+    for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
+  }
+
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
@@ -2195,7 +2249,9 @@ struct AnchoredSoftmax {
 
   // Exponentials that have taken the place of scores, rounded.
   FLASHGEN_DEVICE static void round(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-    if constexpr (!in_place) return;
+    if constexpr (in_place) round_replaced(probabilities, scores);
+  }
+  FLASHGEN_DEVICE static void round_replaced(Rounded<columns>& probabilities, const Strip<columns>& scores) {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i)
       probabilities[i / 4][i % 4] = pack(T{}, scores[2 * i], scores[2 * i + 1]);
@@ -2229,7 +2285,7 @@ struct AnchoredSoftmax {
       const float found = logits.logit(highest(scores, h, every), h);
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
-    anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
+    anchored = !warp_any(has_no_anchor());
   }
 
   // Moves the anchors of rows that reach far above them to the maximum.
@@ -3099,9 +3155,10 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
-                                       : cfg.foresees      ? Regrowth::foreseen
-                                       : cfg.keeps_scores  ? Regrowth::keeps_scores
-                                                           : Regrowth::retakes_scores;
+                                       : cfg.foresees
+                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
+                                       : cfg.keeps_scores ? Regrowth::keeps_scores
+                                                          : Regrowth::retakes_scores;
   using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
@@ -3756,11 +3813,13 @@ struct CapRows {
   // polynomial. What a share is off by, 4e-7 of the cap, is nothing beside the logarithm of such a row's sum,
   // which is a quarter of the cap at least.
   bool takes_shares[2];
-  // Of the warp's: whether some of them do, and all; and whether besides none can grow far above its anchor,
-  // so that there is nothing to look for.
-  bool some;
+  // Of the warp's: whether all of them do; and whether besides none can grow further above its anchor than
+  // the softmax can do without knowing, so that there is nothing to look for.
   bool all;
   bool settled;
+  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
+  // reason to look at products before exponentials are taken of them.
+  bool is_calm;
 
   // Whether follow() might find something to do, with such highest products of a lane's rows, or if both are
   // no higher.
@@ -3793,12 +3852,28 @@ struct ProductsBelowCap {
   FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
+  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  static constexpr bool replaced = false;
+};
+
+// ... or are taken to be, and the largest is found beside their exponentials, ...
+struct ProductsSupposedBelowCap : ProductsBelowCap {
+  float largest[4] = {};
+
+  FLASHGEN_DEVICE void see(float s, i32 number) {
+    largest[number % 4] = maximum(largest[number % 4], magnitude(s));
+  }
+  FLASHGEN_DEVICE float largest_seen() const {
+    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+  }
 };
 
 // ... exponents that have taken the place of products, ...
 struct Exponents {
   static constexpr i32 sums = 1;
   FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }
+  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  static constexpr bool replaced = true;
 };
 
 // ... of rows that take shares of the cap whatever their size, ...
@@ -3852,8 +3927,7 @@ struct CappedProducts {
       for (i32 j = 0; j < 2; ++j) {
         const float s = products[i + j];
         const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
-        const bool takes_share = is_beyond(s, row) & (s != kForbidden);
-        products[i + j] = takes_share ? beyond[j] : below;
+        products[i + j] = is_beyond(s, row) ? beyond[j] : below;
       }
     }
   }
@@ -3871,14 +3945,24 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   const CappedProducts capped = CappedProducts::of(cap, *this);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
   bool is_safe = !cap.falls();
+  const bool begins_rows = warp_any(softmax.has_no_anchor());
+  // How many of a row's four lanes have seen products beyond the limit, and how many others nearly such ones;
+  // for both rows in one number.
+  constexpr i32 kNear = 1, kBeyond = 5, kSecond = 8;
+  i32 lanes = 0;
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    const i32 seen = highest[row] >= limit ? kBeyond : highest[row] >= 0.625f * limit ? kNear : 0;
+    lanes += seen << kSecond * row;
+  }
+  lanes += shuffle_xor(lanes, 1);
+  lanes += shuffle_xor(lanes, 2);
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const float found = capped.logit(row_maximum(highest[row]), row);
-    // Of a row's four lanes two have seen such products, or nearly so: it is not for a single key.
-    i32 far = highest[row] >= limit ? 5 : highest[row] >= 0.75f * limit ? 1 : 0;
-    far += shuffle_xor(far, 1);
-    far += shuffle_xor(far, 2);
-    const bool begins = Softmax::foresees && far > 5 && !takes_shares[row];
+    // Not for a single key: others are near.
+    const bool are_many = (lanes >> kSecond * row & 255) > kBeyond;
+    const bool begins = Softmax::foresees && are_many && !takes_shares[row];
     takes_shares[row] = takes_shares[row] || begins;
     float anchor = softmax.rows.anchor[row];
     if (begins || softmax.has_grown_to(found, row))
@@ -3886,9 +3970,12 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
     softmax.move_anchor(row, anchor);
     is_safe = is_safe && takes_shares[row] && softmax.is_near(top, row);
   }
-  some = warp_any(takes_shares[0] || takes_shares[1]);
   all = !warp_any(!(takes_shares[0] && takes_shares[1]));
   settled = !warp_any(!is_safe);
+  if constexpr (Softmax::checks) {
+    const bool is_not = cap.falls() || takes_shares[0] || takes_shares[1] || softmax.has_no_anchor();
+    is_calm = (is_calm || begins_rows) && !warp_any(is_not);
+  }
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
 }
 
@@ -4451,31 +4538,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 22
+#line 24
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Cap cap;
   CapRows cap_rows;
-#line 26
+#line 28
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 29
+#line 31
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
     cap_rows = {};
   };
-#line 52
+#line 57
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 56
+#line 61
     return !step.facts.is_full(consumer);
   };
-#line 64
+#line 69
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 67
+#line 72
     return !step.facts.is_full(kConfig.consumers);
   };
-#line 72
+#line 77
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4502,7 +4589,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 99
+#line 104
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -4510,27 +4597,29 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 125
+#line 130
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 141
+#line 146
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 144
+#line 149
     wgmma_pin(scores);
-#line 146
+#line 151
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped.j2"
     const auto polynomial = CapPolynomial::of(cap);
     const bool is_cut = has_mask(step);
-    bool rescales = false, are_beyond = true;
+    bool rescales = false;
+#line 19
+    bool are_beyond = true;
     if (is_cut || !cap_rows.settled) {
       // The largest product of a lane says how its tangents are computed, and how far its rows may have grown.
       const float largest = largest_of(scores);
-      const bool is_beyond = cap_rows.some || polynomial.is_beyond(largest);
+      const bool is_beyond = cap_rows.takes_shares[0] || cap_rows.takes_shares[1] || polynomial.is_beyond(largest);
       are_beyond = false;
       if (warp_any(is_cut || cap.falls() || is_beyond || softmax.might_grow(cap.steepness() * largest))) {
         are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
@@ -4556,13 +4645,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         SharesOfCap{products.share}.replace(scores, shift);
       } else {
         products.replace(scores, shift);
-        if (is_cut && !polynomial.forbids()) apply_mask(step, -kInfinity);
+        if (is_cut) apply_mask(step, -kInfinity);
       }
-      softmax.exponentiate(scores, probabilities, Exponents{});
+      Exponents exponents;
+      softmax.exponentiate(scores, probabilities, exponents);
+      if (warp_any(softmax.has_outgrown())) {
+        softmax.scale(scores, rescales);
+        rescales = true;
+      }
+#line 60
     } else {
-      softmax.exponentiate(scores, probabilities, ProductsBelowCap{polynomial});
+      ProductsBelowCap products = {polynomial};
+      softmax.exponentiate(scores, probabilities, products);
     }
-#line 187 "kernels/forward_sm90/consumer.j2"
+#line 192 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4620,7 +4716,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 192 "kernels/forward_sm90/consumer.j2"
+#line 197 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4631,34 +4727,45 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
+#line 217
+  // Line 10: O_i += P_ij V_j.
+  const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
+#line 222
+    issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
+    pass_turn();
+  };
+
   // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
   // probabilities meet their values, the next ones are computed. Where the next step is not to be computed here, the
   // values alone. Whether the next step's probabilities are there.
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
+#line 235
     const Step next = at.after(step, p, shared, thread);
+#line 237
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 214
+#line 243
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
-      // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
+      // Line 8: S_ij = Q_i K_j^T.
       take_turn();
       multiply_keys();
+#line 257
       wait_for_values();
-      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
-      pass_turn();
+      multiply_values(probabilities);
+#line 260
       is_inspected = inspected(next);
       Shape::Finished finished = {};
       if (ends) {
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 231
+#line 269
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities);
-#line 234
+#line 272
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -4671,8 +4778,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     } else {
       wait_for_values();
       take_turn();
-      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
-      pass_turn();
+      multiply_values(probabilities);
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -4682,33 +4788,35 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
     }
     step = next;
+#line 297
     return goes_on;
   };
 
-#line 264
+#line 304
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 284
+#line 321
+    Shape::Probabilities probabilities;
+#line 326
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 292
+#line 334
     wgmma_wait<0>();
-    Shape::Probabilities even;
-    if (take_scores(step, even)) scale_rows(out, softmax.factor);
-#line 298
-    Shape::Softmax::round(even, scores);
-#line 305
-    while (overlap(even, even)) {
+    if (take_scores(step, probabilities)) scale_rows(out, softmax.factor);
+#line 339
+    Shape::Softmax::round(probabilities, scores);
+#line 347
+    while (overlap(probabilities, probabilities)) {
     }
   }
-#line 309
+#line 351
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 312
+#line 354
   if (thread.lane == 0) bulk_wait<0>();
 }
 

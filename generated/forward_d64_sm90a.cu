@@ -1762,6 +1762,16 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
+// The operands of the next product take the place of those of one that has been waited for. Assemblers would
+// write them to that place at once, while it is still being read, but for the sign of a number that is not
+// negative, which they do not know.
+template <i32 count>
+FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
+  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
+#pragma unroll
+  for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
+}
+
 // Issues S = Q K^T, of this warpgroup's 64 rows of Q.
 template <class QTile, class KTile>
 FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
@@ -1994,6 +2004,9 @@ constexpr float kAhead = 45.0f;
 template <>
 constexpr float kAhead<half_t> = 6.0f;
 
+// How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
+constexpr float kFinite = 100.0f;
+
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
   // log2 of the factor taken out of the row.
@@ -2049,6 +2062,10 @@ enum class Regrowth {
   never,
   // It cannot: anchors move where a bound on logits says that they might have to.
   foreseen,
+  // It cannot count: exponentials have registers of their own, and such a bound, found beside them, says
+  // whether
+  // they are to be made once more.
+  checked,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
@@ -2065,13 +2082,21 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
+  // Shown every score whose exponential is taken.
+  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  // Whether exponentials take the place of scores where these could be kept.
+  static constexpr bool replaced = false;
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
-  static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
+  static constexpr bool checks = regrowth == Regrowth::checked;
+  // Whether exponentials are scaled, where they turn out to be large, before they are rounded: in half_t they
+  // would be infinite, and anchors cannot be far ahead.
+  static constexpr bool scales_late = foresees && kAhead<T> < kReach;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -2123,9 +2148,13 @@ struct AnchoredSoftmax {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
   // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
-  // anchor.
+  // anchor, or so far that exponentials are infinite where they can be scaled.
   FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - kReach;
+    return foresees && rows.anchor[row] >= highest - (scales_late ? kFinite : kReach);
+  }
+  // Whether one of a lane's two rows has none.
+  FLASHGEN_DEVICE bool has_no_anchor() const {
+    return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
@@ -2150,18 +2179,19 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
-                                    const Logits& logits) {
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
     float total[2][2] = {};
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
+      logits.see(scores[2 * i], 2 * i);
+      logits.see(scores[2 * i + 1], 2 * i + 1);
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
-      if constexpr (in_place) {
+      if constexpr (in_place || Logits::replaced) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
       } else {
@@ -2179,6 +2209,30 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
+  // Whether this lane has a row that reaches far above its anchor, with exponentials that can still be
+  // scaled.
+  FLASHGEN_DEVICE bool has_outgrown() const {
+    return scales_late && maximum(tile_sum[0], tile_sum[1]) > kGrown;
+  }
+  // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
+  // be multiplied by `factor`, as it may have been before.
+  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
+    float shrinks[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float largest = row_maximum(tile_sum[h]);
+      // Whole powers of two, so that nothing is rounded.
+      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
+      factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
+      rows.anchor[h] += static_cast<float>(power);
+      rows.sum[h] *= shrinks[h];
+      tile_sum[h] *= shrinks[h];
+    }
+#pragma unroll
+    for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
+  }
+
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
@@ -2190,7 +2244,9 @@ struct AnchoredSoftmax {
 
   // Exponentials that have taken the place of scores, rounded.
   FLASHGEN_DEVICE static void round(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-    if constexpr (!in_place) return;
+    if constexpr (in_place) round_replaced(probabilities, scores);
+  }
+  FLASHGEN_DEVICE static void round_replaced(Rounded<columns>& probabilities, const Strip<columns>& scores) {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i)
       probabilities[i / 4][i % 4] = pack(T{}, scores[2 * i], scores[2 * i + 1]);
@@ -2224,7 +2280,7 @@ struct AnchoredSoftmax {
       const float found = logits.logit(highest(scores, h, every), h);
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
-    anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
+    anchored = !warp_any(has_no_anchor());
   }
 
   // Moves the anchors of rows that reach far above them to the maximum.
@@ -3094,9 +3150,10 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
-                                       : cfg.foresees      ? Regrowth::foreseen
-                                       : cfg.keeps_scores  ? Regrowth::keeps_scores
-                                                           : Regrowth::retakes_scores;
+                                       : cfg.foresees
+                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
+                                       : cfg.keeps_scores ? Regrowth::keeps_scores
+                                                          : Regrowth::retakes_scores;
   using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;
@@ -3506,33 +3563,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 25
+#line 27
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 37
+#line 42
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 46
+#line 51
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 52
+#line 57
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 61
+#line 66
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 64
+#line 69
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 69
+#line 74
     return false;
   };
-#line 72
+#line 77
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3560,36 +3617,36 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 125
+#line 130
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 131
+#line 136
   // Whether the step is to be begun again, with its scores.
   bool begins_again = false;
-#line 135
+#line 140
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return has_mask(step) || warp_any(!softmax.is_settled());
   };
-#line 141
+#line 146
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 144
+#line 149
     wgmma_pin(scores);
-#line 154
-    const ScaledProducts logits{p.scale_log2};
-#line 169
+#line 159
+    ScaledProducts logits{p.scale_log2};
+#line 174
     bool rescales = false;
     if (looks) {
       apply_mask(step, -kInfinity);
       rescales = softmax.anchor(scores, logits);
     }
     softmax.exponentiate(scores, probabilities, logits);
-#line 178
+#line 183
     // Few rows ever grow so far that S_ij is needed once more; K_j is kept until that is known.
     begins_again = warp_any(
         named_barrier_any(1 + kConfig.consumers + consumer, kWarpgroupSize, softmax.has_grown()));
@@ -3598,7 +3655,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       return rescales;
     }
     release_keys(step);
-#line 187
+#line 192
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3637,7 +3694,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 192 "kernels/forward_sm90/consumer.j2"
+#line 197 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3648,36 +3705,47 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
+#line 217
+  // Line 10: O_i += P_ij V_j.
+  const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
+#line 222
+    issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
+    pass_turn();
+  };
+
   // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
   // probabilities meet their values, the next ones are computed. Where the next step is not to be computed here, the
   // values alone. Whether the next step's probabilities are there.
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
+#line 235
     const Step next = at.after(step, p, shared, thread);
+#line 237
     const bool ends = step.is_last();
     const bool goes_on = is_mine(next) && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 214
+#line 243
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
-      // Line 8: S_ij = Q_i K_j^T, and line 10: O_i += P_ij V_j.
+      // Line 8: S_ij = Q_i K_j^T.
       take_turn();
       multiply_keys();
+#line 257
       wait_for_values();
-      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
-      pass_turn();
+      multiply_values(probabilities);
+#line 260
       is_inspected = inspected(next);
       Shape::Finished finished = {};
       if (ends) {
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 229
+#line 267
       const bool looks = needs_look(next);
-#line 231
+#line 269
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities, looks);
-#line 234
+#line 272
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3690,8 +3758,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     } else {
       wait_for_values();
       take_turn();
-      issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
-      pass_turn();
+      multiply_values(probabilities);
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3701,13 +3768,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
     }
     step = next;
+#line 297
     return goes_on && !begins_again;
   };
 
-#line 265
+#line 305
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 268
+#line 308
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3720,30 +3788,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 284
+#line 321
+    Shape::Probabilities probabilities;
+#line 326
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 290
+#line 332
     const bool looks = needs_look(step);
-#line 292
+#line 334
     wgmma_wait<0>();
-    Shape::Probabilities even;
-    if (take_scores(step, even, looks)) scale_rows(out, softmax.factor);
-#line 296
+    if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
+#line 337
     if (begins_again) continue;
-#line 298
-    Shape::Softmax::round(even, scores);
-#line 305
-    while (overlap(even, even)) {
+#line 339
+    Shape::Softmax::round(probabilities, scores);
+#line 347
+    while (overlap(probabilities, probabilities)) {
     }
   }
-#line 309
+#line 351
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 312
+#line 354
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -37,7 +37,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     prepare_products(s, cap);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       logits[i] = capped[i] = near_cap[i] = s[i];
-      // Every second row is forbidden, whose neighbours are not.
+      // Every second row is forbidden, whose neighbours are not, and what comes of it is no matter.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
     }}
     const bool all_below = !polynomial.is_beyond(largest_of(s));
@@ -54,7 +54,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       out[2] = below.relative(s[i], shift, row);
       out[3] = capped[i];
       out[5] = any.logit(s[i], row);
-      if (!polynomial.forbids() && row == 1) forbidden[i] = -kInfinity;
+      if (row == 1) forbidden[i] = -kInfinity;
       out[4] = forbidden[i];
       out[6] = polynomial.forbids() ? below.relative(kForbidden, shift, row) : -kInfinity;
       out[7] = logits[i];

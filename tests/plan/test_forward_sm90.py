@@ -201,9 +201,15 @@ def test_a_running_maximum_is_another_kernel_with_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_softcaps_need_scores_only_once(dims: tuple[int, int]) -> None:
-    assert forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0)).switches >= {"capped", "foresees"}
-    assert not forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0)).switches & {"retakes", "keeps_scores"}
+def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
+    plain, softcap = (forward(dims[0], head_dim_v=dims[1], score=score) for score in (None, fg.softcap(30.0)))
+    assert softcap.switches >= {"capped", "foresees"}
+    assert "retakes" not in softcap.switches
+    # Where registers allow it scores are kept, and looked at only while exponentials are taken of them.
+    assert ("keeps_scores" in softcap.switches) == ("keeps_scores" in plain.switches)
+    # With three consumers what is done to them stands once in the text.
+    assert ("one_text" in softcap.switches) == (int(softcap.constant("consumers")) == 3)
+    assert "one_text" not in plain.switches
     for score in (fg.softcap(30.0) >> fg.softcap(40.0), fg.softcap(30.0) >> fg.alibi(np.zeros(2, np.float32))):
         assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
     running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))

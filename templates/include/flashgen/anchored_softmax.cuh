@@ -23,6 +23,9 @@ constexpr float kAhead = 45.0f;
 template <>
 constexpr float kAhead<half_t> = 6.0f;
 
+// How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
+constexpr float kFinite = 100.0f;
+
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
   // log2 of the factor taken out of the row.
@@ -78,6 +81,10 @@ enum class Regrowth {
   never,
   // It cannot: anchors move where a bound on logits says that they might have to.
   foreseen,
+  // It cannot count: exponentials have registers of their own, and such a bound, found beside them, says
+  // whether
+  // they are to be made once more.
+  checked,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
   // Exponentials took the place of scores, which the caller computes once more.
@@ -94,13 +101,21 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
+  // Shown every score whose exponential is taken.
+  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  // Whether exponentials take the place of scores where these could be kept.
+  static constexpr bool replaced = false;
 };
 
 // How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
-  static constexpr bool in_place = regrowth != Regrowth::keeps_scores;
-  static constexpr bool foresees = regrowth == Regrowth::foreseen;
+  static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
+  static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
+  static constexpr bool checks = regrowth == Regrowth::checked;
+  // Whether exponentials are scaled, where they turn out to be large, before they are rounded: in half_t they
+  // would be infinite, and anchors cannot be far ahead.
+  static constexpr bool scales_late = foresees && kAhead<T> < kReach;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -152,9 +167,13 @@ struct AnchoredSoftmax {
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
   // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
-  // anchor.
+  // anchor, or so far that exponentials are infinite where they can be scaled.
   FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - kReach;
+    return foresees && rows.anchor[row] >= highest - (scales_late ? kFinite : kReach);
+  }
+  // Whether one of a lane's two rows has none.
+  FLASHGEN_DEVICE bool has_no_anchor() const {
+    return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
@@ -179,18 +198,19 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
   template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
-                                    const Logits& logits) {
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
     float total[2][2] = {};
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
+      logits.see(scores[2 * i], 2 * i);
+      logits.see(scores[2 * i + 1], 2 * i + 1);
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
       total[h][Logits::sums - 1] += second;
-      if constexpr (in_place) {
+      if constexpr (in_place || Logits::replaced) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
       } else {
@@ -208,6 +228,30 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
+  // Whether this lane has a row that reaches far above its anchor, with exponentials that can still be
+  // scaled.
+  FLASHGEN_DEVICE bool has_outgrown() const {
+    return scales_late && maximum(tile_sum[0], tile_sum[1]) > kGrown;
+  }
+  // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
+  // be multiplied by `factor`, as it may have been before.
+  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
+    float shrinks[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float largest = row_maximum(tile_sum[h]);
+      // Whole powers of two, so that nothing is rounded.
+      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
+      factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
+      rows.anchor[h] += static_cast<float>(power);
+      rows.sum[h] *= shrinks[h];
+      tile_sum[h] *= shrinks[h];
+    }
+#pragma unroll
+    for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
+  }
+
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
@@ -219,7 +263,9 @@ struct AnchoredSoftmax {
 
   // Exponentials that have taken the place of scores, rounded.
   FLASHGEN_DEVICE static void round(Rounded<columns>& probabilities, const Strip<columns>& scores) {
-    if constexpr (!in_place) return;
+    if constexpr (in_place) round_replaced(probabilities, scores);
+  }
+  FLASHGEN_DEVICE static void round_replaced(Rounded<columns>& probabilities, const Strip<columns>& scores) {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i)
       probabilities[i / 4][i % 4] = pack(T{}, scores[2 * i], scores[2 * i + 1]);
@@ -253,7 +299,7 @@ struct AnchoredSoftmax {
       const float found = logits.logit(highest(scores, h, every), h);
       if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
     }
-    anchored = !warp_any(rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity);
+    anchored = !warp_any(has_no_anchor());
   }
 
   // Moves the anchors of rows that reach far above them to the maximum.

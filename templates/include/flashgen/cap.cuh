@@ -121,11 +121,13 @@ struct CapRows {
   // polynomial. What a share is off by, 4e-7 of the cap, is nothing beside the logarithm of such a row's sum,
   // which is a quarter of the cap at least.
   bool takes_shares[2];
-  // Of the warp's: whether some of them do, and all; and whether besides none can grow far above its anchor,
-  // so that there is nothing to look for.
-  bool some;
+  // Of the warp's: whether all of them do; and whether besides none can grow further above its anchor than
+  // the softmax can do without knowing, so that there is nothing to look for.
   bool all;
   bool settled;
+  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
+  // reason to look at products before exponentials are taken of them.
+  bool is_calm;
 
   // Whether follow() might find something to do, with such highest products of a lane's rows, or if both are
   // no higher.
@@ -158,12 +160,28 @@ struct ProductsBelowCap {
   FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
+  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  static constexpr bool replaced = false;
+};
+
+// ... or are taken to be, and the largest is found beside their exponentials, ...
+struct ProductsSupposedBelowCap : ProductsBelowCap {
+  float largest[4] = {};
+
+  FLASHGEN_DEVICE void see(float s, i32 number) {
+    largest[number % 4] = maximum(largest[number % 4], magnitude(s));
+  }
+  FLASHGEN_DEVICE float largest_seen() const {
+    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+  }
 };
 
 // ... exponents that have taken the place of products, ...
 struct Exponents {
   static constexpr i32 sums = 1;
   FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }
+  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  static constexpr bool replaced = true;
 };
 
 // ... of rows that take shares of the cap whatever their size, ...
@@ -217,8 +235,7 @@ struct CappedProducts {
       for (i32 j = 0; j < 2; ++j) {
         const float s = products[i + j];
         const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
-        const bool takes_share = is_beyond(s, row) & (s != kForbidden);
-        products[i + j] = takes_share ? beyond[j] : below;
+        products[i + j] = is_beyond(s, row) ? beyond[j] : below;
       }
     }
   }
@@ -236,14 +253,24 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   const CappedProducts capped = CappedProducts::of(cap, *this);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
   bool is_safe = !cap.falls();
+  const bool begins_rows = warp_any(softmax.has_no_anchor());
+  // How many of a row's four lanes have seen products beyond the limit, and how many others nearly such ones;
+  // for both rows in one number.
+  constexpr i32 kNear = 1, kBeyond = 5, kSecond = 8;
+  i32 lanes = 0;
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    const i32 seen = highest[row] >= limit ? kBeyond : highest[row] >= 0.625f * limit ? kNear : 0;
+    lanes += seen << kSecond * row;
+  }
+  lanes += shuffle_xor(lanes, 1);
+  lanes += shuffle_xor(lanes, 2);
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const float found = capped.logit(row_maximum(highest[row]), row);
-    // Of a row's four lanes two have seen such products, or nearly so: it is not for a single key.
-    i32 far = highest[row] >= limit ? 5 : highest[row] >= 0.75f * limit ? 1 : 0;
-    far += shuffle_xor(far, 1);
-    far += shuffle_xor(far, 2);
-    const bool begins = Softmax::foresees && far > 5 && !takes_shares[row];
+    // Not for a single key: others are near.
+    const bool are_many = (lanes >> kSecond * row & 255) > kBeyond;
+    const bool begins = Softmax::foresees && are_many && !takes_shares[row];
     takes_shares[row] = takes_shares[row] || begins;
     float anchor = softmax.rows.anchor[row];
     if (begins || softmax.has_grown_to(found, row))
@@ -251,9 +278,12 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
     softmax.move_anchor(row, anchor);
     is_safe = is_safe && takes_shares[row] && softmax.is_near(top, row);
   }
-  some = warp_any(takes_shares[0] || takes_shares[1]);
   all = !warp_any(!(takes_shares[0] && takes_shares[1]));
   settled = !warp_any(!is_safe);
+  if constexpr (Softmax::checks) {
+    const bool is_not = cap.falls() || takes_shares[0] || takes_shares[1] || softmax.has_no_anchor();
+    is_calm = (is_calm || begins_rows) && !warp_any(is_not);
+  }
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
 }
 

@@ -52,9 +52,10 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
-                                       : cfg.foresees      ? Regrowth::foreseen
-                                       : cfg.keeps_scores  ? Regrowth::keeps_scores
-                                                           : Regrowth::retakes_scores;
+                                       : cfg.foresees
+                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
+                                       : cfg.keeps_scores ? Regrowth::keeps_scores
+                                                          : Regrowth::retakes_scores;
   using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
   // With three consumers registers are short.
   using Finished = FinishedRows<(cfg.consumers > 2)>;

@@ -133,6 +133,18 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 256),
         {"arch": "sm_90a"},
     ),
+    # Scores are kept. The first step has one key, which is no reason to look at more; then many are beyond.
+    "Hopper, softcap, kept": (
+        AttentionSpec(128, direction="forward", score=capped(60.0, 0.5, steepness=15.0)),
+        (200, 513),
+        {"arch": "sm_90a"},
+    ),
+    # Rows grow by so much that 16 bits would be infinite, when nothing is looked at any more.
+    "Hopper, softcap, fp16": (
+        AttentionSpec(64, dtype="fp16", direction="forward", score=capped(30.0, 0.5, steepness=15.0)),
+        (200, 900),
+        {"arch": "sm_90a"},
+    ),
     # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.
     "Hopper, backward": (AttentionSpec(128), (300, 300), {"arch": "sm_90a"}),
     "Hopper, backward, causal": (AttentionSpec(128, mask=causal()), (300, 330), {"arch": "sm_90a"}),
