@@ -2094,8 +2094,8 @@ struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // Whether exponentials are scaled, where they turn out to be large, before they are rounded: in half_t they
-  // would be infinite, and anchors cannot be far ahead.
+  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded:
+  // in half_t they would be infinite, and anchors cannot be far ahead. Which rows, is for the caller to say.
   static constexpr bool scales_late = foresees && kAhead<T> < kReach;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
@@ -2157,7 +2157,9 @@ struct AnchoredSoftmax {
     return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, bool is_scaled = false) const {
+    return found > rows.anchor[row] + (scales_late && is_scaled ? kFinite : reach);
+  }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
@@ -2211,18 +2213,20 @@ struct AnchoredSoftmax {
 
   // Whether this lane has a row that reaches far above its anchor, with exponentials that can still be
   // scaled.
-  FLASHGEN_DEVICE bool has_outgrown() const {
-    return scales_late && maximum(tile_sum[0], tile_sum[1]) > kGrown;
+  FLASHGEN_DEVICE bool has_outgrown(const bool (&are_scaled)[2]) const {
+    if constexpr (!scales_late) return false;
+    return (are_scaled[0] && tile_sum[0] > kGrown) || (are_scaled[1] && tile_sum[1] > kGrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
-  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
+  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, const bool (&are_scaled)[2], bool rescales) {
     float shrinks[2];
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const bool outgrown = are_scaled[h] && largest > kGrown;
+      const i32 power = outgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);

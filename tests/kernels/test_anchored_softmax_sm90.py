@@ -175,19 +175,23 @@ def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["full", "masked", "capped", "far below a cap"])
+@pytest.mark.parametrize("kind", ["full", "masked", "capped", "far below a cap", "growing to a cap", "to a high one"])
 def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> None:
     """Bit for bit: another row's anchor may move, and have its warp take a tile again, or compute its scores in a way
     that is right for all of them; this row's stays."""
     dim, schedule = WAYS[way]
     mask = fg.window(150, 30) if kind == "masked" else fg.full()
     # Far below it, nothing but the row that is changed has its warp look at how far.
-    cap = {"capped": fg.softcap(100.0), "far below a cap": fg.softcap(2e4)}.get(kind)
-    spec = forward_spec(dim, mask=mask, score=cap)
+    caps = {"capped": 100.0, "far below a cap": 2e4, "growing to a cap": 30.0, "to a high one": 90.0}
+    cap = fg.softcap(caps[kind]) if kind in caps else None
+    # 16 bits, where rows that have come near their cap once grow far above their anchors.
+    grows = kind in ("growing to a cap", "to a high one")
+    spec = forward_spec(dim, mask=mask, score=cap, dtype="fp16" if grows else "bf16")
     kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
     dtype = spec.element.numpy()
-    q, k, v = hostile("heavy tails", dim, np.random.default_rng(3))
-    q = np.clip(q, -2, 2)
+    q, k, v = hostile("falling" if grows else "heavy tails", dim, np.random.default_rng(3))
+    if not grows:
+        q = np.clip(q, -2, 2)
     arrays = [x.astype(dtype) for x in (q, k, v)]
     plain = kernel(*arrays)
     # Of every second warp's sixteen rows one is changed, and of each of these another one.

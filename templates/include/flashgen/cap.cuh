@@ -271,9 +271,12 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
     // Not for a single key: others are near.
     const bool are_many = (lanes >> kSecond * row & 255) > kBeyond;
     const bool begins = Softmax::foresees && are_many && !takes_shares[row];
+    // Rows that have begun are scaled, if the softmax does so, whether others have their warp come here or
+    // not.
+    const bool grows = softmax.has_grown_to(found, row, takes_shares[row]);
     takes_shares[row] = takes_shares[row] || begins;
     float anchor = softmax.rows.anchor[row];
-    if (begins || softmax.has_grown_to(found, row))
+    if (begins || grows)
       anchor = maximum(anchor, takes_shares[row] ? Softmax::anchor_ahead(found, top) : found);
     softmax.move_anchor(row, anchor);
     is_safe = is_safe && takes_shares[row] && softmax.is_near(top, row);
