@@ -141,8 +141,9 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
             found += 1
         elif line.startswith("WARPGROUP.DEPBAR") and line.endswith("0x0"):
             being_read.clear()
-        elif written := re.match(r"(@!?U?P\d+ )?(?!ST|RED|SYNCS|HGMMA|BAR)[\w.]+ R(\d+)(?![\w.]*\])", line):
-            first, count = int(written[2]), 4 if ".128" in line else 2 if ".64" in line or ".WIDE" in line else 1
+        elif written := re.match(r"(?:@!?U?P\d+ )?((?!ST|RED|SYNCS|HGMMA|BAR)[\w.]+) R(\d+)(?![\w.]*\])", line):
+            width, first = written[1], int(written[2])
+            count = 4 if ".128" in width else 2 if ".64" in width or ".WIDE" in width else 1
             assert not being_read & set(range(first, first + count)), line
     assert found > 0
 
