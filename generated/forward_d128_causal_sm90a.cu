@@ -2066,9 +2066,8 @@ enum class Regrowth {
   never,
   // It cannot: anchors move where a bound on logits says that they might have to.
   foreseen,
-  // It cannot count: exponentials have registers of their own, and such a bound, found beside them, says
-  // whether
-  // they are to be made once more.
+  // It does not count: exponentials have registers of their own, and are made once more where such a bound,
+  // found beside them, says so.
   checked,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
@@ -2215,8 +2214,7 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
-  // Whether this lane has a row that reaches far above its anchor, with exponentials that can still be
-  // scaled.
+  // Whether this lane has a row that reaches far above its anchor, and is one of those that are scaled.
   FLASHGEN_DEVICE bool has_outgrown(const bool (&are_scaled)[2]) const {
     if constexpr (!scales_late) return false;
     return (are_scaled[0] && tile_sum[0] > kGrown) || (are_scaled[1] && tile_sum[1] > kGrown);

@@ -2067,9 +2067,8 @@ enum class Regrowth {
   never,
   // It cannot: anchors move where a bound on logits says that they might have to.
   foreseen,
-  // It cannot count: exponentials have registers of their own, and such a bound, found beside them, says
-  // whether
-  // they are to be made once more.
+  // It does not count: exponentials have registers of their own, and are made once more where such a bound,
+  // found beside them, says so.
   checked,
   // Exponentials have registers of their own, and are made once more.
   keeps_scores,
@@ -2216,8 +2215,7 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
-  // Whether this lane has a row that reaches far above its anchor, with exponentials that can still be
-  // scaled.
+  // Whether this lane has a row that reaches far above its anchor, and is one of those that are scaled.
   FLASHGEN_DEVICE bool has_outgrown(const bool (&are_scaled)[2]) const {
     if constexpr (!scales_late) return false;
     return (are_scaled[0] && tile_sum[0] > kGrown) || (are_scaled[1] && tile_sum[1] > kGrown);
@@ -3757,7 +3755,8 @@ struct CapPolynomial {
   }
   // By the square, as that is needed anyway.
   FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
-  // Whether what is forbidden has a logit of -inf, as the square of what stands for it is infinite.
+  // Whether what is forbidden has a logit of -inf by the polynomial, as the square of what stands for it is
+  // infinite.
   FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
 };
 
@@ -3896,7 +3895,7 @@ struct SharesOfCap {
   }
 };
 
-// ... and of any row, some of them forbidden. Whichever way it is computed, an exponent is the same number.
+// ... and of any row. Whichever way it is computed, an exponent is the same number.
 struct CappedProducts {
   CapPolynomial polynomial;
   CapShare share;
@@ -3918,8 +3917,8 @@ struct CappedProducts {
     return s == kForbidden ? -kInfinity : logit;
   }
 
-  // Of a warp's strip, where a lane has two columns for each row in turn. What is forbidden goes by the
-  // polynomial, see forbids().
+  // Of a warp's strip, where a lane has two columns for each row in turn. What comes of a forbidden product
+  // is for the mask to say once more.
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
 #pragma unroll

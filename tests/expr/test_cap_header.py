@@ -37,7 +37,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     prepare_products(s, cap);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       logits[i] = capped[i] = near_cap[i] = s[i];
-      // Every second row is forbidden, whose neighbours are not, and what comes of it is no matter.
+      // Every second row is forbidden, and others are not.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
     }}
     const bool all_below = !polynomial.is_beyond(largest_of(s));
@@ -54,8 +54,8 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       out[2] = below.relative(s[i], shift, row);
       out[3] = capped[i];
       out[5] = any.logit(s[i], row);
-      if (row == 1) forbidden[i] = -kInfinity;
-      out[4] = forbidden[i];
+      // What stands for a forbidden product is never a maximum; its exponent is for the mask to say once more.
+      out[4] = row == 1 ? any.logit(kForbidden, row) : forbidden[i];
       out[6] = polynomial.forbids() ? below.relative(kForbidden, shift, row) : -kInfinity;
       out[7] = logits[i];
       out[8] = near_cap[i];
@@ -94,8 +94,8 @@ def products(name: str) -> Array:
 
 def computed(name: str, x: Array | None = None, *, near: bool = False) -> tuple[Array, ...]:
     """Products, and of each: whether all of its lane are below, and it is; its exponent if it is; its exponent; the
-    same if every second row is forbidden; its logit by itself; the exponent of what is forbidden, by the polynomial;
-    its logit; the exponent of a product whose row is near the cap."""
+    same beside forbidden rows, and of these the logit; its logit by itself; the exponent of what is forbidden, by the
+    polynomial; its logit; the exponent of a product whose row is near the cap."""
     x = products(name) if x is None else x
     out = np.zeros((x.size, RESULTS), np.float32)
     buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]

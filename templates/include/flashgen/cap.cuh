@@ -61,7 +61,8 @@ struct CapPolynomial {
   }
   // By the square, as that is needed anyway.
   FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
-  // Whether what is forbidden has a logit of -inf, as the square of what stands for it is infinite.
+  // Whether what is forbidden has a logit of -inf by the polynomial, as the square of what stands for it is
+  // infinite.
   FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
 };
 
@@ -200,7 +201,7 @@ struct SharesOfCap {
   }
 };
 
-// ... and of any row, some of them forbidden. Whichever way it is computed, an exponent is the same number.
+// ... and of any row. Whichever way it is computed, an exponent is the same number.
 struct CappedProducts {
   CapPolynomial polynomial;
   CapShare share;
@@ -222,8 +223,8 @@ struct CappedProducts {
     return s == kForbidden ? -kInfinity : logit;
   }
 
-  // Of a warp's strip, where a lane has two columns for each row in turn. What is forbidden goes by the
-  // polynomial, see forbids().
+  // Of a warp's strip, where a lane has two columns for each row in turn. What comes of a forbidden product
+  // is for the mask to say once more.
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
 #pragma unroll
