@@ -74,6 +74,23 @@ def along(first: float, last: float) -> Callable[[Tensor, Tensor, Tensor], None]
     return change
 
 
+def huge_keys(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """One key in a hundred is 50 times as long as the others."""
+    k[:, 50::100] *= 50
+
+
+def every_second_row(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Rows are peaked, and their neighbours are not."""
+    q[:, 1::2] *= 30
+
+
+def far_below(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Every second key is far below zero, and no logit is far above."""
+    q[..., 0] = 16
+    k[..., 0] = 0
+    k[:, 1::2, :, 0] = -200 * k.shape[-1] ** 0.5 / 16
+
+
 def times(factor: float) -> Callable[[Tensor, Tensor, Tensor], None]:
     """Peaked rows."""
 
@@ -104,6 +121,9 @@ DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "400 times": times(400),
     "sink": sink,
     "one huge key": huge_key,
+    "huge keys": huge_keys,
+    "every second row": every_second_row,
+    "far below": far_below,
     "growing by 300": along(-60, 240),
     "growing by 3000": along(-600, 2400),
     "falling by 300": along(240, -60),
@@ -131,7 +151,12 @@ def error_ratio(cell: Cell, inputs: list[Tensor], out: Tensor, lse: Tensor) -> f
     # Two rounding steps; eps is the distance between neighbours.
     step = torch.finfo(q.dtype).eps * exact.abs().max()
     ratio = (found - exact).abs().max() / (2 * (rounded.double() - exact).abs().max() + step)
-    of_lse = ((found_lse - exact_lse).abs() / (LSE_TOLERANCE * exact_lse.abs().clamp(min=1))).max()
+    # A logit may be the small rest of large products, of whose sum float32 keeps 24 bits.
+    sizes = torch.einsum("qhd,khd->hqk", q[0, rows].double().abs(), k[0].double().abs()) * q.shape[-1] ** -0.5
+    if allowed is not None:
+        sizes.masked_fill_(~allowed, 0)
+    lse_step = LSE_TOLERANCE * exact_lse.abs().clamp(min=1) + torch.finfo(torch.float32).eps / 2 * sizes.amax(-1)
+    of_lse = ((found_lse - exact_lse).abs() / lse_step).max()
     return max(float(ratio.nan_to_num(float("inf"))), float(of_lse.nan_to_num(float("inf"))))
 
 

@@ -2097,9 +2097,9 @@ struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded:
-  // in half_t they would be infinite, and anchors cannot be far ahead. Which rows, is for the caller to say.
-  static constexpr bool scales_late = foresees && kAhead<T> < kReach;
+  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded,
+  // so that nobody has to look for growth first. Which rows, is for the caller to say.
+  static constexpr bool scales_late = foresees;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -2168,12 +2168,10 @@ struct AnchoredSoftmax {
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
-  // The anchor for a row in which a logit was found: that, or so far ahead of it that no row can grow far
-  // above it.
+  // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
+  // row, as high as it might get, would still not be far above it.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    // A whole number of powers of two: at the highest logit nothing is rounded.
-    const float last = highest - (kReach - 1.0f);
-    return found < last && found + kAhead<T> >= last ? last : found;
+    return maximum(found, -maximum(-(found + kAhead<T>), kReach - 1.0f - highest));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -2214,21 +2212,19 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
-  // Whether this lane has a row that reaches far above its anchor, and is one of those that are scaled.
-  FLASHGEN_DEVICE bool has_outgrown(const bool (&are_scaled)[2]) const {
-    if constexpr (!scales_late) return false;
-    return (are_scaled[0] && tile_sum[0] > kGrown) || (are_scaled[1] && tile_sum[1] > kGrown);
+  // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
+  FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
+    return scales_late && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
-  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, const bool (&are_scaled)[2], bool rescales) {
+  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
     float shrinks[2];
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const bool outgrown = are_scaled[h] && largest > kGrown;
-      const i32 power = outgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);
@@ -3643,27 +3639,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 27
+#line 26
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 57
+#line 56
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 64
+#line 63
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 66
+#line 65
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 69
+#line 68
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 74
+#line 73
     return !at.reach.uncut_keys.has(step.key_tile);
   };
-#line 77
+#line 76
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3690,7 +3686,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 104
+#line 103
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3698,28 +3694,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 130
+#line 129
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 140
+#line 139
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return has_mask(step) || warp_any(!softmax.is_settled());
   };
-#line 146
+#line 145
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 149
+#line 148
     wgmma_pin(scores);
-#line 151
+#line 150
     release_keys(step);
-#line 159
+#line 158
     ScaledProducts logits{p.scale_log2};
-#line 161
+#line 160
     bool rescales = false;
 #pragma unroll 1
     for (;;) {
@@ -3732,7 +3728,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       softmax.watch();
       looks = true;
     }
-#line 192
+#line 191
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3789,7 +3785,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 197 "kernels/forward_sm90/consumer.j2"
+#line 196 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3800,10 +3796,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
-#line 217
+#line 210
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 222
+#line 215
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
@@ -3813,34 +3809,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // values alone. Whether the next step's probabilities are there.
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
-#line 235
     const Step next = at.after(step, p, shared, thread);
-#line 237
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 243
+#line 231
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T.
       take_turn();
       multiply_keys();
-#line 257
       wait_for_values();
       multiply_values(probabilities);
-#line 260
       is_inspected = inspected(next);
       Shape::Finished finished = {};
       if (ends) {
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 267
+#line 245
       const bool looks = needs_look(next);
-#line 269
+#line 247
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities, looks);
-#line 272
+#line 250
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -3863,39 +3855,38 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
     }
     step = next;
-#line 297
     return goes_on;
   };
 
-#line 304
+#line 279
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 321
+#line 296
     Shape::Probabilities probabilities;
-#line 326
+#line 300
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 332
+#line 306
     const bool looks = needs_look(step);
-#line 334
+#line 308
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
-#line 339
+#line 313
     Shape::Softmax::round(probabilities, scores);
-#line 342
+#line 315
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     while (overlap(probabilities, odd) && overlap(odd, probabilities)) {
     }
   }
-#line 351
+#line 324
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 354
+#line 327
   if (thread.lane == 0) bulk_wait<0>();
 }
 

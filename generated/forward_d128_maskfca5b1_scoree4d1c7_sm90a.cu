@@ -2098,9 +2098,9 @@ struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded:
-  // in half_t they would be infinite, and anchors cannot be far ahead. Which rows, is for the caller to say.
-  static constexpr bool scales_late = foresees && kAhead<T> < kReach;
+  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded,
+  // so that nobody has to look for growth first. Which rows, is for the caller to say.
+  static constexpr bool scales_late = foresees;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -2169,12 +2169,10 @@ struct AnchoredSoftmax {
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
-  // The anchor for a row in which a logit was found: that, or so far ahead of it that no row can grow far
-  // above it.
+  // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
+  // row, as high as it might get, would still not be far above it.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    // A whole number of powers of two: at the highest logit nothing is rounded.
-    const float last = highest - (kReach - 1.0f);
-    return found < last && found + kAhead<T> >= last ? last : found;
+    return maximum(found, -maximum(-(found + kAhead<T>), kReach - 1.0f - highest));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -2215,21 +2213,19 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
-  // Whether this lane has a row that reaches far above its anchor, and is one of those that are scaled.
-  FLASHGEN_DEVICE bool has_outgrown(const bool (&are_scaled)[2]) const {
-    if constexpr (!scales_late) return false;
-    return (are_scaled[0] && tile_sum[0] > kGrown) || (are_scaled[1] && tile_sum[1] > kGrown);
+  // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
+  FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
+    return scales_late && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
-  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, const bool (&are_scaled)[2], bool rescales) {
+  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
     float shrinks[2];
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const bool outgrown = are_scaled[h] && largest > kGrown;
-      const i32 power = outgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);
@@ -3700,8 +3696,8 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 // cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
 // quickly as of products. The largest product of a lane tells whether all are so far below.
 //
-// How the tangent of a pair is found depends on its product and on its row alone, so that no row's bits
-// depend on others of its warp.
+// A tile with a product beyond has all its logits as shares of the cap. Which way a warp goes is for its rows
+// together to say: no row's number depends on others of its warp, but what it is rounded to may.
 
 namespace flashgen {
 
@@ -3718,9 +3714,11 @@ constexpr float kForbidden = -0x1.fffffep+127f;
 struct Cap {
   float signed_steepness;
   float slope;
+  // Whether what shares of it are off by is nothing beside any logarithm of a sum, be it zero.
+  bool is_fine;
 
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
-    return {amplitude * slope * kLog2E, magnitude(slope)};
+    return {amplitude * slope * kLog2E, magnitude(slope), magnitude(amplitude) <= 50.0f};
   }
   // Logits that fall with their products are turned round.
   FLASHGEN_DEVICE bool falls() const { return signed_steepness < 0.0f; }
@@ -3769,6 +3767,16 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
+// That of products which stand for none that is forbidden.
+template <i32 count>
+FLASHGEN_DEVICE bool are_allowed_beyond(const float (&products)[count], const CapPolynomial& polynomial) {
+  bool are = false;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i)
+    are = are || (polynomial.is_beyond(products[i]) && products[i] != kForbidden);
+  return are;
+}
+
 // The highest product of each of a lane's two rows.
 template <i32 count>
 FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)[2]) {
@@ -3783,8 +3791,8 @@ FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)
 
 // How much of the cap a product of any size has, and what the cap is in powers of two.
 struct CapShare {
-  // Beyond this power of two e^2x is no more than that: the share is 1, and two of them have a product.
-  static constexpr float kMost = 30.0f;
+  // Beyond this power of two e^2x is no more than that: the share is 1, and four of them have a product.
+  static constexpr float kMost = 25.0f;
 
   float exponent;
   float highest;
@@ -3792,16 +3800,23 @@ struct CapShare {
   FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
     return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
   }
-  // tanh(x) is 1 - 2 / (e^2x + 1).
+  // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by what the exponential is, and no more.
   FLASHGEN_DEVICE float operator()(float s) const {
-    return fused_multiply_add(-2.0f, reciprocal_approx(divisor(s)), 1.0f);
+    const float whole = divisor(s);
+    return reciprocal_approx(whole) * (whole - 2.0f);
   }
-  // Exponents of two neighbours of a row, which share the division, as it is slow.
-  FLASHGEN_DEVICE void exponents(float (&products)[2], float shift) const {
-    const float of_first = divisor(products[0]), of_second = divisor(products[1]);
-    const float both = reciprocal_approx(of_first * of_second) * (-2.0f * highest);
-    products[0] = fused_multiply_add(both, of_second, highest - shift);
-    products[1] = fused_multiply_add(both, of_first, highest - shift);
+  // Exponents of two pairs of a row, which share a division, as it is slow: 1 / a is b / (a b).
+  FLASHGEN_DEVICE void exponents(float (&products)[4], float shift) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) products[i] = divisor(products[i]);
+    const float pairs[2] = {products[0] * products[1], products[2] * products[3]};
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * highest;
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
+      products[2 * i] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, second, pairs[i]), -shift);
+      products[2 * i + 1] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, first, pairs[i]), -shift);
+    }
   }
 
  private:
@@ -3810,28 +3825,27 @@ struct CapShare {
   }
 };
 
-// What is known of rows between tiles of keys.
+// What is known of a warp's rows between tiles of keys.
 struct CapRows {
-  // Of a lane's two: whether products of all sizes are taken for shares of the cap, as many are beyond the
-  // polynomial. What a share is off by, 4e-7 of the cap, is nothing beside the logarithm of such a row's sum,
-  // which is a quarter of the cap at least.
-  bool takes_shares[2];
-  // Of the warp's: whether all of them do; and whether besides none can grow further above its anchor than
-  // the softmax can do without knowing, so that there is nothing to look for.
-  bool all;
-  bool settled;
+  // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
+  // are, and all logits are shares of the cap; or besides no row can grow further above its anchor than the
+  // softmax can do without knowing, so that there is nothing to look for.
+  enum Stage : i32 { kBelow, kHadSome, kTakesShares, kSettled };
+  Stage stage;
   // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
   // reason to look at products before exponentials are taken of them.
   bool is_calm;
 
-  // Whether follow() might find something to do, with such highest products of a lane's rows, or if both are
-  // no higher.
+  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
+  FLASHGEN_DEVICE bool is_settled() const { return stage == kSettled; }
+  // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
+  // has none higher or larger.
   template <class Softmax>
-  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest) const;
+  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest, float largest) const;
   // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
   // whether the output so far is to be multiplied by the softmax's factors.
   template <class Softmax>
-  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2]);
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
 };
 
 // Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
@@ -3879,109 +3893,107 @@ struct Exponents {
   static constexpr bool replaced = true;
 };
 
-// ... of rows that take shares of the cap whatever their size, ...
+// ... that are shares of the cap whatever their size, ...
 struct SharesOfCap {
   CapShare share;
-
-  template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-#pragma unroll
-    for (i32 i = 0; i < count; i += 2) {
-      float two[2] = {products[i], products[i + 1]};
-      share.exponents(two, shift[i / 2 % 2]);
-      products[i] = two[0];
-      products[i + 1] = two[1];
-    }
-  }
-};
-
-// ... and of any row. Whichever way it is computed, an exponent is the same number.
-struct CappedProducts {
-  CapPolynomial polynomial;
-  CapShare share;
-  // Squared, of each of a lane's two rows.
-  float limits[2];
-
-  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap, const CapRows& rows) {
-    CappedProducts made = {CapPolynomial::of(cap), CapShare::of(cap)};
-#pragma unroll
-    for (i32 row = 0; row < 2; ++row)
-      made.limits[row] = rows.takes_shares[row] ? 0.0f : squared(made.polynomial.limit);
-    return made;
-  }
-
-  FLASHGEN_DEVICE bool is_beyond(float s, i32 row) const { return squared(s) >= limits[row]; }
-  FLASHGEN_DEVICE float logit(float s, i32 row) const {
-    const float below = s * polynomial.factor(s), beyond = share(s) * share.highest;
-    const float logit = is_beyond(s, row) ? beyond : below;
-    return s == kForbidden ? -kInfinity : logit;
-  }
 
   // Of a warp's strip, where a lane has two columns for each row in turn. What comes of a forbidden product
   // is for the mask to say once more.
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
 #pragma unroll
-    for (i32 i = 0; i < count; i += 2) {
-      const i32 row = i / 2 % 2;
-      float beyond[2] = {products[i], products[i + 1]};
-      share.exponents(beyond, shift[row]);
+    for (i32 at = 0; at < count; at += 8) {
 #pragma unroll
-      for (i32 j = 0; j < 2; ++j) {
-        const float s = products[i + j];
-        const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
-        products[i + j] = is_beyond(s, row) ? beyond[j] : below;
+      for (i32 row = 0; row < 2; ++row) {
+        float* const row_at = products + at + 2 * row;
+        float four[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
+        share.exponents(four, shift[row]);
+        row_at[0] = four[0];
+        row_at[1] = four[1];
+        row_at[4] = four[2];
+        row_at[5] = four[3];
+      }
+    }
+  }
+};
+
+// ... and that are so where they are beyond the polynomial, for caps of which no other share would do.
+struct CappedProducts {
+  CapPolynomial polynomial;
+  CapShare share;
+
+  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap) {
+    return {CapPolynomial::of(cap), CapShare::of(cap)};
+  }
+
+  FLASHGEN_DEVICE float logit(float s) const {
+    const float below = s * polynomial.factor(s), beyond = share(s) * share.highest;
+    const float logit = polynomial.is_beyond(s) ? beyond : below;
+    return s == kForbidden ? -kInfinity : logit;
+  }
+
+  template <i32 count>
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+#pragma unroll
+    for (i32 at = 0; at < count; at += 8) {
+#pragma unroll
+      for (i32 row = 0; row < 2; ++row) {
+        float* const row_at = products + at + 2 * row;
+        float beyond[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
+        share.exponents(beyond, shift[row]);
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+          float& s = row_at[i / 2 * 4 + i % 2];
+          const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
+          s = polynomial.is_beyond(s) ? beyond[i] : below;
+        }
       }
     }
   }
 };
 
 template <class Softmax>
-FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest) const {
+FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest,
+                                         float largest) const {
   const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
-  const bool may_begin = !(takes_shares[0] && takes_shares[1]) && highest >= CapPolynomial::of(cap).limit;
-  return may_begin || softmax.might_grow(most);
+  return (!takes_shares() && largest >= CapPolynomial::of(cap).limit) || softmax.might_grow(most);
 }
 
 template <class Softmax>
-FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2]) {
-  const CappedProducts capped = CappedProducts::of(cap, *this);
+FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
+                                     float largest) {
+  const auto capped = CappedProducts::of(cap);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
-  bool is_safe = !cap.falls();
+  const float maxima[2] = {row_maximum(highest[0]), row_maximum(highest[1])};
   const bool begins_rows = warp_any(softmax.has_no_anchor());
-  // How many of a row's four lanes have seen products beyond the limit, and how many others nearly such ones;
-  // for both rows in one number.
-  constexpr i32 kNear = 1, kBeyond = 5, kSecond = 8;
-  i32 lanes = 0;
+  // Whether products are beyond the limit for more than a single key: in a first tile, for others there may
+  // be more of such keys; where some were before; and where lanes have some beyond, or nearly so, that have
+  // other keys, as their places in their rows differ.
+  u32 near = warp_ballot(largest >= 0.625f * limit);
+  near |= near >> 16;
+  near |= near >> 8;
+  near = (near | near >> 4) & 15;
+  const bool are_many = begins_rows || stage != kBelow || (near & (near - 1)) != 0;
+  // Each row's sum has a logarithm of a quarter of the cap at least.
+  const bool are_high = !warp_any(maxima[0] < limit || maxima[1] < limit);
+  const bool are_some = warp_any(largest >= limit);
+  const bool begins = Softmax::foresees && !takes_shares() && are_some && (cap.is_fine ? are_many : are_high);
+  bool is_safe = !cap.falls();
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const i32 seen = highest[row] >= limit ? kBeyond : highest[row] >= 0.625f * limit ? kNear : 0;
-    lanes += seen << kSecond * row;
-  }
-  lanes += shuffle_xor(lanes, 1);
-  lanes += shuffle_xor(lanes, 2);
-#pragma unroll
-  for (i32 row = 0; row < 2; ++row) {
-    const float found = capped.logit(row_maximum(highest[row]), row);
-    // Not for a single key: others are near.
-    const bool are_many = (lanes >> kSecond * row & 255) > kBeyond;
-    const bool begins = Softmax::foresees && are_many && !takes_shares[row];
-    // Rows that have begun are scaled, if the softmax does so, whether others have their warp come here or
-    // not.
-    const bool grows = softmax.has_grown_to(found, row, takes_shares[row]);
-    takes_shares[row] = takes_shares[row] || begins;
+    const float found = capped.logit(maxima[row]);
+    const bool grows = softmax.has_grown_to(found, row, takes_shares());
     float anchor = softmax.rows.anchor[row];
     if (begins || grows)
-      anchor = maximum(anchor, takes_shares[row] ? Softmax::anchor_ahead(found, top) : found);
+      anchor = maximum(anchor, takes_shares() || begins ? Softmax::anchor_ahead(found, top) : found);
     softmax.move_anchor(row, anchor);
-    is_safe = is_safe && takes_shares[row] && softmax.is_near(top, row);
+    is_safe = is_safe && softmax.is_near(top, row);
   }
-  all = !warp_any(!(takes_shares[0] && takes_shares[1]));
-  settled = !warp_any(!is_safe);
-  if constexpr (Softmax::checks) {
-    const bool is_not = cap.falls() || takes_shares[0] || takes_shares[1] || softmax.has_no_anchor();
-    is_calm = (is_calm || begins_rows) && !warp_any(is_not);
-  }
+  const bool takes = takes_shares() || begins;
+  const bool is_safe_for_all = !warp_any(!is_safe);
+  stage = takes ? (is_safe_for_all ? kSettled : kTakesShares) : are_some ? kHadSome : stage;
+  if constexpr (Softmax::checks)
+    is_calm = (is_calm || begins_rows) && !takes && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
 }
 
@@ -4544,31 +4556,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 24
+#line 23
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Cap cap;
   CapRows cap_rows;
-#line 28
+#line 27
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 31
+#line 30
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
     cap_rows = {};
   };
-#line 57
+#line 56
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 61
+#line 60
     return !step.facts.is_full(consumer);
   };
-#line 69
+#line 68
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 72
+#line 71
     return !step.facts.is_full(kConfig.consumers);
   };
-#line 77
+#line 76
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4595,7 +4607,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 104
+#line 103
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -4603,18 +4615,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 130
+#line 129
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 146
+#line 145
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 149
+#line 148
     wgmma_pin(scores);
-#line 151
+#line 150
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped.j2"
     const auto polynomial = CapPolynomial::of(cap);
@@ -4622,23 +4634,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     bool rescales = false;
 #line 19
     bool are_beyond = true;
-    if (is_cut || !cap_rows.settled) {
-      // The largest product of a lane says how its tangents are computed, and how far its rows may have grown.
+    if (is_cut || !cap_rows.is_settled()) {
+      // The largest product of a lane says how tangents are computed, and how far its rows may have grown.
       const float largest = largest_of(scores);
-      const bool is_beyond = cap_rows.takes_shares[0] || cap_rows.takes_shares[1] || polynomial.is_beyond(largest);
+      bool is_beyond = cap_rows.takes_shares() || polynomial.is_beyond(largest);
       are_beyond = false;
       if (warp_any(is_cut || cap.falls() || is_beyond || softmax.might_grow(cap.steepness() * largest))) {
-        are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
         if (is_cut || cap.falls()) {
           prepare_products(scores, cap);
           apply_mask(step, kForbidden);
         }
-        if (warp_any(cap_rows.may_change(softmax, cap, largest))) {
-          // Perhaps it is one that is far below zero.
+        if (is_cut && warp_any(is_beyond)) {
+          // Perhaps it is forbidden.
+          is_beyond = cap_rows.takes_shares() || are_allowed_beyond(scores, polynomial);
+        }
+        are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
+        if (warp_any(cap_rows.may_change(softmax, cap, largest, largest))) {
+          // Perhaps it is far below zero.
           float highest[2];
           highest_of(scores, highest);
-          if (warp_any(cap_rows.may_change(softmax, cap, maximum(highest[0], highest[1]))))
-            rescales = cap_rows.follow(softmax, cap, highest);
+          const float upper = maximum(highest[0], highest[1]), allowed = is_cut ? upper : largest;
+          if (warp_any(cap_rows.may_change(softmax, cap, upper, allowed)))
+            rescales = cap_rows.follow(softmax, cap, highest, allowed);
         }
       }
     }
@@ -4646,25 +4663,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(scores);
     if (are_beyond) {
       const float shift[2] = {softmax.shift(0), softmax.shift(1)};
-      const auto products = CappedProducts::of(cap, cap_rows);
-      if (cap_rows.all && !is_cut) {
-        SharesOfCap{products.share}.replace(scores, shift);
-      } else {
-        products.replace(scores, shift);
-        if (is_cut) apply_mask(step, -kInfinity);
-      }
+#line 50
+      SharesOfCap{CapShare::of(cap)}.replace(scores, shift);
+#line 58
+      if (is_cut) apply_mask(step, -kInfinity);
       Exponents exponents;
       softmax.exponentiate(scores, probabilities, exponents);
-      if (warp_any(softmax.has_outgrown(cap_rows.takes_shares))) {
-        softmax.scale(scores, cap_rows.takes_shares, rescales);
+      if (warp_any(softmax.has_outgrown(cap_rows.takes_shares()))) {
+        softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 60
+#line 68
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 192 "kernels/forward_sm90/consumer.j2"
+#line 191 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4722,7 +4736,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 197 "kernels/forward_sm90/consumer.j2"
+#line 196 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4733,10 +4747,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
-#line 217
+#line 210
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 222
+#line 215
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
@@ -4746,32 +4760,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // values alone. Whether the next step's probabilities are there.
   const auto overlap = [&](const Shape::Probabilities& probabilities,
                            Shape::Probabilities& next_probabilities) {
-#line 235
     const Step next = at.after(step, p, shared, thread);
-#line 237
     const bool ends = step.is_last();
     const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
     if (goes_on) {
-#line 243
+#line 231
       if (ends) shared.q_ring.wait_full(q_at);
       shared.k_ring.wait_full(at.k_at);
       // Line 8: S_ij = Q_i K_j^T.
       take_turn();
       multiply_keys();
-#line 257
       wait_for_values();
       multiply_values(probabilities);
-#line 260
       is_inspected = inspected(next);
       Shape::Finished finished = {};
       if (ends) {
         finished = Shape::Finished::of(softmax.rows, thread);
         begin_rows(next);
       }
-#line 269
+#line 247
       wgmma_wait<1>();
       const bool rescales = take_scores(next, next_probabilities);
-#line 272
+#line 250
       wgmma_wait<0>();
       wgmma_pin(out);
       release_values();
@@ -4794,35 +4804,34 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
     }
     step = next;
-#line 297
     return goes_on;
   };
 
-#line 304
+#line 279
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 321
+#line 296
     Shape::Probabilities probabilities;
-#line 326
+#line 300
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 334
+#line 308
     wgmma_wait<0>();
     if (take_scores(step, probabilities)) scale_rows(out, softmax.factor);
-#line 339
+#line 313
     Shape::Softmax::round(probabilities, scores);
-#line 347
+#line 320
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 351
+#line 324
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 354
+#line 327
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_tiles_sm90 import Row, chosen_row, fault_of, looks_through, row_of, smem_of
-from flashgen.plan.forward_traits_sm90 import is_capped, is_in_products
+from flashgen.plan.forward_traits_sm90 import has_fine_cap, is_capped, is_in_products
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
@@ -62,8 +62,11 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     in_products = is_in_products(spec)
     capped = is_capped(spec)
     foresees = capped and not running
+    fine_cap = capped and has_fine_cap(spec)
     return KernelPlan(
-        name=kernel_name(spec, "forward", arch, *(["runningmax"] if running else [])),
+        name=kernel_name(
+            spec, "forward", arch, "runningmax" if running else "", "" if fine_cap or not capped else "anycap"
+        ),
         pass_="forward",
         role="forward",
         algorithm="FlashAttention-3",
@@ -132,9 +135,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("from_products", True),
                 ("in_products", in_products),
                 ("capped", capped),
-                # What is done to scores with a cap is long: standing once it makes hard data at 2k 7 to 9 % faster at
-                # head_dim 64, and others 1 % slower, as all wide heads would be.
-                ("one_text", capped and row.consumers == 3),
+                ("fine_cap", fine_cap),
             )
             if on
         ),

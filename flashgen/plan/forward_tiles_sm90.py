@@ -11,6 +11,7 @@ from flashgen.plan.forward_traits_sm90 import (
     all_ahead,
     compares_documents,
     compares_little,
+    has_fine_cap,
     is_capped,
     is_lean,
     looks_up_pairs,
@@ -157,10 +158,13 @@ _DOCUMENTS = {
     ),
 }
 
-#: Keys of a tile with a softcap, as many as leave registers for the two ways in which tangents are computed beside the
-#: polynomial. At head_dim 256 they are more than without a softcap, where they have to wait for a vote: without a mask
-#: 700 to 713 TFLOP/s at 8k on an H200 where 64 have 654.
-_CAPPED_KV = {(64, 64): 112, (192, 192): 96, (256, 256): 80}
+#: Keys of a tile with a softcap. At head_dim 256 they are more than without one, where they have to wait for a vote:
+#: without a mask 700 to 713 TFLOP/s at 8k on an H200 where 64 have 654.
+_CAPPED_KV = {(256, 256): 80}
+#: And where the cap may be any, as many as leave registers for a second way in which tangents are computed beside the
+#: polynomial. At head_dim 64 and 192 without a mask 112 and 96 had 385 and 600 TFLOP/s at 8k where 128 and 112 have
+#: 412 and 628.
+_ANY_CAP_KV = {**_CAPPED_KV, (64, 64): 96, (192, 192): 96}
 
 #: Rows for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
 #: a producer registers.
@@ -208,11 +212,11 @@ def row_of(spec: AttentionSpec) -> Row:
     if is_capped(spec):
         # How far rows can have grown is known before exponentials are taken, so that no scores are computed twice.
         usual = row.tile_kv == _TABLE[dims].tile_kv and not is_listed(spec)
-        tile_kv = _CAPPED_KV.get(dims, row.tile_kv)
-        # Kept, they are looked at while exponentials are taken of them: without a mask 4 to 6 % more on an H200 at
-        # head_dim 128 (555 to 580 TFLOP/s at 8k beside 534 to 537). Tiles that a mask cuts are looked at before in any
-        # case, and on logits near their cap kept scores are slower: at 2k with a causal mask 312 and 340.
-        keeps = row.keeps_scores and spec.mask.is_full
+        is_fine = has_fine_cap(spec)
+        tile_kv = (_CAPPED_KV if is_fine else _ANY_CAP_KV).get(dims, row.tile_kv)
+        # Kept, they are looked at while exponentials are taken of them: on an H200 at head_dim 128 without a mask 4 to
+        # 6 % more (555 to 580 TFLOP/s at 8k beside 534 to 537), causal at 16k 2 % (529 and 519).
+        keeps = row.keeps_scores and (spec.mask.is_full or (is_fine and not is_listed(spec)))
         row = replace(row, keeps_scores=keeps, tile_kv=tile_kv if usual else min(row.tile_kv, tile_kv))
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: So many words for the keys of a row leave registers.
 _FEW_COMPARISONS = 2
+#: As in cap.cuh.
+_FINE_CAP = 50.0
 
 
 def is_in_products(spec: AttentionSpec) -> bool:
@@ -32,6 +34,19 @@ def is_capped(spec: AttentionSpec) -> bool:
     from flashgen.expr import cap_of
 
     return cap_of(spec.score.traced.root) is not None
+
+
+def has_fine_cap(spec: AttentionSpec) -> bool:
+    """Whether the cap is known to be so low that what shares of it are off by is nothing beside any logit."""
+    from flashgen.expr import Const, Scalar, cap_of, evaluate, postorder
+
+    assert spec.score is not None, "only a score caps"
+    cap = cap_of(spec.score.traced.root)
+    assert cap is not None, "asked of scores that cap"
+    leaves = [node for node in postorder(cap.amplitude) if not node.children]
+    if not all(isinstance(leaf, Const) or (isinstance(leaf, Scalar) and leaf.name in spec.scalars) for leaf in leaves):
+        return False
+    return abs(float(evaluate(cap.amplitude, spec.scalars))) <= _FINE_CAP
 
 
 def is_lean(spec: AttentionSpec) -> bool:

@@ -1,5 +1,5 @@
-"""Softcaps as Hopper's forward kernel computes them, ``flashgen/cap.cuh``: exact wherever a product lies, and the same
-number for it whatever others of its warp are, in rows near their cap and in others."""
+"""Softcaps as Hopper's forward kernel computes them, ``flashgen/cap.cuh``: exact wherever a product lies, by
+polynomials, as shares of the cap, and by either as the product says."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ RESULTS = 9
 SOURCE = f"""
 #include "flashgen/cap.cuh"
 using namespace flashgen;
-struct Params {{ const float* x; float* out; float amplitude, slope; i32 count, near; }};
+struct Params {{ const float* x; float* out; float amplitude, slope; i32 count; }};
 FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
   FLASHGEN_SHARED_MEMORY(shared);
   constexpr float kShifts[2] = {{0.375f, 0.375f}}, kNone[2] = {{}};
   const Cap cap = Cap::of(p.amplitude, p.slope);
   const CapPolynomial polynomial = CapPolynomial::of(cap);
-  const CapRows rows = {{{{p.near != 0, p.near != 0}}}};
-  const CappedProducts any = CappedProducts::of(cap, rows);
+  const CappedProducts any = CappedProducts::of(cap);
   const SharesOfCap shares = {{any.share}};
   const ProductsBelowCap below = {{polynomial}};
   for (i32 from = {GIVEN} * thread_idx(); from < p.count; from += {GIVEN} * 32) {{
-    float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], near_cap[{GIVEN}], forbidden[{GIVEN}];
+    float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], as_shares[{GIVEN}], forbidden[{GIVEN}];
     for (i32 i = 0; i < {GIVEN}; ++i) s[i] = p.x[from + i];
     prepare_products(s, cap);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
-      logits[i] = capped[i] = near_cap[i] = s[i];
+      logits[i] = capped[i] = as_shares[i] = s[i];
       // Every second row is forbidden, and others are not.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
     }}
@@ -44,7 +43,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     any.replace(logits, kNone);
     any.replace(capped, kShifts);
     any.replace(forbidden, kShifts);
-    shares.replace(near_cap, kShifts);
+    shares.replace(as_shares, kNone);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       const i32 row = i / 2 % 2;
       const float shift = kShifts[row];
@@ -53,12 +52,12 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       out[1] = polynomial.is_beyond(s[i]) ? 0.0f : 1.0f;
       out[2] = below.relative(s[i], shift, row);
       out[3] = capped[i];
-      out[5] = any.logit(s[i], row);
+      out[5] = any.logit(s[i]);
       // What stands for a forbidden product is never a maximum; its exponent is for the mask to say once more.
-      out[4] = row == 1 ? any.logit(kForbidden, row) : forbidden[i];
+      out[4] = row == 1 ? any.logit(kForbidden) : forbidden[i];
       out[6] = polynomial.forbids() ? below.relative(kForbidden, shift, row) : -kInfinity;
       out[7] = logits[i];
-      out[8] = near_cap[i];
+      out[8] = as_shares[i];
     }}
   }}
 }}
@@ -92,14 +91,14 @@ def products(name: str) -> Array:
     return np.resize(np.random.default_rng(0).permutation(x), -(-x.size // WARP) * WARP)
 
 
-def computed(name: str, x: Array | None = None, *, near: bool = False) -> tuple[Array, ...]:
+def computed(name: str, x: Array | None = None) -> tuple[Array, ...]:
     """Products, and of each: whether all of its lane are below, and it is; its exponent if it is; its exponent; the
     same beside forbidden rows, and of these the logit; its logit by itself; the exponent of what is forbidden, by the
-    polynomial; its logit; the exponent of a product whose row is near the cap."""
+    polynomial; its logit; its logit as a share of the cap."""
     x = products(name) if x is None else x
     out = np.zeros((x.size, RESULTS), np.float32)
     buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]
-    params = struct.pack("QQffii", x.ctypes.data, out.ctypes.data, *CAPS[name], x.size, near)
+    params = struct.pack("QQffi4x", x.ctypes.data, out.ctypes.data, *CAPS[name], x.size)
     EmulatedKernel("caps", SOURCE).launch(1, params, buffers, threads=32)
     return x, *np.ascontiguousarray(out.T)
 
@@ -138,12 +137,11 @@ def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) 
 
 
 @pytest.mark.parametrize("name", CAPS)
-def test_in_rows_near_their_cap_it_is_so_for_products_of_all_sizes(name: str) -> None:
-    x, _, _, _, exponent, _, alone, _, logit, near = computed(name, near=True)
-    assert exponent.tobytes() == near.tobytes()
-    # Beside the logarithm of such a row's sum, which is about the cap, an error of 1e-5 of it is none.
-    for found in (logit, alone):
-        assert np.all(abs(found - exact(name, x)) <= 4.2e-7 * abs(CAPS[name][0]) / np.log(2))
+def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> None:
+    x, *_, share = computed(name)
+    expected = exact(name, x)
+    # Near zero as exact as the logarithm of a sum has to be that is about 1, with caps of up to 50.
+    assert np.all(abs(share - expected) <= 1.5e-7 * abs(CAPS[name][0]) / np.log(2) + 3.5e-7 * abs(expected))
 
 
 @pytest.mark.parametrize("name", CAPS)
@@ -156,9 +154,8 @@ def test_the_polynomial_ends_where_it_should(name: str) -> None:
 
 def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
     given = np.resize(np.float32([np.inf, -np.inf, 1.0, np.nan]), WARP)
-    for near in (False, True):
-        _, _, is_below, _, exponent, *_, last = computed("cap 30", given, near=near)
-        assert not is_below[:2].any()
-        for found in (exponent, last) if near else (exponent,):
-            np.testing.assert_allclose(found[:2] + 0.375, [30 / np.log(2), -30 / np.log(2)], rtol=1e-6)
-            assert np.isnan(found[3])
+    _, _, is_below, _, exponent, *_, share = computed("cap 30", given)
+    assert not is_below[:2].any()
+    for found in (exponent + 0.375, share):
+        np.testing.assert_allclose(found[:2], [30 / np.log(2), -30 / np.log(2)], rtol=1e-6)
+        assert np.isnan(found[3])

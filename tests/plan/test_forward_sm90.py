@@ -77,9 +77,10 @@ def test_tiles_are_as_wide_as_a_mask_and_a_score_leave_registers_for() -> None:
     ids, slopes = np.zeros((2, 9), np.int32), fg.alibi(np.zeros(2, np.float32))
     bias = fg.bias(np.zeros((2, 2), np.float16))
     assert {tile_kv(mask=fg.window(99, 9), score=score) for score in (None, slopes, fg.sink(np.zeros(2)))} == {128}
-    # Of tangents there are three forms in the code.
-    capped = fg.softcap(3.0)
-    assert {tile_kv(mask=fg.window(99, 9), score=capped), tile_kv(mask=fg.causal(), score=capped >> slopes)} == {112}
+    # Of tangents there are two forms in the code, or three.
+    low, high = fg.softcap(3.0), fg.softcap(300.0)
+    assert (tile_kv(mask=fg.window(99, 9), score=low), tile_kv(mask=fg.window(99, 9), score=high)) == (128, 96)
+    assert tile_kv(mask=fg.causal(), score=low >> slopes) == 112
     assert (tile_kv(mask=fg.prefix_lm(9)), tile_kv(mask=fg.prefix_lm(9), score=slopes)) == (112, 96)
     assert (tile_kv(mask=fg.prefix_lm(9) | fg.global_tokens(9)), tile_kv(mask=fg.dilated(9))) == (96, 96)
     assert (tile_kv(score=bias), tile_kv(mask=fg.causal(), score=bias)) == (96, 80)
@@ -207,13 +208,33 @@ def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
     assert "retakes" not in softcap.switches
     # Where registers allow it scores are kept, and looked at only while exponentials are taken of them.
     assert ("keeps_scores" in softcap.switches) == ("keeps_scores" in plain.switches)
-    # With three consumers what is done to them stands once in the text.
-    assert ("one_text" in softcap.switches) == (int(softcap.constant("consumers")) == 3)
-    assert "one_text" not in plain.switches
     for score in (fg.softcap(30.0) >> fg.softcap(40.0), fg.softcap(30.0) >> fg.alibi(np.zeros(2, np.float32))):
         assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
     running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))
     assert not running.switches & {"foresees", "retakes", "keeps_scores"}
+
+
+HEAD_CAPS = np.array([30.0, 5.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("score", "is_low"),
+    [
+        (fg.softcap(30.0), True),
+        (fg.softcap(50.0), True),
+        (fg.softcap(50.5), False),
+        (fg.Score.of(lambda s, b, h, q, k: -5.0 * fg.tanh(s) / 0.1), True),
+        (fg.Score.of(lambda s, b, h, q, k: -5.0 * fg.tanh(s) / 0.09), False),
+        # What comes with a call is not known.
+        (fg.Score.of(lambda s, b, h, q, k: HEAD_CAPS[h] * fg.tanh(s)), False),
+        (fg.Score.of(lambda s, b, h, q, k: fg.k_len * fg.tanh(s)), False),
+    ],
+)
+def test_a_cap_that_is_known_to_be_low_has_one_way_less_and_wider_tiles(score: fg.Score, is_low: bool) -> None:
+    kernel = forward(64, score=score)
+    assert "capped" in kernel.switches
+    assert ("fine_cap" in kernel.switches, "anycap" in kernel.name) == (is_low, not is_low)
+    assert kernel.constant("tile_kv") == (128 if is_low else 96)
 
 
 # ---- what is asked for

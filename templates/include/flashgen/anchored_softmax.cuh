@@ -112,9 +112,9 @@ struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded:
-  // in half_t they would be infinite, and anchors cannot be far ahead. Which rows, is for the caller to say.
-  static constexpr bool scales_late = foresees && kAhead<T> < kReach;
+  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded,
+  // so that nobody has to look for growth first. Which rows, is for the caller to say.
+  static constexpr bool scales_late = foresees;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -183,12 +183,10 @@ struct AnchoredSoftmax {
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
-  // The anchor for a row in which a logit was found: that, or so far ahead of it that no row can grow far
-  // above it.
+  // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
+  // row, as high as it might get, would still not be far above it.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    // A whole number of powers of two: at the highest logit nothing is rounded.
-    const float last = highest - (kReach - 1.0f);
-    return found < last && found + kAhead<T> >= last ? last : found;
+    return maximum(found, -maximum(-(found + kAhead<T>), kReach - 1.0f - highest));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -229,21 +227,19 @@ struct AnchoredSoftmax {
   }
   FLASHGEN_DEVICE void watch() { watched = true; }
 
-  // Whether this lane has a row that reaches far above its anchor, and is one of those that are scaled.
-  FLASHGEN_DEVICE bool has_outgrown(const bool (&are_scaled)[2]) const {
-    if constexpr (!scales_late) return false;
-    return (are_scaled[0] && tile_sum[0] > kGrown) || (are_scaled[1] && tile_sum[1] > kGrown);
+  // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
+  FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
+    return scales_late && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
-  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, const bool (&are_scaled)[2], bool rescales) {
+  FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
     float shrinks[2];
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const bool outgrown = are_scaled[h] && largest > kGrown;
-      const i32 power = outgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);

@@ -121,6 +121,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 300),
         {"arch": "sm_90a"},
     ),
+    # Some are, and not in every row.
+    "Hopper, any softcap": (
+        AttentionSpec(64, direction="forward", score=capped(60.0, 0.5, steepness=6.0)),
+        (200, 300),
+        {"arch": "sm_90a"},
+    ),
     # Keys beyond the last one are forbidden, for which no logit is small enough.
     "Hopper, small softcap": (
         AttentionSpec(64, direction="forward", score=capped(2.0, 0.5)),
