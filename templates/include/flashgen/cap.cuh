@@ -77,7 +77,7 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
-// That of products which stand for none that is forbidden.
+// Whether a lane has a product beyond the polynomial, and not one that stands for a forbidden one.
 template <i32 count>
 FLASHGEN_DEVICE bool are_allowed_beyond(const float (&products)[count], const CapPolynomial& polynomial) {
   bool are = false;
@@ -276,9 +276,8 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   const float top = capped.share.highest, limit = capped.polynomial.limit;
   const float maxima[2] = {row_maximum(highest[0]), row_maximum(highest[1])};
   const bool begins_rows = warp_any(softmax.has_no_anchor());
-  // Whether products are beyond the limit for more than a single key: in a first tile, for others there may
-  // be more of such keys; where some were before; and where lanes have some beyond, or nearly so, that have
-  // other keys, as their places in their rows differ.
+  // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
+  // rows have other keys; in a first tile one key is enough, as it is likely that there are more.
   u32 near = warp_ballot(largest >= 0.625f * limit);
   near |= near >> 16;
   near |= near >> 8;
