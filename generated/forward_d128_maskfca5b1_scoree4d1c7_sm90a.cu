@@ -2098,9 +2098,6 @@ struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded,
-  // so that nobody has to look for growth first. Which rows, is for the caller to say.
-  static constexpr bool scales_late = foresees;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -2151,18 +2148,19 @@ struct AnchoredSoftmax {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
-  // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
-  // anchor, or so far that exponentials are infinite where they can be scaled.
+  // Whether one of a lane's two rows is so near the highest logit there is that no exponential can be
+  // infinite before it is looked at.
   FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - (scales_late ? kFinite : kReach);
+    return foresees && rows.anchor[row] >= highest - kFinite;
   }
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
     return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it.
+  // Whether a row has to have its anchor moved to a logit that was found in it. Rows whose exponentials are
+  // scaled, should they be large, seldom have.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, bool is_scaled = false) const {
-    return found > rows.anchor[row] + (scales_late && is_scaled ? kFinite : reach);
+    return found > rows.anchor[row] + (foresees && is_scaled ? kFinite : reach);
   }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
@@ -2215,7 +2213,7 @@ struct AnchoredSoftmax {
 
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return scales_late && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+    return foresees && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
@@ -3706,6 +3704,9 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
+// Up to this cap what a share of it is off by is nothing beside any logarithm of a sum, be it zero.
+constexpr float kFineCap = 50.0f;
+
 // What stands for a forbidden product. No other is as far below zero, or it is moved.
 constexpr float kForbidden = -0x1.fffffep+127f;
 
@@ -3714,11 +3715,11 @@ constexpr float kForbidden = -0x1.fffffep+127f;
 struct Cap {
   float signed_steepness;
   float slope;
-  // Whether what shares of it are off by is nothing beside any logarithm of a sum, be it zero.
+  // See kFineCap.
   bool is_fine;
 
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
-    return {amplitude * slope * kLog2E, magnitude(slope), magnitude(amplitude) <= 50.0f};
+    return {amplitude * slope * kLog2E, magnitude(slope), magnitude(amplitude) <= kFineCap};
   }
   // Logits that fall with their products are turned round.
   FLASHGEN_DEVICE bool falls() const { return signed_steepness < 0.0f; }
@@ -3759,12 +3760,23 @@ struct CapPolynomial {
 };
 
 // The largest of a lane's products, without its sign. A NaN may be left out, here and below.
+struct LargestProduct {
+  float largest[4] = {};
+
+  FLASHGEN_DEVICE void see(float s, i32 number) {
+    largest[number % 4] = maximum(largest[number % 4], magnitude(s));
+  }
+  FLASHGEN_DEVICE float seen() const {
+    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+  }
+};
+
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
-  float largest[4] = {};
+  LargestProduct largest;
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) largest[i % 4] = maximum(largest[i % 4], magnitude(products[i]));
-  return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+  for (i32 i = 0; i < count; ++i) largest.see(products[i], i);
+  return largest.seen();
 }
 
 // Whether a lane has a product beyond the polynomial, and not one that stands for a forbidden one.
@@ -3875,14 +3887,9 @@ struct ProductsBelowCap {
 
 // ... or are taken to be, and the largest is found beside their exponentials, ...
 struct ProductsSupposedBelowCap : ProductsBelowCap {
-  float largest[4] = {};
+  LargestProduct largest;
 
-  FLASHGEN_DEVICE void see(float s, i32 number) {
-    largest[number % 4] = maximum(largest[number % 4], magnitude(s));
-  }
-  FLASHGEN_DEVICE float largest_seen() const {
-    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
-  }
+  FLASHGEN_DEVICE void see(float s, i32 number) { largest.see(s, number); }
 };
 
 // ... exponents that have taken the place of products, ...
@@ -3893,31 +3900,36 @@ struct Exponents {
   static constexpr bool replaced = true;
 };
 
-// ... that are shares of the cap whatever their size, ...
+// ... that are found for two pairs of a row at once, of a warp's strip, where a lane has two columns for each
+// row in turn. What comes of a forbidden product is for the mask to say once more.
+template <i32 count, class Exponents>
+FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents& exponents) {
+#pragma unroll
+  for (i32 at = 0; at < count; at += 8) {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      float* const row_at = products + at + 2 * row;
+      float four[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
+      exponents(four, row);
+      row_at[0] = four[0];
+      row_at[1] = four[1];
+      row_at[4] = four[2];
+      row_at[5] = four[3];
+    }
+  }
+}
+
+// ... and are shares of the cap whatever their size, ...
 struct SharesOfCap {
   CapShare share;
 
-  // Of a warp's strip, where a lane has two columns for each row in turn. What comes of a forbidden product
-  // is for the mask to say once more.
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-#pragma unroll
-    for (i32 at = 0; at < count; at += 8) {
-#pragma unroll
-      for (i32 row = 0; row < 2; ++row) {
-        float* const row_at = products + at + 2 * row;
-        float four[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
-        share.exponents(four, shift[row]);
-        row_at[0] = four[0];
-        row_at[1] = four[1];
-        row_at[4] = four[2];
-        row_at[5] = four[3];
-      }
-    }
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { share.exponents(four, shift[row]); });
   }
 };
 
-// ... and that are so where they are beyond the polynomial, for caps of which no other share would do.
+// ... or are so where they are beyond the polynomial, for caps of which no other share would do.
 struct CappedProducts {
   CapPolynomial polynomial;
   CapShare share;
@@ -3934,21 +3946,15 @@ struct CappedProducts {
 
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+    replace_by_fours(products, [&](float (&four)[4], i32 row) {
+      float beyond[4] = {four[0], four[1], four[2], four[3]};
+      share.exponents(beyond, shift[row]);
 #pragma unroll
-    for (i32 at = 0; at < count; at += 8) {
-#pragma unroll
-      for (i32 row = 0; row < 2; ++row) {
-        float* const row_at = products + at + 2 * row;
-        float beyond[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
-        share.exponents(beyond, shift[row]);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) {
-          float& s = row_at[i / 2 * 4 + i % 2];
-          const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
-          s = polynomial.is_beyond(s) ? beyond[i] : below;
-        }
+      for (i32 i = 0; i < 4; ++i) {
+        const float s = four[i], below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
+        four[i] = polynomial.is_beyond(s) ? beyond[i] : below;
       }
-    }
+    });
   }
 };
 

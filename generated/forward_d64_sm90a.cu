@@ -2093,9 +2093,6 @@ struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // Whether exponentials of some rows are scaled, where they turn out to be large, before they are rounded,
-  // so that nobody has to look for growth first. Which rows, is for the caller to say.
-  static constexpr bool scales_late = foresees;
   // How far above its anchor a row may be, where its maximum is looked at.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
 
@@ -2146,18 +2143,19 @@ struct AnchoredSoftmax {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
-  // Whether one of a lane's two rows is so near the highest logit there is that none can be far above its
-  // anchor, or so far that exponentials are infinite where they can be scaled.
+  // Whether one of a lane's two rows is so near the highest logit there is that no exponential can be
+  // infinite before it is looked at.
   FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - (scales_late ? kFinite : kReach);
+    return foresees && rows.anchor[row] >= highest - kFinite;
   }
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
     return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it.
+  // Whether a row has to have its anchor moved to a logit that was found in it. Rows whose exponentials are
+  // scaled, should they be large, seldom have.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, bool is_scaled = false) const {
-    return found > rows.anchor[row] + (scales_late && is_scaled ? kFinite : reach);
+    return found > rows.anchor[row] + (foresees && is_scaled ? kFinite : reach);
   }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
@@ -2210,7 +2208,7 @@ struct AnchoredSoftmax {
 
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return scales_late && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+    return foresees && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.

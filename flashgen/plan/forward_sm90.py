@@ -65,7 +65,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     fine_cap = capped and has_fine_cap(spec)
     return KernelPlan(
         name=kernel_name(
-            spec, "forward", arch, "runningmax" if running else "", "" if fine_cap or not capped else "anycap"
+            spec, "forward", arch, "runningmax" if running else "", "anycap" if capped and not fine_cap else ""
         ),
         pass_="forward",
         role="forward",

@@ -16,6 +16,9 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
+// Up to this cap what a share of it is off by is nothing beside any logarithm of a sum, be it zero.
+constexpr float kFineCap = 50.0f;
+
 // What stands for a forbidden product. No other is as far below zero, or it is moved.
 constexpr float kForbidden = -0x1.fffffep+127f;
 
@@ -24,11 +27,11 @@ constexpr float kForbidden = -0x1.fffffep+127f;
 struct Cap {
   float signed_steepness;
   float slope;
-  // Whether what shares of it are off by is nothing beside any logarithm of a sum, be it zero.
+  // See kFineCap.
   bool is_fine;
 
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
-    return {amplitude * slope * kLog2E, magnitude(slope), magnitude(amplitude) <= 50.0f};
+    return {amplitude * slope * kLog2E, magnitude(slope), magnitude(amplitude) <= kFineCap};
   }
   // Logits that fall with their products are turned round.
   FLASHGEN_DEVICE bool falls() const { return signed_steepness < 0.0f; }
@@ -69,12 +72,23 @@ struct CapPolynomial {
 };
 
 // The largest of a lane's products, without its sign. A NaN may be left out, here and below.
+struct LargestProduct {
+  float largest[4] = {};
+
+  FLASHGEN_DEVICE void see(float s, i32 number) {
+    largest[number % 4] = maximum(largest[number % 4], magnitude(s));
+  }
+  FLASHGEN_DEVICE float seen() const {
+    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+  }
+};
+
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
-  float largest[4] = {};
+  LargestProduct largest;
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) largest[i % 4] = maximum(largest[i % 4], magnitude(products[i]));
-  return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
+  for (i32 i = 0; i < count; ++i) largest.see(products[i], i);
+  return largest.seen();
 }
 
 // Whether a lane has a product beyond the polynomial, and not one that stands for a forbidden one.
@@ -185,14 +199,9 @@ struct ProductsBelowCap {
 
 // ... or are taken to be, and the largest is found beside their exponentials, ...
 struct ProductsSupposedBelowCap : ProductsBelowCap {
-  float largest[4] = {};
+  LargestProduct largest;
 
-  FLASHGEN_DEVICE void see(float s, i32 number) {
-    largest[number % 4] = maximum(largest[number % 4], magnitude(s));
-  }
-  FLASHGEN_DEVICE float largest_seen() const {
-    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
-  }
+  FLASHGEN_DEVICE void see(float s, i32 number) { largest.see(s, number); }
 };
 
 // ... exponents that have taken the place of products, ...
@@ -203,31 +212,36 @@ struct Exponents {
   static constexpr bool replaced = true;
 };
 
-// ... that are shares of the cap whatever their size, ...
+// ... that are found for two pairs of a row at once, of a warp's strip, where a lane has two columns for each
+// row in turn. What comes of a forbidden product is for the mask to say once more.
+template <i32 count, class Exponents>
+FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents& exponents) {
+#pragma unroll
+  for (i32 at = 0; at < count; at += 8) {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      float* const row_at = products + at + 2 * row;
+      float four[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
+      exponents(four, row);
+      row_at[0] = four[0];
+      row_at[1] = four[1];
+      row_at[4] = four[2];
+      row_at[5] = four[3];
+    }
+  }
+}
+
+// ... and are shares of the cap whatever their size, ...
 struct SharesOfCap {
   CapShare share;
 
-  // Of a warp's strip, where a lane has two columns for each row in turn. What comes of a forbidden product
-  // is for the mask to say once more.
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-#pragma unroll
-    for (i32 at = 0; at < count; at += 8) {
-#pragma unroll
-      for (i32 row = 0; row < 2; ++row) {
-        float* const row_at = products + at + 2 * row;
-        float four[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
-        share.exponents(four, shift[row]);
-        row_at[0] = four[0];
-        row_at[1] = four[1];
-        row_at[4] = four[2];
-        row_at[5] = four[3];
-      }
-    }
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { share.exponents(four, shift[row]); });
   }
 };
 
-// ... and that are so where they are beyond the polynomial, for caps of which no other share would do.
+// ... or are so where they are beyond the polynomial, for caps of which no other share would do.
 struct CappedProducts {
   CapPolynomial polynomial;
   CapShare share;
@@ -244,21 +258,15 @@ struct CappedProducts {
 
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+    replace_by_fours(products, [&](float (&four)[4], i32 row) {
+      float beyond[4] = {four[0], four[1], four[2], four[3]};
+      share.exponents(beyond, shift[row]);
 #pragma unroll
-    for (i32 at = 0; at < count; at += 8) {
-#pragma unroll
-      for (i32 row = 0; row < 2; ++row) {
-        float* const row_at = products + at + 2 * row;
-        float beyond[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
-        share.exponents(beyond, shift[row]);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) {
-          float& s = row_at[i / 2 * 4 + i % 2];
-          const float below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
-          s = polynomial.is_beyond(s) ? beyond[i] : below;
-        }
+      for (i32 i = 0; i < 4; ++i) {
+        const float s = four[i], below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
+        four[i] = polynomial.is_beyond(s) ? beyond[i] : below;
       }
-    }
+    });
   }
 };
 
