@@ -144,34 +144,56 @@ def error_ratio(cell: Cell, inputs: list[Tensor], out: Tensor, lse: Tensor) -> f
     """The largest error of sampled rows over the largest allowed."""
     q, k, v = inputs
     rows = torch.linspace(0, q.shape[1] - 1, SAMPLED, device=q.device).long()
+    sampled = q[0, rows], k[0], v[0]
     allowed = torch.arange(k.shape[1], device=q.device) <= rows[:, None] if cell.causal else None
-    exact, exact_lse = attention(cell, q[0, rows], k[0], v[0], allowed, torch.float64)
-    rounded, _ = attention(cell, q[0, rows], k[0], v[0], allowed, torch.float32)
+    exact, exact_lse, p = attention(cell, *sampled, allowed, torch.float64)
+    rounded, *_ = attention(cell, *sampled, allowed, torch.float32)
     found, found_lse = out[0, rows].double(), lse[0, :, rows].double()
     # Two rounding steps; eps is the distance between neighbours.
     step = torch.finfo(q.dtype).eps * exact.abs().max()
     ratio = (found - exact).abs().max() / (2 * (rounded.double() - exact).abs().max() + step)
-    # A logit may be the small rest of large products, of whose sum float32 keeps 24 bits.
-    sizes = torch.einsum("qhd,khd->hqk", q[0, rows].double().abs(), k[0].double().abs()) * q.shape[-1] ** -0.5
-    if allowed is not None:
-        sizes.masked_fill_(~allowed, 0)
-    lse_step = LSE_TOLERANCE * exact_lse.abs().clamp(min=1) + torch.finfo(torch.float32).eps / 2 * sizes.amax(-1)
-    of_lse = ((found_lse - exact_lse).abs() / lse_step).max()
+    lse_limit = LSE_TOLERANCE * exact_lse.abs().clamp(min=1)
+    lse_limit = torch.maximum(lse_limit, lse_reach(cell, q[0, rows], k[0], p))
+    of_lse = ((found_lse - exact_lse).abs() / lse_limit).max()
     return max(float(ratio.nan_to_num(float("inf"))), float(of_lse.nan_to_num(float("inf"))))
 
 
 def attention(
     cell: Cell, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, work: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Output (rows, heads, head_dim) and LSE (heads, rows); in float32, P and O are rounded to the inputs' dtype."""
-    scores = torch.einsum("qhd,khd->hqk", q.to(work), k.to(work)) * q.shape[-1] ** -0.5
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (rows, heads, head_dim), LSE (heads, rows), P (heads, rows, keys); in float32, P and O are rounded to the
+    inputs' dtype."""
+    scores = logits_of(q.to(work), k.to(work))
     if cell.softcap:
         scores = torch.tanh(scores / cell.softcap) * cell.softcap
     if allowed is not None:
         scores.masked_fill_(~allowed, float("-inf"))
     p = scores.softmax(-1)
     out = torch.einsum("hqk,khd->qhd", p if work is torch.float64 else p.to(q.dtype).to(work), v.to(work))
-    return out if work is torch.float64 else out.to(q.dtype), scores.logsumexp(-1)
+    return out if work is torch.float64 else out.to(q.dtype), scores.logsumexp(-1), p
+
+
+def lse_reach(cell: Cell, q: Tensor, k: Tensor, p: Tensor) -> Tensor:
+    """How far two roundings to float32, of logits and on the way of the products that these are, take each row's LSE.
+
+    As flashgen.oracle has it: a logit may be the small rest of large products, but counts by its probability.
+    """
+    head_dim = q.shape[-1]
+    squares = torch.einsum("qhd,khd->hqk", q.double().square(), k.double().square()) / head_dim
+    logits = logits_of(q.double(), k.double())
+    of_products = head_dim / 3 * (squares / 2 + logits.square() / 3)
+    sizes, slopes = p.log().abs(), torch.ones_like(p)
+    if cell.softcap:
+        shares = torch.tanh(logits / cell.softcap)
+        slopes -= shares.square()
+        sizes += (slopes * logits).abs() + 2 * (shares * cell.softcap).abs()
+    changes = p.square() * (sizes.square() + slopes.square() * of_products)
+    return torch.finfo(torch.float32).eps * torch.where(p == 0, 0, changes).sum(-1).sqrt()
+
+
+def logits_of(q: Tensor, k: Tensor) -> Tensor:
+    """Scaled products (heads, rows, keys)."""
+    return torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
 
 
 def build(cell: Cell, dtype: str) -> fg.Kernel:

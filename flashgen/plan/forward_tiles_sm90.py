@@ -162,8 +162,9 @@ _DOCUMENTS = {
 #: without a mask 700 to 713 TFLOP/s at 8k on an H200 where 64 have 654.
 _CAPPED_KV = {(256, 256): 80}
 #: And where the cap may be any, as many as leave registers for a second way in which tangents are computed beside the
-#: polynomial. At head_dim 192 without a mask 96 had 600 TFLOP/s at 8k where 112 have 628 (96 at 64 were not timed).
-_ANY_CAP_KV = {**_CAPPED_KV, (64, 64): 96, (192, 192): 96}
+#: polynomial. At head_dim 192 without a mask 96 had 600 TFLOP/s at 8k where 112 have 628, at 64 393 where 128 have 416
+#: (112 were not timed).
+_ANY_CAP_KV = {**_CAPPED_KV, (64, 64): 112, (192, 128): 96, (192, 192): 96}
 
 #: Rows for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
 #: a producer registers.
@@ -215,7 +216,7 @@ def row_of(spec: AttentionSpec) -> Row:
         tile_kv = (_CAPPED_KV if is_fine else _ANY_CAP_KV).get(dims, row.tile_kv)
         # Kept, they are looked at while exponentials are taken of them: on an H200 at head_dim 128 without a mask 4 to
         # 6 % more (555 to 580 TFLOP/s at 8k beside 534 to 537), causal at 16k 2 % (529 and 519).
-        keeps = row.keeps_scores and (spec.mask.is_full or (is_fine and not is_listed(spec)))
+        keeps = row.keeps_scores and is_fine and not is_listed(spec)
         row = replace(row, keeps_scores=keeps, tile_kv=tile_kv if usual else min(row.tile_kv, tile_kv))
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)

@@ -37,6 +37,8 @@ CASES = {
     "any softcap": fg.AttentionSpec(
         64, mask=fg.causal(), score=fg.Score.of(lambda s, b, h, q, k: CAPS[h] * fg.tanh(s))
     ),
+    "softcap of a call": fg.AttentionSpec(64, score=fg.Score.of(lambda s, b, h, q, k: fg.k_len * fg.tanh(s))),
+    "high softcap": fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(200.0)),
     "slopes": fg.AttentionSpec(64, mask=fg.causal(), score=fg.alibi(np.zeros(1, np.float32))),
     "prefix": fg.AttentionSpec(64, mask=fg.prefix_lm(100)),
     "bias alone": fg.AttentionSpec(

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flashgen as fg
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
+from flashgen.oracle.bounds import LSE_TOLERANCE
+from flashgen.plan.forward_traits_sm90 import has_fine_cap
 
 Array = np.ndarray[Any, Any]
 
@@ -17,7 +20,7 @@ Array = np.ndarray[Any, Any]
 GIVEN = 8
 WARP = 32 * GIVEN
 #: What is computed of each product.
-RESULTS = 9
+RESULTS = 10
 SOURCE = f"""
 #include "flashgen/cap.cuh"
 using namespace flashgen;
@@ -58,15 +61,19 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       out[6] = polynomial.forbids() ? below.relative(kForbidden, shift, row) : -kInfinity;
       out[7] = logits[i];
       out[8] = as_shares[i];
+      out[9] = any.share.least_sum();
     }}
   }}
 }}
 """
-#: Amplitudes and slopes: of products of 64 columns at caps of 30 and 50, caps close to zero and far from it, logits
-#: that fall, slopes whose powers are infinite or vanish.
+#: Amplitudes and slopes: of products of 64 columns at usual caps and at others, caps close to zero and far from it,
+#: logits that fall, slopes whose powers are infinite or vanish.
 CAPS = {
     "cap 30": (30.0, 0.125 / 30),
-    "cap 50": (50.0, 0.0625 / 50),
+    "cap 100": (100.0, 0.0625 / 100),
+    "cap 101": (101.0, 0.0625 / 101),
+    "cap 1000": (1000.0, 0.125 / 1000),
+    "cap 1010": (1010.0, 0.125 / 1010),
     "cap 0.001": (1e-3, 125.0),
     "cap 1e5": (1e5, 1.25e-6),
     "falls": (-5.0, 0.1),
@@ -75,6 +82,8 @@ CAPS = {
     "no powers": (1e15, 1e-15),
     "constant": (0.0, 0.1),
 }
+#: What shares of a cap of 1 are off by near zero, on a GPU: half of what its exponential is.
+SHARE_ERROR = 8e-8
 #: Where the polynomial ends.
 REACH = 0.265
 BELOW = {name: {"infinite powers": 0.0, "no powers": 0.05}.get(name, REACH) for name in CAPS}
@@ -94,7 +103,7 @@ def products(name: str) -> Array:
 def computed(name: str, x: Array | None = None) -> tuple[Array, ...]:
     """Products, and of each: whether all of its lane are below, and it is; its exponent if it is; its exponent; the
     same beside forbidden rows, and of these the logit; its logit by itself; the exponent of what is forbidden, by the
-    polynomial; its logit; its logit as a share of the cap."""
+    polynomial; its logit; its logit as a share of the cap; and the sum that allows for these."""
     x = products(name) if x is None else x
     out = np.zeros((x.size, RESULTS), np.float32)
     buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]
@@ -111,7 +120,7 @@ def exact(name: str, x: Array) -> Array:
 
 @pytest.mark.parametrize("name", CAPS)
 def test_a_capped_logit_is_exact_wherever_its_product_lies(name: str) -> None:
-    x, _, _, _, exponent, _, alone, _, logit, _ = computed(name)
+    x, _, _, _, exponent, _, alone, _, logit, *_ = computed(name)
     expected = exact(name, x)
     # Of what is beyond the polynomial a part of the cap is rounded.
     relative = {"no powers": 8e-6, "infinite powers": 0.0}.get(name, 1.2e-6)
@@ -127,7 +136,7 @@ def test_a_capped_logit_is_exact_wherever_its_product_lies(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAPS)
 def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) -> None:
-    _, all_below, is_below, by_polynomial, exponent, beside, _, forbidden, _, _ = computed(name)
+    _, all_below, is_below, by_polynomial, exponent, beside, _, forbidden, *_ = computed(name)
     assert np.array_equal(all_below, np.repeat(is_below.reshape(-1, GIVEN).min(1), GIVEN))
     assert by_polynomial[is_below == 1].tobytes() == exponent[is_below == 1].tobytes()
     first_row = np.arange(exponent.size) // 2 % 2 == 0
@@ -138,10 +147,21 @@ def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) 
 
 @pytest.mark.parametrize("name", CAPS)
 def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> None:
-    x, *_, share = computed(name)
+    x, *_, share, _ = computed(name)
     expected = exact(name, x)
-    # Near zero as exact as the logarithm of a sum has to be that is about 1, with caps of up to 50.
-    assert np.all(abs(share - expected) <= 1.5e-7 * abs(CAPS[name][0]) / np.log(2) + 3.5e-7 * abs(expected))
+    assert np.all(abs(share - expected) <= SHARE_ERROR * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected))
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_shares_are_taken_where_what_they_are_off_by_is_nothing_beside_the_logarithm_of_a_sum(name: str) -> None:
+    cap = np.float64(abs(CAPS[name][0]))
+    least = float(computed(name)[-1][0]) * np.log(2)
+    assert SHARE_ERROR * cap <= LSE_TOLERANCE * max(1.0, least)
+    # The plan knows of as many low caps as the kernel.
+    spec = fg.AttentionSpec(64, score=fg.softcap(float(cap))) if cap else None
+    assert spec is None or has_fine_cap(spec) == (least == -np.inf)
+    # And where it may be what probabilities are rounded to, only what has a product beyond the polynomial.
+    assert SHARE_ERROR * cap <= 1e-4 or least > 0.25 * cap
 
 
 @pytest.mark.parametrize("name", CAPS)
@@ -154,7 +174,7 @@ def test_the_polynomial_ends_where_it_should(name: str) -> None:
 
 def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
     given = np.resize(np.float32([np.inf, -np.inf, 1.0, np.nan]), WARP)
-    _, _, is_below, _, exponent, *_, share = computed("cap 30", given)
+    _, _, is_below, _, exponent, *_, share, _ = computed("cap 30", given)
     assert not is_below[:2].any()
     for found in (exponent + 0.375, share):
         np.testing.assert_allclose(found[:2], [30 / np.log(2), -30 / np.log(2)], rtol=1e-6)

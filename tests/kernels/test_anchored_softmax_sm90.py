@@ -202,11 +202,12 @@ def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> Non
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cap", [30.0, 50.0, 400.0])
+@pytest.mark.parametrize("cap", [30.0, 100.0, 400.0, 2000.0])
 def test_rows_far_from_their_cap_are_exact_beside_others_near_it(cap: float, way: str) -> None:
     dim, schedule = WAYS[way]
-    for (dtype,) in sampled(int(cap), list(WAYS).index(way), DTYPES):
-        spec = forward_spec(dim, dtype=dtype, mask=fg.causal(), score=fg.softcap(cap))
+    # Where rows have few keys nothing evens out what their logits are off by.
+    for dtype, mask in sampled(int(cap) // 100, list(WAYS).index(way), DTYPES, (fg.window(1, 0), fg.causal())):
+        spec = forward_spec(dim, dtype=dtype, mask=mask, score=fg.softcap(cap))
         q, k, v = hostile("1 times", dim, np.random.default_rng(int(cap)))
         q[:, 1::2] *= cap
         check(spec, expected_of(spec, q, k, v), schedule=schedule)
@@ -230,13 +231,14 @@ def test_a_forbidden_key_has_no_say_in_how_others_are_capped(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_about_where_a_cap_is_no_polynomial_any_more_it_is_as_exact_and_the_same_for_all(way: str) -> None:
-    """Products that are the last below the polynomial's end, at it, and the first beyond it, a sequence for each."""
+    """Products that are the last below the polynomial's end, at it, and the first beyond it, a sequence for each. Under
+    such a cap a warp takes shares of it only where all its rows have a product beyond."""
     dim, schedule = WAYS[way]
-    spec = forward_spec(dim, score=fg.softcap(100.0))
+    spec = forward_spec(dim, score=fg.softcap(6400.0))
     random = np.random.default_rng(8)
     steps = np.array([-40, -9, *range(-4, 5), 40])
     q, k = np.zeros((steps.size, 70, 1, dim)), np.zeros((steps.size, 300, 1, dim))
-    q[..., :2], k[..., 0], k[..., 1] = 1, 50, steps[:, None, None] * 2.0**-18
+    q[..., :2], k[..., 0], k[..., 1] = 1, 0.265 * 6400, steps[:, None, None] * 2.0**-13
     # In the order in which tiles come the first ones are near zero.
     k[:, 128:, :, :] = 0
     k[:, 128:, :, 0] = random.uniform(-2, 2, (172, 1))

@@ -16,8 +16,11 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
-// Up to this cap what a share of it is off by is nothing beside any logarithm of a sum, be it zero.
-constexpr float kFineCap = 50.0f;
+// What a share of the cap is off by near zero is nothing beside any logarithm of a sum up to the first of
+// these caps; and up to the second nothing beside one that is a hundredth of the cap, and nothing to what
+// probabilities are rounded to.
+constexpr float kFineCap = 100.0f;
+constexpr float kModestCap = 1000.0f;
 
 // What stands for a forbidden product. No other is as far below zero, or it is moved.
 constexpr float kForbidden = -0x1.fffffep+127f;
@@ -27,11 +30,9 @@ constexpr float kForbidden = -0x1.fffffep+127f;
 struct Cap {
   float signed_steepness;
   float slope;
-  // See kFineCap.
-  bool is_fine;
 
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
-    return {amplitude * slope * kLog2E, magnitude(slope), magnitude(amplitude) <= kFineCap};
+    return {amplitude * slope * kLog2E, magnitude(slope)};
   }
   // Logits that fall with their products are turned round.
   FLASHGEN_DEVICE bool falls() const { return signed_steepness < 0.0f; }
@@ -124,29 +125,37 @@ struct CapShare {
   FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
     return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
   }
-  // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by what the exponential is, and no more.
+  // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
+  FLASHGEN_DEVICE float least_sum() const {
+    if (highest < 1.001f * kFineCap * kLog2E) return -kInfinity;
+    return highest * (highest < 1.001f * kModestCap * kLog2E ? 0.01f : kBelowCap);
+  }
+  // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
+  // difference is exact there.
   FLASHGEN_DEVICE float operator()(float s) const {
-    const float whole = divisor(s);
-    return reciprocal_approx(whole) * (whole - 2.0f);
+    const float power = power_of(s);
+    return reciprocal_approx(power + 1.0f) * (power - 1.0f);
   }
   // Exponents of two pairs of a row, which share a division, as it is slow: 1 / a is b / (a b).
   FLASHGEN_DEVICE void exponents(float (&products)[4], float shift) const {
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) products[i] = divisor(products[i]);
-    const float pairs[2] = {products[0] * products[1], products[2] * products[3]};
+    for (i32 i = 0; i < 4; ++i) products[i] = power_of(products[i]);
+    const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
+    const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
+                            fused_multiply_add(products[2], last[1], last[1])};
     const float part = reciprocal_approx(pairs[0] * pairs[1]) * highest;
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
       const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
-      products[2 * i] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, second, pairs[i]), -shift);
-      products[2 * i + 1] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, first, pairs[i]), -shift);
+      products[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
+      products[2 * i + 1] =
+          fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
     }
   }
 
  private:
-  FLASHGEN_DEVICE float divisor(float s) const {
-    return exp2_approx(minimum_or_nan(s * exponent, kMost)) + 1.0f;
-  }
+  // e^2x, or a large number for all that are larger.
+  FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
 };
 
 // What is known of a warp's rows between tiles of keys.
@@ -258,15 +267,13 @@ struct CappedProducts {
 
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-    replace_by_fours(products, [&](float (&four)[4], i32 row) {
-      float beyond[4] = {four[0], four[1], four[2], four[3]};
-      share.exponents(beyond, shift[row]);
 #pragma unroll
-      for (i32 i = 0; i < 4; ++i) {
-        const float s = four[i], below = fused_multiply_add(s, polynomial.factor(s), -shift[row]);
-        four[i] = polynomial.is_beyond(s) ? beyond[i] : below;
-      }
-    });
+    for (i32 i = 0; i < count; ++i) {
+      const float s = products[i], less = -shift[i / 2 % 2];
+      const float below = fused_multiply_add(s, polynomial.factor(s), less);
+      const float beyond = fused_multiply_add(share(s), share.highest, less);
+      products[i] = polynomial.is_beyond(s) ? beyond : below;
+    }
   }
 };
 
@@ -282,7 +289,7 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
                                      float largest) {
   const auto capped = CappedProducts::of(cap);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
-  const float maxima[2] = {row_maximum(highest[0]), row_maximum(highest[1])};
+  const float found[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
   const bool begins_rows = warp_any(softmax.has_no_anchor());
   // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
   // rows have other keys; in a first tile one key is enough, as it is likely that there are more.
@@ -291,18 +298,22 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   near |= near >> 8;
   near = (near | near >> 4) & 15;
   const bool are_many = begins_rows || stage != kBelow || (near & (near - 1)) != 0;
-  // Each row's sum has a logarithm of a quarter of the cap at least.
-  const bool are_high = !warp_any(maxima[0] < limit || maxima[1] < limit);
   const bool are_some = warp_any(largest >= limit);
-  const bool begins = Softmax::foresees && !takes_shares() && are_some && (cap.is_fine ? are_many : are_high);
+  bool are_large = true;
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    const float of_lane = softmax.rows.anchor[row] + log2_approx(softmax.rows.sum[row]);
+    are_large = are_large && !(maximum(found[row], of_lane) < capped.share.least_sum());
+  }
+  const bool begins = Softmax::foresees && !takes_shares() && are_some && are_many && !warp_any(!are_large);
   bool is_safe = !cap.falls();
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float found = capped.logit(maxima[row]);
-    const bool grows = softmax.has_grown_to(found, row, takes_shares());
+    const bool grows = softmax.has_grown_to(found[row], row, takes_shares());
     float anchor = softmax.rows.anchor[row];
     if (begins || grows)
-      anchor = maximum(anchor, takes_shares() || begins ? Softmax::anchor_ahead(found, top) : found);
+      anchor =
+          maximum(anchor, takes_shares() || begins ? Softmax::anchor_ahead(found[row], top) : found[row]);
     softmax.move_anchor(row, anchor);
     is_safe = is_safe && softmax.is_near(top, row);
   }

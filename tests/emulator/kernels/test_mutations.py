@@ -123,7 +123,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     ),
     # Some are, and not in every row.
     "Hopper, any softcap": (
-        AttentionSpec(64, direction="forward", score=capped(60.0, 0.5, steepness=6.0)),
+        AttentionSpec(64, direction="forward", score=capped(2000.0, 0.5, steepness=200.0)),
         (200, 300),
         {"arch": "sm_90a"},
     ),

@@ -1,0 +1,80 @@
+"""Softcaps on a GPU, whose exponentials and reciprocals are rounded otherwise than the emulator's: what the header is
+held to on the CPU holds there."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashgen.arch import arch_for_capability
+from flashgen.compile import nvrtc
+from flashgen.compile.options import options_for
+from flashgen.launch.driver import get_driver
+from flashgen.render.amalgamate import amalgamate
+from flashgen.render.source import Origin
+from tests.expr import test_cap_header as header
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+THREADS = 32
+
+
+@cache
+def caps_kernel() -> Any:
+    """The header's kernel, loaded."""
+    driver = get_driver()
+    lines = [(line, Origin("caps.cu", n)) for n, line in enumerate(header.SOURCE.splitlines(), start=1)]
+    text = "\n".join(line for line, _ in amalgamate(lines)) + "\n"
+    compiled = nvrtc.run(text, "caps.cu", options_for(arch_for_capability(driver.capability(0))))
+    assert compiled.succeeded, compiled.log
+    return driver.function(driver.load(compiled.cubin), "caps", 0)
+
+
+def computed(name: str, x: header.Array) -> tuple[header.Array, ...]:
+    """As the header's test has it of the emulator."""
+    import torch
+
+    given = torch.from_numpy(x).cuda()
+    out = torch.zeros(x.size, header.RESULTS, device="cuda")
+    struct_bytes = struct.pack("QQffi4x", given.data_ptr(), out.data_ptr(), *header.CAPS[name], x.size)
+    params = ctypes.create_string_buffer(struct_bytes, len(struct_bytes))
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+    driver = get_driver()
+    torch.cuda.synchronize()
+    driver.call("cuLaunchKernel", caps_kernel(), 1, 1, 1, THREADS, 1, 1, 0, 0, ctypes.addressof(pointers), 0)
+    torch.cuda.synchronize()
+    return x, *np.ascontiguousarray(out.cpu().numpy().T)
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    monkeypatch.setattr(
+        header, "computed", lambda name, x=None: computed(name, header.products(name) if x is None else x)
+    )
+
+
+@pytest.mark.parametrize("name", header.CAPS)
+def test_a_capped_logit_is_exact_wherever_its_product_lies(name: str) -> None:
+    header.test_a_capped_logit_is_exact_wherever_its_product_lies(name)
+
+
+@pytest.mark.parametrize("name", header.CAPS)
+def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) -> None:
+    header.test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name)
+
+
+@pytest.mark.parametrize("name", header.CAPS)
+def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> None:
+    header.test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name)
+
+
+def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
+    header.test_infinite_products_reach_the_cap_and_a_nan_stays_one()
