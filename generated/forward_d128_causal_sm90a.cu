@@ -2004,12 +2004,12 @@ constexpr float kReach = 13.0f;
 // How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
 // are, still have all their bits, or enough of them.
 template <class T>
-constexpr float kAhead = 45.0f;
+constexpr float kAhead = 60.0f;
 template <>
 constexpr float kAhead<half_t> = 6.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
-constexpr float kFinite = 100.0f;
+constexpr float kFinite = 118.0f;
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
@@ -2147,19 +2147,20 @@ struct AnchoredSoftmax {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
-  // Whether one of a lane's two rows is so near the highest logit there is that no exponential can be
-  // infinite before it is looked at.
-  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - kFinite;
+  // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
+  // looked at.
+  FLASHGEN_DEVICE static bool is_near(float highest, float anchor) {
+    return foresees && anchor >= highest - kFinite;
   }
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
     return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it. Rows whose exponentials are
-  // scaled, should they be large, seldom have.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, bool is_scaled = false) const {
-    return found > rows.anchor[row] + (foresees && is_scaled ? kFinite : reach);
+  // Whether a row has to have its anchor moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  // Whether a row with a logit of so many powers of two might have an infinite exponential, or has no anchor.
+  FLASHGEN_DEVICE bool might_outgrow(float logit) const {
+    return !(logit <= -maximum(-rows.anchor[0], -rows.anchor[1]) + kFinite);
   }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
@@ -2167,9 +2168,11 @@ struct AnchoredSoftmax {
     rows.sum[row] *= factor[row];
   }
   // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
-  // row, as high as it might get, would still not be far above it.
+  // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
+  // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    return maximum(found, -maximum(-(found + kAhead<T>), kReach - 1.0f - highest));
+    const float room = highest - (kReach - 1.0f) - found;
+    return found + static_cast<float>(static_cast<i32>(room < kAhead<T> ? maximum(room, 0.0f) : kAhead<T>));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -2231,6 +2234,27 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
+  }
+
+  // Before exponentials are taken: moves anchors to which exponents are so high that those would be infinite,
+  // and of rows that had none, or all anchors ahead, and lowers the exponents. Whether some do move, and the
+  // output so far is to be multiplied by `factor`.
+  FLASHGEN_DEVICE bool lower(Strip<columns>& exponents, float top, bool all) {
+    float less[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float before = shift(h), found = highest(exponents, h, 1);
+      const bool outgrows = found > (rows.anchor[h] == -kInfinity ? -kInfinity : kFinite);
+      const float ahead = maximum(rows.anchor[h], anchor_ahead(found + before, top));
+      move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
+      less[h] = shift(h) - before;
+    }
+    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+    if (moves) {
+#pragma unroll
+      for (i32 i = 0; i < columns / 2; ++i) exponents[i] -= less[i / 2 % 2];
+    }
+    return moves;
   }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
@@ -3802,89 +3826,101 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     pass_turn();
   };
 
-  // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
-  // probabilities meet their values, the next ones are computed. Where the next step is not to be computed here, the
-  // values alone. Whether the next step's probabilities are there.
-  const auto overlap = [&](const Shape::Probabilities& probabilities,
-                           Shape::Probabilities& next_probabilities) {
-    const Step next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-    const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
-    if (goes_on) {
-#line 231
-      if (ends) shared.q_ring.wait_full(q_at);
-      shared.k_ring.wait_full(at.k_at);
-      // Line 8: S_ij = Q_i K_j^T.
-      take_turn();
-      multiply_keys();
-      wait_for_values();
-      multiply_values(probabilities);
-      is_inspected = inspected(next);
-      Shape::Finished finished = {};
-      if (ends) {
-        finished = Shape::Finished::of(softmax.rows, thread);
-        begin_rows(next);
-      }
-#line 245
-      const bool looks = needs_look(next);
-#line 247
-      wgmma_wait<1>();
-      const bool rescales = take_scores(next, next_probabilities, looks);
-#line 250
-      wgmma_wait<0>();
-      wgmma_pin(out);
-      release_values();
-      Shape::Softmax::round(next_probabilities, scores);
-      if (ends) {
-        write_rows(step, finished);
-      } else if (rescales) {
-        scale_rows(out, softmax.factor);
-      }
-    } else {
-      wait_for_values();
-      take_turn();
-      multiply_values(probabilities);
-      wgmma_wait<0>();
-      wgmma_pin(out);
-      release_values();
-      if (ends) {
-        write_rows(step, Shape::Finished::of(softmax.rows, thread));
-        if (next.exists()) begin_rows(next);
-      }
+#line 221
+  Step next = {};
+  // A step's values alone.
+  const auto finish = [&](const Shape::Probabilities& probabilities) {
+    wait_for_values();
+    take_turn();
+    multiply_values(probabilities);
+    wgmma_wait<0>();
+    wgmma_pin(out);
+    release_values();
+    if (step.is_last()) {
+      write_rows(step, Shape::Finished::of(softmax.rows, thread));
+      if (next.exists()) begin_rows(next);
     }
     step = next;
-    return goes_on;
+  };
+  // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
+  // probabilities meet their values, the next ones are computed. Whether they were: where the next step is not to be
+  // computed here, the step's values are left to be multiplied.
+  const auto overlap = [&](const Shape::Probabilities& probabilities,
+                           Shape::Probabilities& next_probabilities) {
+    next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+    if (!next.exists() || (kConfig.ends_alone && ends)) {
+#line 247
+      return false;
+    }
+#line 252
+    if (ends) shared.q_ring.wait_full(q_at);
+    shared.k_ring.wait_full(at.k_at);
+    // Line 8: S_ij = Q_i K_j^T.
+    take_turn();
+    multiply_keys();
+    wait_for_values();
+    multiply_values(probabilities);
+    is_inspected = inspected(next);
+    Shape::Finished finished = {};
+    if (ends) {
+      finished = Shape::Finished::of(softmax.rows, thread);
+      begin_rows(next);
+    }
+#line 266
+    const bool looks = needs_look(next);
+#line 268
+    wgmma_wait<1>();
+    const bool rescales = take_scores(next, next_probabilities, looks);
+#line 271
+    wgmma_wait<0>();
+    wgmma_pin(out);
+    release_values();
+    Shape::Softmax::round(next_probabilities, scores);
+    if (ends) {
+      write_rows(step, finished);
+    } else if (rescales) {
+      scale_rows(out, softmax.factor);
+    }
+    step = next;
+    return true;
   };
 
-#line 279
+#line 288
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 296
+#line 305
     Shape::Probabilities probabilities;
-#line 300
+#line 309
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 306
+#line 315
     const bool looks = needs_look(step);
-#line 308
+#line 317
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
-#line 313
+#line 322
     Shape::Softmax::round(probabilities, scores);
-#line 315
+#line 324
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
-    while (overlap(probabilities, odd) && overlap(odd, probabilities)) {
+#line 327
+    while (overlap(probabilities, odd)) {
+      if (overlap(odd, probabilities)) continue;
+      take_over(probabilities, odd, p.len_q);
+      break;
     }
+#line 344
+    finish(probabilities);
   }
-#line 324
+#line 347
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 327
+#line 350
   if (thread.lane == 0) bulk_wait<0>();
 }
 

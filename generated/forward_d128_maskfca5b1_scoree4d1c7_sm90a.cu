@@ -2005,12 +2005,12 @@ constexpr float kReach = 13.0f;
 // How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
 // are, still have all their bits, or enough of them.
 template <class T>
-constexpr float kAhead = 45.0f;
+constexpr float kAhead = 60.0f;
 template <>
 constexpr float kAhead<half_t> = 6.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
-constexpr float kFinite = 100.0f;
+constexpr float kFinite = 118.0f;
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
@@ -2148,19 +2148,20 @@ struct AnchoredSoftmax {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
-  // Whether one of a lane's two rows is so near the highest logit there is that no exponential can be
-  // infinite before it is looked at.
-  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - kFinite;
+  // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
+  // looked at.
+  FLASHGEN_DEVICE static bool is_near(float highest, float anchor) {
+    return foresees && anchor >= highest - kFinite;
   }
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
     return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it. Rows whose exponentials are
-  // scaled, should they be large, seldom have.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, bool is_scaled = false) const {
-    return found > rows.anchor[row] + (foresees && is_scaled ? kFinite : reach);
+  // Whether a row has to have its anchor moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  // Whether a row with a logit of so many powers of two might have an infinite exponential, or has no anchor.
+  FLASHGEN_DEVICE bool might_outgrow(float logit) const {
+    return !(logit <= -maximum(-rows.anchor[0], -rows.anchor[1]) + kFinite);
   }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
@@ -2168,9 +2169,11 @@ struct AnchoredSoftmax {
     rows.sum[row] *= factor[row];
   }
   // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
-  // row, as high as it might get, would still not be far above it.
+  // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
+  // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    return maximum(found, -maximum(-(found + kAhead<T>), kReach - 1.0f - highest));
+    const float room = highest - (kReach - 1.0f) - found;
+    return found + static_cast<float>(static_cast<i32>(room < kAhead<T> ? maximum(room, 0.0f) : kAhead<T>));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -2232,6 +2235,27 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
+  }
+
+  // Before exponentials are taken: moves anchors to which exponents are so high that those would be infinite,
+  // and of rows that had none, or all anchors ahead, and lowers the exponents. Whether some do move, and the
+  // output so far is to be multiplied by `factor`.
+  FLASHGEN_DEVICE bool lower(Strip<columns>& exponents, float top, bool all) {
+    float less[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float before = shift(h), found = highest(exponents, h, 1);
+      const bool outgrows = found > (rows.anchor[h] == -kInfinity ? -kInfinity : kFinite);
+      const float ahead = maximum(rows.anchor[h], anchor_ahead(found + before, top));
+      move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
+      less[h] = shift(h) - before;
+    }
+    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+    if (moves) {
+#pragma unroll
+      for (i32 i = 0; i < columns / 2; ++i) exponents[i] -= less[i / 2 % 2];
+    }
+    return moves;
   }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
@@ -3704,10 +3728,11 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
-// What a share of the cap is off by near zero is nothing beside any logarithm of a sum up to the first of
-// these caps; and up to the second nothing beside one that is a hundredth of the cap, and nothing to what
-// probabilities are rounded to.
-constexpr float kFineCap = 100.0f;
+// What a share of the cap is off by near zero is nothing beside any logarithm of a sum: up to the first of
+// these caps however it is computed, up to the second where it is computed exactly. Up to the third it is
+// nothing beside one that is a hundredth of the cap, and nothing to what probabilities are rounded to.
+constexpr float kFineCap = 50.0f;
+constexpr float kLowCap = 100.0f;
 constexpr float kModestCap = 1000.0f;
 
 // What stands for a forbidden product. No other is as far below zero, or it is moved.
@@ -3815,7 +3840,7 @@ struct CapShare {
   }
   // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
   FLASHGEN_DEVICE float least_sum() const {
-    if (highest < 1.001f * kFineCap * kLog2E) return -kInfinity;
+    if (highest < 1.001f * kLowCap * kLog2E) return -kInfinity;
     return highest * (highest < 1.001f * kModestCap * kLog2E ? 0.01f : kBelowCap);
   }
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
@@ -3824,24 +3849,10 @@ struct CapShare {
     const float power = power_of(s);
     return reciprocal_approx(power + 1.0f) * (power - 1.0f);
   }
-  // Exponents of two pairs of a row, which share a division, as it is slow: 1 / a is b / (a b).
-  FLASHGEN_DEVICE void exponents(float (&products)[4], float shift) const {
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) products[i] = power_of(products[i]);
-    const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
-    const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
-                            fused_multiply_add(products[2], last[1], last[1])};
-    const float part = reciprocal_approx(pairs[0] * pairs[1]) * highest;
-#pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
-      products[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
-      products[2 * i + 1] =
-          fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
-    }
+  // What a logit of a row is at most, in powers of two, some of whose divisors e^2x + 1 have a product.
+  FLASHGEN_DEVICE float bound(float product) const {
+    return fused_multiply_add(-2.0f * highest, reciprocal_approx(product), highest);
   }
-
- private:
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
 };
@@ -3849,24 +3860,33 @@ struct CapShare {
 // What is known of a warp's rows between tiles of keys.
 struct CapRows {
   // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap; or besides no row can grow further above its anchor than the
-  // softmax can do without knowing, so that there is nothing to look for.
-  enum Stage : i32 { kBelow, kHadSome, kTakesShares, kSettled };
+  // are, and all logits are shares of the cap, for the first time, in which rows may have found few keys, or
+  // not; or besides no row can grow further above its anchor than exponentials can reach, so that there is
+  // nothing to look for.
+  enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
   Stage stage;
   // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
   // reason to look at products before exponentials are taken of them.
   bool is_calm;
 
-  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
-  FLASHGEN_DEVICE bool is_settled() const { return stage == kSettled; }
+  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kBeganShares; }
+  // Whether some exponent might be too high for exponentials, or anchors should move ahead once more.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
+    return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
+  }
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
   // has none higher or larger.
   template <class Softmax>
   FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest, float largest) const;
   // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
-  // whether the output so far is to be multiplied by the softmax's factors.
-  template <class Softmax>
+  // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet;
+  // where these are not bounded they do once they are settled.
+  template <class Shares, class Softmax>
   FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+  // The same for rows that do, and of which exponents are there.
+  template <i32 count, class Softmax>
+  FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
 };
 
 // Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
@@ -3910,7 +3930,8 @@ struct Exponents {
 };
 
 // ... that are found for two pairs of a row at once, of a warp's strip, where a lane has two columns for each
-// row in turn. What comes of a forbidden product is for the mask to say once more.
+// row in turn. What comes of a forbidden product is for the mask to say once more. Four share a division, as
+// it is slow: 1 / a is b / (a b).
 template <i32 count, class Exponents>
 FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents& exponents) {
 #pragma unroll
@@ -3928,13 +3949,64 @@ FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents&
   }
 }
 
-// ... and are shares of the cap whatever their size, ...
-struct SharesOfCap {
+// ... and are shares of a low cap whatever their size, ...
+struct SharesOfFineCap {
+  // Whether it is known how high they may be.
+  static constexpr bool are_bounded = false;
   CapShare share;
 
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { share.exponents(four, shift[row]); });
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+
+ private:
+  FLASHGEN_DEVICE void exponents(float (&products)[4], float shift) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]) + 1.0f;
+    const float pairs[2] = {products[0] * products[1], products[2] * products[3]};
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
+      products[2 * i] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, second, pairs[i]), -shift);
+      products[2 * i + 1] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, first, pairs[i]), -shift);
+    }
+  }
+};
+
+// ... or of any cap, computed exactly; the result is for CapShare::bound(), ...
+struct SharesOfCap {
+  static constexpr bool are_bounded = true;
+  CapShare share;
+
+  template <i32 count>
+  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+    float largest = 0.0f;
+    replace_by_fours(products, [&](float (&four)[4], i32 row) {
+      largest = maximum(largest, exponents(four, shift[row]));
+    });
+    return largest;
+  }
+
+ private:
+  // The product of the four divisors.
+  FLASHGEN_DEVICE float exponents(float (&products)[4], float shift) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]);
+    const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
+    const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
+                            fused_multiply_add(products[2], last[1], last[1])};
+    const float divisor = pairs[0] * pairs[1];
+    const float part = reciprocal_approx(divisor) * share.highest;
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
+      products[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
+      products[2 * i + 1] =
+          fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
+    }
+    return divisor;
   }
 };
 
@@ -3969,10 +4041,10 @@ template <class Softmax>
 FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest,
                                          float largest) const {
   const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
-  return (!takes_shares() && largest >= CapPolynomial::of(cap).limit) || softmax.might_grow(most);
+  return largest >= CapPolynomial::of(cap).limit || softmax.might_grow(most);
 }
 
-template <class Softmax>
+template <class Shares, class Softmax>
 FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
                                      float largest) {
   const auto capped = CappedProducts::of(cap);
@@ -3987,30 +4059,37 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   near = (near | near >> 4) & 15;
   const bool are_many = begins_rows || stage != kBelow || (near & (near - 1)) != 0;
   const bool are_some = warp_any(largest >= limit);
-  bool are_large = true;
+  bool are_large = true, is_safe = true;
+  float ahead[2];
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float of_lane = softmax.rows.anchor[row] + log2_approx(softmax.rows.sum[row]);
+    const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
     are_large = are_large && !(maximum(found[row], of_lane) < capped.share.least_sum());
+    ahead[row] = maximum(anchor, Softmax::anchor_ahead(found[row], top));
+    is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
-  const bool begins = Softmax::foresees && !takes_shares() && are_some && are_many && !warp_any(!are_large);
-  bool is_safe = !cap.falls();
+  const bool settles = !warp_any(!is_safe);
+  const bool begins =
+      Softmax::foresees && are_some && are_many && !warp_any(!are_large) && (settles || Shares::are_bounded);
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const bool grows = softmax.has_grown_to(found[row], row, takes_shares());
-    float anchor = softmax.rows.anchor[row];
-    if (begins || grows)
-      anchor =
-          maximum(anchor, takes_shares() || begins ? Softmax::anchor_ahead(found[row], top) : found[row]);
-    softmax.move_anchor(row, anchor);
-    is_safe = is_safe && softmax.is_near(top, row);
+    const bool grows = softmax.has_grown_to(found[row], row);
+    softmax.move_anchor(row, begins ? ahead[row] : grows ? found[row] : softmax.rows.anchor[row]);
   }
-  const bool takes = takes_shares() || begins;
-  const bool is_safe_for_all = !warp_any(!is_safe);
-  stage = takes ? (is_safe_for_all ? kSettled : kTakesShares) : are_some ? kHadSome : stage;
+  stage = begins ? (settles ? kSettled : kBeganShares) : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
-    is_calm = (is_calm || begins_rows) && !takes && !warp_any(cap.falls() || softmax.has_no_anchor());
+    is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+}
+
+template <i32 count, class Softmax>
+FLASHGEN_DEVICE bool CapRows::lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]) {
+  const float top = CapShare::of(cap).highest;
+  const bool moves = softmax.lower(exponents, top, stage == kBeganShares);
+  const float* const anchor = softmax.rows.anchor;
+  const bool is_safe = Softmax::is_near(top, anchor[0]) && Softmax::is_near(top, anchor[1]);
+  stage = warp_any(!is_safe) ? kTakesShares : kSettled;
+  return moves;
 }
 
 }  // namespace flashgen
@@ -4648,12 +4727,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const auto polynomial = CapPolynomial::of(cap);
     const bool is_cut = has_mask(step);
     bool rescales = false;
-#line 19
+#line 21
+    const bool takes_shares = cap_rows.takes_shares();
     bool are_beyond = true;
-    if (is_cut || !cap_rows.is_settled()) {
+    if (is_cut || cap.falls() || !takes_shares) {
       // The largest product of a lane says how tangents are computed, and how far its rows may have grown.
       const float largest = largest_of(scores);
-      bool is_beyond = cap_rows.takes_shares() || polynomial.is_beyond(largest);
+      bool is_beyond = takes_shares || polynomial.is_beyond(largest);
       are_beyond = false;
       if (warp_any(is_cut || cap.falls() || is_beyond || softmax.might_grow(cap.steepness() * largest))) {
         if (is_cut || cap.falls()) {
@@ -4662,16 +4742,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         }
         if (is_cut && warp_any(is_beyond)) {
           // Perhaps it is forbidden.
-          is_beyond = cap_rows.takes_shares() || are_allowed_beyond(scores, polynomial);
+          is_beyond = takes_shares || are_allowed_beyond(scores, polynomial);
         }
         are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
-        if (warp_any(cap_rows.may_change(softmax, cap, largest, largest))) {
+        if (!takes_shares && warp_any(cap_rows.may_change(softmax, cap, largest, largest))) {
           // Perhaps it is far below zero.
           float highest[2];
           highest_of(scores, highest);
           const float upper = maximum(highest[0], highest[1]), allowed = is_cut ? upper : largest;
           if (warp_any(cap_rows.may_change(softmax, cap, upper, allowed)))
-            rescales = cap_rows.follow(softmax, cap, highest, allowed);
+            rescales = cap_rows.follow<SharesOfFineCap>(softmax, cap, highest, allowed);
         }
       }
     }
@@ -4679,17 +4759,18 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(scores);
     if (are_beyond) {
       const float shift[2] = {softmax.shift(0), softmax.shift(1)};
-#line 50
-      SharesOfCap{CapShare::of(cap)}.replace(scores, shift);
-#line 58
+      const auto share = CapShare::of(cap);
+#line 54
+      SharesOfFineCap{share}.replace(scores, shift);
       if (is_cut) apply_mask(step, -kInfinity);
+#line 67
       Exponents exponents;
       softmax.exponentiate(scores, probabilities, exponents);
       if (warp_any(softmax.has_outgrown(cap_rows.takes_shares()))) {
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 68
+#line 76
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
@@ -4771,83 +4852,91 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     pass_turn();
   };
 
-  // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
-  // probabilities meet their values, the next ones are computed. Where the next step is not to be computed here, the
-  // values alone. Whether the next step's probabilities are there.
-  const auto overlap = [&](const Shape::Probabilities& probabilities,
-                           Shape::Probabilities& next_probabilities) {
-    const Step next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-    const bool goes_on = next.exists() && !(kConfig.ends_alone && ends);
-    if (goes_on) {
-#line 231
-      if (ends) shared.q_ring.wait_full(q_at);
-      shared.k_ring.wait_full(at.k_at);
-      // Line 8: S_ij = Q_i K_j^T.
-      take_turn();
-      multiply_keys();
-      wait_for_values();
-      multiply_values(probabilities);
-      is_inspected = inspected(next);
-      Shape::Finished finished = {};
-      if (ends) {
-        finished = Shape::Finished::of(softmax.rows, thread);
-        begin_rows(next);
-      }
-#line 247
-      wgmma_wait<1>();
-      const bool rescales = take_scores(next, next_probabilities);
-#line 250
-      wgmma_wait<0>();
-      wgmma_pin(out);
-      release_values();
-      Shape::Softmax::round(next_probabilities, scores);
-      if (ends) {
-        write_rows(step, finished);
-      } else if (rescales) {
-        scale_rows(out, softmax.factor);
-      }
-    } else {
-      wait_for_values();
-      take_turn();
-      multiply_values(probabilities);
-      wgmma_wait<0>();
-      wgmma_pin(out);
-      release_values();
-      if (ends) {
-        write_rows(step, Shape::Finished::of(softmax.rows, thread));
-        if (next.exists()) begin_rows(next);
-      }
+#line 221
+  Step next = {};
+  // A step's values alone.
+  const auto finish = [&](const Shape::Probabilities& probabilities) {
+    wait_for_values();
+    take_turn();
+    multiply_values(probabilities);
+    wgmma_wait<0>();
+    wgmma_pin(out);
+    release_values();
+    if (step.is_last()) {
+      write_rows(step, Shape::Finished::of(softmax.rows, thread));
+      if (next.exists()) begin_rows(next);
     }
     step = next;
-    return goes_on;
+  };
+  // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
+  // probabilities meet their values, the next ones are computed. Whether they were: where the next step is not to be
+  // computed here, the step's values alone are multiplied.
+  const auto overlap = [&](const Shape::Probabilities& probabilities,
+                           Shape::Probabilities& next_probabilities) {
+    next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+    if (!next.exists() || (kConfig.ends_alone && ends)) {
+#line 245
+      finish(probabilities);
+#line 247
+      return false;
+    }
+#line 252
+    if (ends) shared.q_ring.wait_full(q_at);
+    shared.k_ring.wait_full(at.k_at);
+    // Line 8: S_ij = Q_i K_j^T.
+    take_turn();
+    multiply_keys();
+    wait_for_values();
+    multiply_values(probabilities);
+    is_inspected = inspected(next);
+    Shape::Finished finished = {};
+    if (ends) {
+      finished = Shape::Finished::of(softmax.rows, thread);
+      begin_rows(next);
+    }
+#line 268
+    wgmma_wait<1>();
+    const bool rescales = take_scores(next, next_probabilities);
+#line 271
+    wgmma_wait<0>();
+    wgmma_pin(out);
+    release_values();
+    Shape::Softmax::round(next_probabilities, scores);
+    if (ends) {
+      write_rows(step, finished);
+    } else if (rescales) {
+      scale_rows(out, softmax.factor);
+    }
+    step = next;
+    return true;
   };
 
-#line 279
+#line 288
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 296
+#line 305
     Shape::Probabilities probabilities;
-#line 300
+#line 309
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 308
+#line 317
     wgmma_wait<0>();
     if (take_scores(step, probabilities)) scale_rows(out, softmax.factor);
-#line 313
+#line 322
     Shape::Softmax::round(probabilities, scores);
-#line 320
+#line 337
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 324
+#line 347
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 327
+#line 350
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: So many words for the keys of a row leave registers.
 _FEW_COMPARISONS = 2
 #: As in cap.cuh.
-_FINE_CAP = 100.0
+_FINE_CAP = 50.0
 
 
 def is_in_products(spec: AttentionSpec) -> bool:

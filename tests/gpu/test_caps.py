@@ -76,5 +76,10 @@ def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> Non
     header.test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name)
 
 
+@pytest.mark.parametrize("name", header.CAPS)
+def test_no_share_of_a_lane_is_above_its_bound(name: str) -> None:
+    header.test_no_share_of_a_lane_is_above_its_bound(name)
+
+
 def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
     header.test_infinite_products_reach_the_cap_and_a_nan_stays_one()

@@ -214,6 +214,37 @@ def test_rows_far_from_their_cap_are_exact_beside_others_near_it(cap: float, way
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cap", [50.0, 100.0, 400.0])
+def test_rows_may_go_from_one_end_of_their_cap_to_the_other(cap: float, way: str) -> None:
+    """Further than an exponential reaches, in either order of tiles and in a whole one as in one that is cut."""
+    dim, schedule = WAYS[way]
+    random, along = np.random.default_rng(int(cap)), np.arange(LEN_KV)
+    for dtype, mask in sampled(int(cap) // 50, list(WAYS).index(way), DTYPES, (fg.full(), fg.causal())):
+        spec = forward_spec(dim, dtype=dtype, mask=mask, score=fg.softcap(cap))
+        q, k, v = hostile("1 times", dim, random)
+        # Every third row stays where it was, and some come back.
+        q[..., 0], q[:, ::3, :, 0] = 8, 0
+        k[:, :, 0, 0], k[:, :, 1, 0] = (
+            np.where(turned, 1, -1) * dim**0.5 * cap / 8 for turned in (along < 190, (along // 150) % 2 == 0)
+        )
+        check(spec, expected_of(spec, q, k, v), schedule=schedule)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cap", [None, 30.0, 50.0, 400.0])
+def test_a_row_with_one_key_has_its_value_as_it_is(cap: float | None, way: str) -> None:
+    """Its probability is 1, and a sum that is rounded as it is not: an anchor ahead of it is a power of two."""
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, mask=fg.causal(), score=fg.softcap(cap) if cap else None)
+    kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
+    random, dtype = np.random.default_rng(1), spec.element.numpy()
+    for length in (1, 20, 40):
+        q, k, v = (random.standard_normal((3, n, 4, dim)) for n in (length, 1, 1))
+        out, _ = kernel((q * (cap or 1)).astype(dtype), k.astype(dtype), v.astype(dtype))
+        assert out[:, -1].tobytes() == v[:, 0].astype(dtype).tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_forbidden_key_has_no_say_in_how_others_are_capped(way: str) -> None:
     """Bit for bit: its logit may be far from zero, or none at all, and have its group's tangents computed in full."""
     dim, schedule = WAYS[way]

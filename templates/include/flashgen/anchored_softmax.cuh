@@ -19,12 +19,12 @@ constexpr float kReach = 13.0f;
 // How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
 // are, still have all their bits, or enough of them.
 template <class T>
-constexpr float kAhead = 45.0f;
+constexpr float kAhead = 60.0f;
 template <>
 constexpr float kAhead<half_t> = 6.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
-constexpr float kFinite = 100.0f;
+constexpr float kFinite = 118.0f;
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
@@ -162,19 +162,20 @@ struct AnchoredSoftmax {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
   }
-  // Whether one of a lane's two rows is so near the highest logit there is that no exponential can be
-  // infinite before it is looked at.
-  FLASHGEN_DEVICE bool is_near(float highest, i32 row) const {
-    return foresees && rows.anchor[row] >= highest - kFinite;
+  // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
+  // looked at.
+  FLASHGEN_DEVICE static bool is_near(float highest, float anchor) {
+    return foresees && anchor >= highest - kFinite;
   }
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
     return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it. Rows whose exponentials are
-  // scaled, should they be large, seldom have.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, bool is_scaled = false) const {
-    return found > rows.anchor[row] + (foresees && is_scaled ? kFinite : reach);
+  // Whether a row has to have its anchor moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
+  // Whether a row with a logit of so many powers of two might have an infinite exponential, or has no anchor.
+  FLASHGEN_DEVICE bool might_outgrow(float logit) const {
+    return !(logit <= -maximum(-rows.anchor[0], -rows.anchor[1]) + kFinite);
   }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
@@ -182,9 +183,11 @@ struct AnchoredSoftmax {
     rows.sum[row] *= factor[row];
   }
   // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
-  // row, as high as it might get, would still not be far above it.
+  // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
+  // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    return maximum(found, -maximum(-(found + kAhead<T>), kReach - 1.0f - highest));
+    const float room = highest - (kReach - 1.0f) - found;
+    return found + static_cast<float>(static_cast<i32>(room < kAhead<T> ? maximum(room, 0.0f) : kAhead<T>));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -246,6 +249,27 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
+  }
+
+  // Before exponentials are taken: moves anchors to which exponents are so high that those would be infinite,
+  // and of rows that had none, or all anchors ahead, and lowers the exponents. Whether some do move, and the
+  // output so far is to be multiplied by `factor`.
+  FLASHGEN_DEVICE bool lower(Strip<columns>& exponents, float top, bool all) {
+    float less[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float before = shift(h), found = highest(exponents, h, 1);
+      const bool outgrows = found > (rows.anchor[h] == -kInfinity ? -kInfinity : kFinite);
+      const float ahead = maximum(rows.anchor[h], anchor_ahead(found + before, top));
+      move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
+      less[h] = shift(h) - before;
+    }
+    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+    if (moves) {
+#pragma unroll
+      for (i32 i = 0; i < columns / 2; ++i) exponents[i] -= less[i / 2 % 2];
+    }
+    return moves;
   }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.

@@ -16,10 +16,11 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
-// What a share of the cap is off by near zero is nothing beside any logarithm of a sum up to the first of
-// these caps; and up to the second nothing beside one that is a hundredth of the cap, and nothing to what
-// probabilities are rounded to.
-constexpr float kFineCap = 100.0f;
+// What a share of the cap is off by near zero is nothing beside any logarithm of a sum: up to the first of
+// these caps however it is computed, up to the second where it is computed exactly. Up to the third it is
+// nothing beside one that is a hundredth of the cap, and nothing to what probabilities are rounded to.
+constexpr float kFineCap = 50.0f;
+constexpr float kLowCap = 100.0f;
 constexpr float kModestCap = 1000.0f;
 
 // What stands for a forbidden product. No other is as far below zero, or it is moved.
@@ -127,7 +128,7 @@ struct CapShare {
   }
   // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
   FLASHGEN_DEVICE float least_sum() const {
-    if (highest < 1.001f * kFineCap * kLog2E) return -kInfinity;
+    if (highest < 1.001f * kLowCap * kLog2E) return -kInfinity;
     return highest * (highest < 1.001f * kModestCap * kLog2E ? 0.01f : kBelowCap);
   }
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
@@ -136,24 +137,10 @@ struct CapShare {
     const float power = power_of(s);
     return reciprocal_approx(power + 1.0f) * (power - 1.0f);
   }
-  // Exponents of two pairs of a row, which share a division, as it is slow: 1 / a is b / (a b).
-  FLASHGEN_DEVICE void exponents(float (&products)[4], float shift) const {
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) products[i] = power_of(products[i]);
-    const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
-    const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
-                            fused_multiply_add(products[2], last[1], last[1])};
-    const float part = reciprocal_approx(pairs[0] * pairs[1]) * highest;
-#pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
-      products[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
-      products[2 * i + 1] =
-          fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
-    }
+  // What a logit of a row is at most, in powers of two, some of whose divisors e^2x + 1 have a product.
+  FLASHGEN_DEVICE float bound(float product) const {
+    return fused_multiply_add(-2.0f * highest, reciprocal_approx(product), highest);
   }
-
- private:
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
 };
@@ -161,24 +148,33 @@ struct CapShare {
 // What is known of a warp's rows between tiles of keys.
 struct CapRows {
   // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap; or besides no row can grow further above its anchor than the
-  // softmax can do without knowing, so that there is nothing to look for.
-  enum Stage : i32 { kBelow, kHadSome, kTakesShares, kSettled };
+  // are, and all logits are shares of the cap, for the first time, in which rows may have found few keys, or
+  // not; or besides no row can grow further above its anchor than exponentials can reach, so that there is
+  // nothing to look for.
+  enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
   Stage stage;
   // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
   // reason to look at products before exponentials are taken of them.
   bool is_calm;
 
-  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
-  FLASHGEN_DEVICE bool is_settled() const { return stage == kSettled; }
+  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kBeganShares; }
+  // Whether some exponent might be too high for exponentials, or anchors should move ahead once more.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
+    return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
+  }
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
   // has none higher or larger.
   template <class Softmax>
   FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest, float largest) const;
   // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
-  // whether the output so far is to be multiplied by the softmax's factors.
-  template <class Softmax>
+  // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet;
+  // where these are not bounded they do once they are settled.
+  template <class Shares, class Softmax>
   FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+  // The same for rows that do, and of which exponents are there.
+  template <i32 count, class Softmax>
+  FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
 };
 
 // Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
@@ -222,7 +218,8 @@ struct Exponents {
 };
 
 // ... that are found for two pairs of a row at once, of a warp's strip, where a lane has two columns for each
-// row in turn. What comes of a forbidden product is for the mask to say once more.
+// row in turn. What comes of a forbidden product is for the mask to say once more. Four share a division, as
+// it is slow: 1 / a is b / (a b).
 template <i32 count, class Exponents>
 FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents& exponents) {
 #pragma unroll
@@ -240,13 +237,64 @@ FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents&
   }
 }
 
-// ... and are shares of the cap whatever their size, ...
-struct SharesOfCap {
+// ... and are shares of a low cap whatever their size, ...
+struct SharesOfFineCap {
+  // Whether it is known how high they may be.
+  static constexpr bool are_bounded = false;
   CapShare share;
 
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { share.exponents(four, shift[row]); });
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+
+ private:
+  FLASHGEN_DEVICE void exponents(float (&products)[4], float shift) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]) + 1.0f;
+    const float pairs[2] = {products[0] * products[1], products[2] * products[3]};
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
+      products[2 * i] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, second, pairs[i]), -shift);
+      products[2 * i + 1] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, first, pairs[i]), -shift);
+    }
+  }
+};
+
+// ... or of any cap, computed exactly; the result is for CapShare::bound(), ...
+struct SharesOfCap {
+  static constexpr bool are_bounded = true;
+  CapShare share;
+
+  template <i32 count>
+  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+    float largest = 0.0f;
+    replace_by_fours(products, [&](float (&four)[4], i32 row) {
+      largest = maximum(largest, exponents(four, shift[row]));
+    });
+    return largest;
+  }
+
+ private:
+  // The product of the four divisors.
+  FLASHGEN_DEVICE float exponents(float (&products)[4], float shift) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]);
+    const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
+    const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
+                            fused_multiply_add(products[2], last[1], last[1])};
+    const float divisor = pairs[0] * pairs[1];
+    const float part = reciprocal_approx(divisor) * share.highest;
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
+      products[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
+      products[2 * i + 1] =
+          fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
+    }
+    return divisor;
   }
 };
 
@@ -281,10 +329,10 @@ template <class Softmax>
 FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest,
                                          float largest) const {
   const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
-  return (!takes_shares() && largest >= CapPolynomial::of(cap).limit) || softmax.might_grow(most);
+  return largest >= CapPolynomial::of(cap).limit || softmax.might_grow(most);
 }
 
-template <class Softmax>
+template <class Shares, class Softmax>
 FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
                                      float largest) {
   const auto capped = CappedProducts::of(cap);
@@ -299,30 +347,37 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   near = (near | near >> 4) & 15;
   const bool are_many = begins_rows || stage != kBelow || (near & (near - 1)) != 0;
   const bool are_some = warp_any(largest >= limit);
-  bool are_large = true;
+  bool are_large = true, is_safe = true;
+  float ahead[2];
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float of_lane = softmax.rows.anchor[row] + log2_approx(softmax.rows.sum[row]);
+    const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
     are_large = are_large && !(maximum(found[row], of_lane) < capped.share.least_sum());
+    ahead[row] = maximum(anchor, Softmax::anchor_ahead(found[row], top));
+    is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
-  const bool begins = Softmax::foresees && !takes_shares() && are_some && are_many && !warp_any(!are_large);
-  bool is_safe = !cap.falls();
+  const bool settles = !warp_any(!is_safe);
+  const bool begins =
+      Softmax::foresees && are_some && are_many && !warp_any(!are_large) && (settles || Shares::are_bounded);
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const bool grows = softmax.has_grown_to(found[row], row, takes_shares());
-    float anchor = softmax.rows.anchor[row];
-    if (begins || grows)
-      anchor =
-          maximum(anchor, takes_shares() || begins ? Softmax::anchor_ahead(found[row], top) : found[row]);
-    softmax.move_anchor(row, anchor);
-    is_safe = is_safe && softmax.is_near(top, row);
+    const bool grows = softmax.has_grown_to(found[row], row);
+    softmax.move_anchor(row, begins ? ahead[row] : grows ? found[row] : softmax.rows.anchor[row]);
   }
-  const bool takes = takes_shares() || begins;
-  const bool is_safe_for_all = !warp_any(!is_safe);
-  stage = takes ? (is_safe_for_all ? kSettled : kTakesShares) : are_some ? kHadSome : stage;
+  stage = begins ? (settles ? kSettled : kBeganShares) : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
-    is_calm = (is_calm || begins_rows) && !takes && !warp_any(cap.falls() || softmax.has_no_anchor());
+    is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+}
+
+template <i32 count, class Softmax>
+FLASHGEN_DEVICE bool CapRows::lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]) {
+  const float top = CapShare::of(cap).highest;
+  const bool moves = softmax.lower(exponents, top, stage == kBeganShares);
+  const float* const anchor = softmax.rows.anchor;
+  const bool is_safe = Softmax::is_near(top, anchor[0]) && Softmax::is_near(top, anchor[1]);
+  stage = warp_any(!is_safe) ? kTakesShares : kSettled;
+  return moves;
 }
 
 }  // namespace flashgen
