@@ -98,8 +98,7 @@ template <i32 count>
 FLASHGEN_DEVICE bool are_allowed_beyond(const float (&products)[count], const CapPolynomial& polynomial) {
   bool are = false;
 #pragma unroll
-  for (i32 i = 0; i < count; ++i)
-    are = are || (polynomial.is_beyond(products[i]) && products[i] != kForbidden);
+  for (i32 i = 0; i < count; ++i) are |= polynomial.is_beyond(products[i]) & (products[i] != kForbidden);
   return are;
 }
 
