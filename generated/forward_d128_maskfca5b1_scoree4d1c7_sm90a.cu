@@ -4851,7 +4851,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     pass_turn();
   };
 
-#line 221
+#line 220
   Step next = {};
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
@@ -4875,12 +4875,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
     if (!next.exists() || (kConfig.ends_alone && ends)) {
-#line 245
+#line 244
       finish(probabilities);
-#line 247
+#line 246
       return false;
     }
-#line 252
+#line 251
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -4894,10 +4894,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 268
+#line 267
     wgmma_wait<1>();
     const bool rescales = take_scores(next, next_probabilities);
-#line 271
+#line 270
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
@@ -4911,31 +4911,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-#line 288
+#line 287
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 305
+#line 304
     Shape::Probabilities probabilities;
-#line 309
+#line 308
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 317
+#line 316
     wgmma_wait<0>();
     if (take_scores(step, probabilities)) scale_rows(out, softmax.factor);
-#line 322
+#line 321
     Shape::Softmax::round(probabilities, scores);
-#line 337
+#line 336
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 347
+#line 346
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 350
+#line 349
   if (thread.lane == 0) bulk_wait<0>();
 }
 

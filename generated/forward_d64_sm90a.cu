@@ -3733,7 +3733,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     pass_turn();
   };
 
-#line 221
+#line 220
   Step next = {};
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
@@ -3757,12 +3757,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
     if (!is_mine(next) || (kConfig.ends_alone && ends)) {
-#line 245
+#line 244
       finish(probabilities);
-#line 247
+#line 246
       return false;
     }
-#line 252
+#line 251
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3776,12 +3776,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 266
+#line 265
     const bool looks = needs_look(next);
-#line 268
+#line 267
     wgmma_wait<1>();
     const bool rescales = take_scores(next, next_probabilities, looks);
-#line 271
+#line 270
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
@@ -3795,10 +3795,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return !begins_again;
   };
 
-#line 289
+#line 288
   // The stream is one run of steps, but where some pass by or one is begun again.
   while (step.exists()) {
-#line 292
+#line 291
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3811,31 +3811,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 305
+#line 304
     Shape::Probabilities probabilities;
-#line 309
+#line 308
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 315
+#line 314
     const bool looks = needs_look(step);
-#line 317
+#line 316
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
-#line 320
+#line 319
     if (begins_again) continue;
-#line 322
+#line 321
     Shape::Softmax::round(probabilities, scores);
-#line 337
+#line 336
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 347
+#line 346
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 350
+#line 349
   if (thread.lane == 0) bulk_wait<0>();
 }
 
