@@ -69,9 +69,10 @@ def check(spec: fg.AttentionSpec, judge: Any) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_is_obeyed(name: str, deterministic: bool, judge: Any) -> None:
-    check(fg.AttentionSpec(64, mask=MASKS[name](device), deterministic=deterministic), judge)
+def test_a_mask_is_obeyed(name: str, head_dim: int, deterministic: bool, judge: Any) -> None:
+    check(fg.AttentionSpec(head_dim, mask=MASKS[name](device), deterministic=deterministic), judge)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
