@@ -54,6 +54,10 @@ CASES = {
 #: What wide heads have too few registers for.
 NARROW_CASES = {
     "blocks": fg.AttentionSpec(64, mask=fg.causal() & fg.block_sparse(np.zeros((2, 2), bool))),
+    "blocks of a head": fg.AttentionSpec(64, mask=fg.block_sparse(np.zeros((4, 5, 5), bool), 64)),
+    "blocks of a head, softcap": fg.AttentionSpec(
+        64, mask=fg.block_sparse(np.zeros((4, 5, 5), bool), 64), score=fg.softcap(30.0)
+    ),
 }
 BUILDS: list[Build] = [
     (dims, name, dtype)
