@@ -3914,13 +3914,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       take_over(probabilities, odd, p.len_q);
       break;
     }
-#line 343
+#line 340
     finish(probabilities);
   }
-#line 346
+#line 343
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 349
+#line 346
   if (thread.lane == 0) bulk_wait<0>();
 }
 

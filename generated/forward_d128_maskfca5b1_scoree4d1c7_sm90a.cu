@@ -3728,10 +3728,9 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
-// What a share of the cap is off by near zero is nothing beside any logarithm of a sum: up to the first of
-// these caps however it is computed, up to the second where it is computed exactly. Up to the third it is
-// nothing beside one that is a hundredth of the cap, and nothing to what probabilities are rounded to.
-constexpr float kFineCap = 50.0f;
+// What a share of the cap is off by near zero, where it is computed exactly, is nothing beside any logarithm
+// of a sum up to the first of these caps. Up to the second it is nothing beside one that is a hundredth of
+// the cap, and nothing to what probabilities are rounded to.
 constexpr float kLowCap = 100.0f;
 constexpr float kModestCap = 1000.0f;
 
@@ -3856,38 +3855,6 @@ struct CapShare {
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
 };
 
-// What is known of a warp's rows between tiles of keys.
-struct CapRows {
-  // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap, for the first time, in which rows may have found few keys, or
-  // not; or besides no row can grow further above its anchor than exponentials can reach, so that there is
-  // nothing to look for.
-  enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
-  Stage stage;
-  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
-  // reason to look at products before exponentials are taken of them.
-  bool is_calm;
-
-  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kBeganShares; }
-  // Whether some exponent might be too high for exponentials, or anchors should move ahead once more.
-  template <class Softmax>
-  FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
-    return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
-  }
-  // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
-  // has none higher or larger.
-  template <class Softmax>
-  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest, float largest) const;
-  // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
-  // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet;
-  // where these are not bounded they do once they are settled.
-  template <class Shares, class Softmax>
-  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
-  // The same for rows that do, and of which exponents are there.
-  template <i32 count, class Softmax>
-  FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
-};
-
 // Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
 // is forbidden.
 template <i32 count>
@@ -3948,7 +3915,8 @@ FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents&
   }
 }
 
-// ... and are shares of a low cap whatever their size, ...
+// ... and are shares of a low cap whatever their size, off by a little more near zero, which is nothing
+// beside any logarithm of a sum if the cap is 50 at most (the plan says so), ...
 struct SharesOfFineCap {
   // Whether it is known how high they may be.
   static constexpr bool are_bounded = false;
@@ -4034,6 +4002,46 @@ struct CappedProducts {
       products[i] = polynomial.is_beyond(s) ? beyond : below;
     }
   }
+};
+
+}  // namespace flashgen
+
+#line 3 "flashgen/cap_rows.cuh"
+// What a warp knows of its rows under a softcap, from one tile of keys to the next: which way its tiles take
+// their logits (cap.cuh), and whether rows can grow further above their anchors than exponentials reach.
+
+namespace flashgen {
+
+// What is known of a warp's rows between tiles of keys.
+struct CapRows {
+  // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
+  // are, and all logits are shares of the cap, for the first time, in which rows may have found few keys, or
+  // not; or besides no row can grow further above its anchor than exponentials can reach, so that there is
+  // nothing to look for.
+  enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
+  Stage stage;
+  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
+  // reason to look at products before exponentials are taken of them.
+  bool is_calm;
+
+  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kBeganShares; }
+  // Whether some exponent might be too high for exponentials, or anchors should move ahead once more.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
+    return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
+  }
+  // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
+  // has none higher or larger.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest, float largest) const;
+  // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
+  // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet;
+  // where these are not bounded they do once they are settled.
+  template <class Shares, class Softmax>
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+  // The same for rows that do, and of which exponents are there.
+  template <i32 count, class Softmax>
+  FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
 };
 
 template <class Softmax>
@@ -4932,10 +4940,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 346
+#line 343
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 349
+#line 346
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -3832,10 +3832,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 346
+#line 343
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 349
+#line 346
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: So many words for the keys of a row leave registers.
 _FEW_COMPARISONS = 2
-#: As in cap.cuh.
+#: As cap.cuh has it of shares of a low cap.
 _FINE_CAP = 50.0
 
 
