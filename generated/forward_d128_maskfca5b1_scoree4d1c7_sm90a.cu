@@ -2005,9 +2005,16 @@ constexpr float kReach = 13.0f;
 // How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
 // are, still have all their bits, or enough of them.
 template <class T>
-constexpr float kAhead = 60.0f;
+constexpr float kMostAhead = 90.0f;
 template <>
-constexpr float kAhead<half_t> = 6.0f;
+constexpr float kMostAhead<half_t> = 6.0f;
+
+// How far anchors are put ahead of maxima, which keeps them from having to move: the further, the less exact
+// is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most where
+// a row under such a cap could reach far above that, and what its logarithm may be off by is more.
+constexpr float kLittleAhead = 24.0f;
+constexpr float kMoreAhead = 60.0f;
+constexpr float kFar = 216.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
@@ -2086,8 +2093,8 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
-  // Shown every score whose exponential is taken.
-  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  // Shown every pair of scores whose exponentials are taken.
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
   // Whether exponentials take the place of scores where these could be kept.
   static constexpr bool replaced = false;
 };
@@ -2146,7 +2153,12 @@ struct AnchoredSoftmax {
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
-    return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+    return logit > lowest_reach();
+  }
+  // The same by the square of that number, which may be a NaN.
+  FLASHGEN_DEVICE bool might_grow_by_square(float square) const {
+    const float reaches = lowest_reach();
+    return !(square <= reaches * maximum(reaches, -reaches));
   }
   // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
   // looked at.
@@ -2171,9 +2183,11 @@ struct AnchoredSoftmax {
   // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
-  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    const float room = highest - (kReach - 1.0f) - found;
-    return found + static_cast<float>(static_cast<i32>(room < kAhead<T> ? maximum(room, 0.0f) : kAhead<T>));
+  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
+    const float wanted = is_little ? kLittleAhead : highest > kFar ? kMostAhead<T> : kMoreAhead;
+    const float most = wanted < kMostAhead<T> ? wanted : kMostAhead<T>,
+                room = highest - (kReach - 1.0f) - found;
+    return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -2190,8 +2204,7 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      logits.see(scores[2 * i], 2 * i);
-      logits.see(scores[2 * i + 1], 2 * i + 1);
+      logits.see(scores[2 * i], scores[2 * i + 1]);
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
@@ -2280,6 +2293,11 @@ struct AnchoredSoftmax {
  private:
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
+
+  // Up to where neither of a lane's two rows reaches far above its anchor.
+  FLASHGEN_DEVICE float lowest_reach() const {
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+  }
 
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
@@ -3779,6 +3797,8 @@ struct CapPolynomial {
   }
   // By the square, as that is needed anyway.
   FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
+  // Or it is a NaN, beside which others may not have been seen.
+  FLASHGEN_DEVICE bool might_be_beyond(float square) const { return !(square < squared(limit)); }
   // Whether what is forbidden has a logit of -inf by the polynomial, as the square of what stands for it is
   // infinite.
   FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
@@ -3795,6 +3815,15 @@ struct LargestProduct {
     return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
   }
 };
+
+// The largest of three numbers that are not negative, and so in the order of their bits: of whole numbers it
+// is found by one instruction. A NaN is the largest, or it is left out.
+FLASHGEN_DEVICE float largest_of_three(float a, float b, float c) {
+  const i32 bits[3] = {static_cast<i32>(bits_of(a)), static_cast<i32>(bits_of(b)),
+                       static_cast<i32>(bits_of(c))};
+  const i32 of_two = bits[0] > bits[1] ? bits[0] : bits[1];
+  return float_of(static_cast<u32>(of_two > bits[2] ? of_two : bits[2]));
+}
 
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
@@ -3876,22 +3905,25 @@ struct ProductsBelowCap {
   FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
-  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
   static constexpr bool replaced = false;
 };
 
 // ... or are taken to be, and the largest is found beside their exponentials, ...
 struct ProductsSupposedBelowCap : ProductsBelowCap {
-  LargestProduct largest;
+  // By the squares, as these are needed anyway.
+  float largest_square = 0.0f;
 
-  FLASHGEN_DEVICE void see(float s, i32 number) { largest.see(s, number); }
+  FLASHGEN_DEVICE void see(float first, float second) {
+    largest_square = largest_of_three(largest_square, squared(first), squared(second));
+  }
 };
 
 // ... exponents that have taken the place of products, ...
 struct Exponents {
   static constexpr i32 sums = 1;
   FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }
-  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
   static constexpr bool replaced = true;
 };
 
@@ -3957,15 +3989,15 @@ struct SharesOfCap {
   }
 
  private:
-  // The product of the four divisors.
+  // The larger of two products of two divisors. That of all four, which costs less, would have every logit
+  // near seven eighths of the cap where all are near zero.
   FLASHGEN_DEVICE float exponents(float (&products)[4], float shift) const {
 #pragma unroll
     for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]);
     const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
     const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
                             fused_multiply_add(products[2], last[1], last[1])};
-    const float divisor = pairs[0] * pairs[1];
-    const float part = reciprocal_approx(divisor) * share.highest;
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
       const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
@@ -3973,7 +4005,7 @@ struct SharesOfCap {
       products[2 * i + 1] =
           fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
     }
-    return divisor;
+    return maximum(pairs[0], pairs[1]);
   }
 };
 
@@ -4015,9 +4047,9 @@ namespace flashgen {
 // What is known of a warp's rows between tiles of keys.
 struct CapRows {
   // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap, for the first time, in which rows may have found few keys, or
-  // not; or besides no row can grow further above its anchor than exponentials can reach, so that there is
-  // nothing to look for.
+  // are, and all logits are shares of the cap, for the first time, in a tile that is cut, in which rows may
+  // have found few keys, or not; or besides no row can grow further above its anchor than exponentials can
+  // reach, so that there is nothing to look for.
   enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
   Stage stage;
   // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
@@ -4038,7 +4070,8 @@ struct CapRows {
   // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet;
   // where these are not bounded they do once they are settled.
   template <class Shares, class Softmax>
-  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest,
+                              bool is_cut);
   // The same for rows that do, and of which exponents are there.
   template <i32 count, class Softmax>
   FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
@@ -4053,7 +4086,7 @@ FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap,
 
 template <class Shares, class Softmax>
 FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
-                                     float largest) {
+                                     float largest, bool is_cut) {
   const auto capped = CappedProducts::of(cap);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
   const float found[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
@@ -4081,9 +4114,12 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
-    softmax.move_anchor(row, begins ? ahead[row] : grows ? found[row] : softmax.rows.anchor[row]);
+    // No further ahead than a row might get while all products are below.
+    const float grown = are_some ? found[row] : Softmax::anchor_ahead(found[row], kBelowCap * top, true);
+    softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
-  stage = begins ? (settles ? kSettled : kBeganShares) : are_some ? kHadSome : stage;
+  const Stage begun = settles ? kSettled : is_cut ? kBeganShares : kTakesShares;
+  stage = begins ? begun : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
     is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
@@ -4734,7 +4770,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const auto polynomial = CapPolynomial::of(cap);
     const bool is_cut = has_mask(step);
     bool rescales = false;
-#line 21
+#line 22
     const bool takes_shares = cap_rows.takes_shares();
     bool are_beyond = true;
     if (is_cut || cap.falls() || !takes_shares) {
@@ -4758,7 +4794,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
           highest_of(scores, highest);
           const float upper = maximum(highest[0], highest[1]), allowed = is_cut ? upper : largest;
           if (warp_any(cap_rows.may_change(softmax, cap, upper, allowed)))
-            rescales = cap_rows.follow<SharesOfFineCap>(softmax, cap, highest, allowed);
+            rescales = cap_rows.follow<SharesOfFineCap>(softmax, cap, highest, allowed, is_cut);
         }
       }
     }
@@ -4767,17 +4803,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     if (are_beyond) {
       const float shift[2] = {softmax.shift(0), softmax.shift(1)};
       const auto share = CapShare::of(cap);
-#line 54
+#line 55
       SharesOfFineCap{share}.replace(scores, shift);
       if (is_cut) apply_mask(step, -kInfinity);
-#line 67
+#line 68
       Exponents exponents;
       softmax.exponentiate(scores, probabilities, exponents);
       if (warp_any(softmax.has_outgrown(cap_rows.takes_shares()))) {
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 76
+#line 77
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);

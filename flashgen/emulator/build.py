@@ -18,6 +18,7 @@ from flashgen.render.paths import include_dir
 from flashgen.render.source import code_of
 
 _RUNTIME = Path(__file__).parent / "runtime"
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"', re.MULTILINE)
 _ENTRY = '\n#line 1 "flashgen emulator entry"\nFLASHGEN_EMU_ENTRY({name})\n'
 
 
@@ -40,13 +41,27 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Path:
     source = text + _ENTRY.format(name=name)
     flags = (*tools.kernel_flags, f"-I{include}", *(tools.hook_flags if race else ()))
     libraries = (str(runtime), "-lm", *(tools.hook_link_flags if race else ()))
-    key = _digest((tools.identity, *tools.flags, *flags, runtime.name), (_nameless(code_of(source), name).encode(),))
+    contents = (_nameless(code_of(source), name).encode(), *(path.read_bytes() for path in _included(source, include)))
+    key = _digest((tools.identity, *tools.flags, *flags, runtime.name), contents)
     return _cached(f"kernel-{key}.so", lambda output: _build_kernel(tools, flags, libraries, name, source, output))
 
 
 def _nameless(code: str, name: str) -> str:
     """The code with nothing for the kernel's name, which is all that some kernels of two specs differ in."""
     return re.sub(rf"\b{re.escape(name)}\b", "\0", code)
+
+
+def _included(text: str, include: Path) -> list[Path]:
+    """The headers that a text reads, as one written by hand may, and those that they read."""
+    found: dict[Path, None] = {}
+    texts = [text]
+    while texts:
+        for name in _INCLUDE.findall(texts.pop()):
+            path = include / name
+            if path not in found and path.is_file():
+                found[path] = None
+                texts.append(path.read_text(encoding="utf-8"))
+    return list(found)
 
 
 def _headers(include: Path) -> list[Path]:

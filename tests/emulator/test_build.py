@@ -11,6 +11,7 @@ import pytest
 from flashgen.emulator.build import kernel_library, runtime_library
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
 from flashgen.errors import CacheError, CompileError, LaunchError
+from flashgen.render.paths import include_dir
 
 TEXT = """#include "flashgen/primitives.cuh"
 struct Params { int* out; int value; };
@@ -31,6 +32,21 @@ def test_a_kernel_is_built_once_per_text(monkeypatch: Any) -> None:
     assert kernel_library("thing", text(1)) == first
     assert first.stat().st_mtime_ns == stamp
     assert kernel_library("thing", text(2)) != first
+
+
+def test_a_kernel_is_built_anew_when_a_header_that_it_reads_has_changed(tmp_path: Path, monkeypatch: Any) -> None:
+    shutil.copytree(include_dir(), tmp_path / "include")
+    monkeypatch.setattr("flashgen.emulator.build.include_dir", lambda: tmp_path / "include")
+    header = tmp_path / "include" / "flashgen" / "step.cuh"
+    by_way = header.with_name("way.cuh")
+    by_way.write_text('#pragma once\n  #include "flashgen/step.cuh"\n')
+    out, results = np.zeros(1, np.int32), []
+    for step in (3, 6):
+        header.write_text(f"#pragma once\nconstexpr int kStep = {step};\n")
+        kernel = EmulatedKernel("thing", '#include "flashgen/way.cuh"\n' + TEXT.replace("STEP", "kStep"), threads=32)
+        kernel.launch(1, struct.pack("Qi4x", out.ctypes.data, 5), [Buffer("out", out.ctypes.data, 4, True)])
+        results.append(int(out[0]))
+    assert results == [8, 11]
 
 
 def test_a_kernel_is_built_once_whatever_it_is_called() -> None:

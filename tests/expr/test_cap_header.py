@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 GIVEN = 8
 WARP = 32 * GIVEN
 #: What is computed of each product.
-RESULTS = 12
+RESULTS = 13
 SOURCE = f"""
 #include "flashgen/cap.cuh"
 using namespace flashgen;
@@ -44,6 +44,8 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
     }}
     const bool all_below = !polynomial.is_beyond(largest_of(s));
+    ProductsSupposedBelowCap supposed = {{polynomial}};
+    for (i32 i = 0; i < {GIVEN}; i += 2) supposed.see(s[i], s[i + 1]);
     any.replace(logits, kNone);
     any.replace(capped, kShifts);
     any.replace(forbidden, kShifts);
@@ -66,6 +68,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       out[9] = bound;
       out[10] = as_fine[i];
       out[11] = any.share.least_sum();
+      out[12] = polynomial.might_be_beyond(supposed.largest_square) ? 0.0f : 1.0f;
     }}
   }}
 }}
@@ -111,7 +114,7 @@ def computed(name: str, x: Array | None = None) -> tuple[Array, ...]:
     """Products, and of each: whether all of its lane are below, and it is; its exponent if it is; its exponent; the
     same beside forbidden rows, and of these the logit; its logit by itself; the exponent of what is forbidden, by the
     polynomial; its logit; its logit as a share of the cap, what no such logit of its lane is above, and its logit as a
-    share of a low cap; and the sum that allows for shares."""
+    share of a low cap; the sum that allows for shares; whether all of its lane are known to be below by squares."""
     x = products(name) if x is None else x
     out = np.zeros((x.size, RESULTS), np.float32)
     buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]
@@ -144,8 +147,9 @@ def test_a_capped_logit_is_exact_wherever_its_product_lies(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAPS)
 def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) -> None:
-    _, all_below, is_below, by_polynomial, exponent, beside, _, forbidden, *_ = computed(name)
-    assert np.array_equal(all_below, np.repeat(is_below.reshape(-1, GIVEN).min(1), GIVEN))
+    _, all_below, is_below, by_polynomial, exponent, beside, _, forbidden, *_, known_below = computed(name)
+    for found in (all_below, known_below):
+        assert np.array_equal(found, np.repeat(is_below.reshape(-1, GIVEN).min(1), GIVEN))
     assert by_polynomial[is_below == 1].tobytes() == exponent[is_below == 1].tobytes()
     first_row = np.arange(exponent.size) // 2 % 2 == 0
     assert beside[first_row].tobytes() == exponent[first_row].tobytes()
@@ -153,9 +157,18 @@ def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) 
     assert np.all(forbidden == -np.inf)
 
 
+def test_a_nan_hides_no_product_beyond_the_polynomial() -> None:
+    x = np.full((GIVEN, 2, WARP // 2), 0.01, np.float32)
+    x[:, 0] = 1e3
+    for at, lane in enumerate(x.reshape(-1, GIVEN)):
+        lane[at % GIVEN] = [np.nan, -np.nan][at // GIVEN % 2]
+    known_below = computed("cap 30", x.ravel())[-1].reshape(GIVEN, 2, -1)
+    assert not np.any(known_below[:, 0])
+
+
 @pytest.mark.parametrize("name", CAPS)
 def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> None:
-    x, *_, share, _, of_fine_cap, _ = computed(name)
+    x, *_, share, _, of_fine_cap, _, _ = computed(name)
     expected = exact(name, x)
     for found, error in ((share, SHARE_ERROR), (of_fine_cap, FINE_SHARE_ERROR)):
         assert np.all(abs(found - expected) <= error * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected))
@@ -163,7 +176,7 @@ def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> Non
 
 @pytest.mark.parametrize("name", CAPS)
 def test_no_share_of_a_lane_is_above_its_bound(name: str) -> None:
-    x, *_, bound, _, _ = computed(name)
+    x, *_, bound, _, _, _ = computed(name)
     highest = exact(name, x).reshape(-1, GIVEN).max(1)
     top = abs(CAPS[name][0]) / np.log(2)
     bounds = bound.reshape(-1, GIVEN)[:, 0]
@@ -174,7 +187,7 @@ def test_the_bound_of_shares_tells_rows_far_below_zero_from_others() -> None:
     name = "cap 100"
     for argument, least, most in ((-2.0, -0.97, -0.8), (-0.3, -0.3, 0.75), (0.3, 0.29, 0.97)):
         x = np.full(WARP, argument / CAPS[name][1], np.float32)
-        _, *_, bound, _, _ = computed(name, x)
+        _, *_, bound, _, _, _ = computed(name, x)
         share = bound * np.log(2) / CAPS[name][0]
         assert np.all((share >= least) & (share <= most)), share[0]
 
@@ -182,7 +195,7 @@ def test_the_bound_of_shares_tells_rows_far_below_zero_from_others() -> None:
 @pytest.mark.parametrize("name", CAPS)
 def test_shares_are_taken_where_what_they_are_off_by_is_nothing_beside_the_logarithm_of_a_sum(name: str) -> None:
     cap = np.float64(abs(CAPS[name][0]))
-    least = float(computed(name)[-1][0]) * np.log(2)
+    least = float(computed(name)[-2][0]) * np.log(2)
     assert SHARE_ERROR * cap <= LSE_TOLERANCE * max(1.0, least)
     spec = fg.AttentionSpec(64, score=fg.softcap(float(cap))) if cap else None
     if spec is not None and has_fine_cap(spec):
@@ -202,7 +215,7 @@ def test_the_polynomial_ends_where_it_should(name: str) -> None:
 
 def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
     given = np.resize(np.float32([np.inf, -np.inf, 1.0, np.nan]), WARP)
-    _, _, is_below, _, exponent, *_, share, _, of_fine_cap, _ = computed("cap 30", given)
+    _, _, is_below, _, exponent, *_, share, _, of_fine_cap, _, _ = computed("cap 30", given)
     assert not is_below[:2].any()
     for found in (exponent + 0.375, share, of_fine_cap):
         np.testing.assert_allclose(found[:2], [30 / np.log(2), -30 / np.log(2)], rtol=1e-6)

@@ -19,9 +19,16 @@ constexpr float kReach = 13.0f;
 // How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
 // are, still have all their bits, or enough of them.
 template <class T>
-constexpr float kAhead = 60.0f;
+constexpr float kMostAhead = 90.0f;
 template <>
-constexpr float kAhead<half_t> = 6.0f;
+constexpr float kMostAhead<half_t> = 6.0f;
+
+// How far anchors are put ahead of maxima, which keeps them from having to move: the further, the less exact
+// is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most where
+// a row under such a cap could reach far above that, and what its logarithm may be off by is more.
+constexpr float kLittleAhead = 24.0f;
+constexpr float kMoreAhead = 60.0f;
+constexpr float kFar = 216.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
@@ -100,8 +107,8 @@ struct ScaledProducts {
   }
   // Exponentials of a row are added up in so many sums by each lane.
   static constexpr i32 sums = 2;
-  // Shown every score whose exponential is taken.
-  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  // Shown every pair of scores whose exponentials are taken.
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
   // Whether exponentials take the place of scores where these could be kept.
   static constexpr bool replaced = false;
 };
@@ -160,7 +167,12 @@ struct AnchoredSoftmax {
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
-    return logit > -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+    return logit > lowest_reach();
+  }
+  // The same by the square of that number, which may be a NaN.
+  FLASHGEN_DEVICE bool might_grow_by_square(float square) const {
+    const float reaches = lowest_reach();
+    return !(square <= reaches * maximum(reaches, -reaches));
   }
   // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
   // looked at.
@@ -185,9 +197,11 @@ struct AnchoredSoftmax {
   // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
-  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest) {
-    const float room = highest - (kReach - 1.0f) - found;
-    return found + static_cast<float>(static_cast<i32>(room < kAhead<T> ? maximum(room, 0.0f) : kAhead<T>));
+  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
+    const float wanted = is_little ? kLittleAhead : highest > kFar ? kMostAhead<T> : kMoreAhead;
+    const float most = wanted < kMostAhead<T> ? wanted : kMostAhead<T>,
+                room = highest - (kReach - 1.0f) - found;
+    return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
   // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
@@ -204,8 +218,7 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 i = 0; i < columns / 4; ++i) {
       const i32 h = i % 2;
-      logits.see(scores[2 * i], 2 * i);
-      logits.see(scores[2 * i + 1], 2 * i + 1);
+      logits.see(scores[2 * i], scores[2 * i + 1]);
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
@@ -294,6 +307,11 @@ struct AnchoredSoftmax {
  private:
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
+
+  // Up to where neither of a lane's two rows reaches far above its anchor.
+  FLASHGEN_DEVICE float lowest_reach() const {
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+  }
 
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {

@@ -67,6 +67,8 @@ struct CapPolynomial {
   }
   // By the square, as that is needed anyway.
   FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
+  // Or it is a NaN, beside which others may not have been seen.
+  FLASHGEN_DEVICE bool might_be_beyond(float square) const { return !(square < squared(limit)); }
   // Whether what is forbidden has a logit of -inf by the polynomial, as the square of what stands for it is
   // infinite.
   FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
@@ -83,6 +85,15 @@ struct LargestProduct {
     return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
   }
 };
+
+// The largest of three numbers that are not negative, and so in the order of their bits: of whole numbers it
+// is found by one instruction. A NaN is the largest, or it is left out.
+FLASHGEN_DEVICE float largest_of_three(float a, float b, float c) {
+  const i32 bits[3] = {static_cast<i32>(bits_of(a)), static_cast<i32>(bits_of(b)),
+                       static_cast<i32>(bits_of(c))};
+  const i32 of_two = bits[0] > bits[1] ? bits[0] : bits[1];
+  return float_of(static_cast<u32>(of_two > bits[2] ? of_two : bits[2]));
+}
 
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
@@ -164,22 +175,25 @@ struct ProductsBelowCap {
   FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
     return fused_multiply_add(s, polynomial.factor(s), -shift);
   }
-  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
   static constexpr bool replaced = false;
 };
 
 // ... or are taken to be, and the largest is found beside their exponentials, ...
 struct ProductsSupposedBelowCap : ProductsBelowCap {
-  LargestProduct largest;
+  // By the squares, as these are needed anyway.
+  float largest_square = 0.0f;
 
-  FLASHGEN_DEVICE void see(float s, i32 number) { largest.see(s, number); }
+  FLASHGEN_DEVICE void see(float first, float second) {
+    largest_square = largest_of_three(largest_square, squared(first), squared(second));
+  }
 };
 
 // ... exponents that have taken the place of products, ...
 struct Exponents {
   static constexpr i32 sums = 1;
   FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }
-  FLASHGEN_DEVICE void see(float /*s*/, i32 /*number*/) {}
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
   static constexpr bool replaced = true;
 };
 
@@ -245,15 +259,15 @@ struct SharesOfCap {
   }
 
  private:
-  // The product of the four divisors.
+  // The larger of two products of two divisors. That of all four, which costs less, would have every logit
+  // near seven eighths of the cap where all are near zero.
   FLASHGEN_DEVICE float exponents(float (&products)[4], float shift) const {
 #pragma unroll
     for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]);
     const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
     const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
                             fused_multiply_add(products[2], last[1], last[1])};
-    const float divisor = pairs[0] * pairs[1];
-    const float part = reciprocal_approx(divisor) * share.highest;
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
       const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
@@ -261,7 +275,7 @@ struct SharesOfCap {
       products[2 * i + 1] =
           fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
     }
-    return divisor;
+    return maximum(pairs[0], pairs[1]);
   }
 };
 

@@ -8,9 +8,9 @@ namespace flashgen {
 // What is known of a warp's rows between tiles of keys.
 struct CapRows {
   // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap, for the first time, in which rows may have found few keys, or
-  // not; or besides no row can grow further above its anchor than exponentials can reach, so that there is
-  // nothing to look for.
+  // are, and all logits are shares of the cap, for the first time, in a tile that is cut, in which rows may
+  // have found few keys, or not; or besides no row can grow further above its anchor than exponentials can
+  // reach, so that there is nothing to look for.
   enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
   Stage stage;
   // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
@@ -31,7 +31,8 @@ struct CapRows {
   // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet;
   // where these are not bounded they do once they are settled.
   template <class Shares, class Softmax>
-  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest,
+                              bool is_cut);
   // The same for rows that do, and of which exponents are there.
   template <i32 count, class Softmax>
   FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
@@ -46,7 +47,7 @@ FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap,
 
 template <class Shares, class Softmax>
 FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
-                                     float largest) {
+                                     float largest, bool is_cut) {
   const auto capped = CappedProducts::of(cap);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
   const float found[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
@@ -74,9 +75,12 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
-    softmax.move_anchor(row, begins ? ahead[row] : grows ? found[row] : softmax.rows.anchor[row]);
+    // No further ahead than a row might get while its products are below.
+    const float grown = Softmax::anchor_ahead(found[row], kBelowCap * top, true);
+    softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
-  stage = begins ? (settles ? kSettled : kBeganShares) : are_some ? kHadSome : stage;
+  const Stage begun = settles ? kSettled : is_cut ? kBeganShares : kTakesShares;
+  stage = begins ? begun : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
     is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
