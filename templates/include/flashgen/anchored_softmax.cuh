@@ -1,9 +1,9 @@
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
-// denominator share the factor. An anchor found in the first tile usually serves the whole row, so that no
-// tile needs shuffles or a rescaling. That it does not is seen by sums that have grown: the tile is then
-// taken once more, with a better anchor, from the scores where registers allow to keep them, elsewhere from
-// scores that the caller computes once more.
+// denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
+// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown:
+// the tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
+// elsewhere from scores that the caller computes once more.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/softmax.cuh"
@@ -26,7 +26,10 @@ constexpr float kMostAhead<half_t> = 6.0f;
 // How far anchors are put ahead of maxima, which keeps them from having to move: the further, the less exact
 // is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most where
 // a row under such a cap could reach far above that, and what its logarithm may be off by is more.
+template <class T>
 constexpr float kLittleAhead = 24.0f;
+template <>
+constexpr float kLittleAhead<half_t> = kMostAhead<half_t>;
 constexpr float kMoreAhead = 60.0f;
 constexpr float kFar = 216.0f;
 
@@ -198,9 +201,9 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
-    const float wanted = is_little ? kLittleAhead : highest > kFar ? kMostAhead<T> : kMoreAhead;
-    const float most = wanted < kMostAhead<T> ? wanted : kMostAhead<T>,
-                room = highest - (kReach - 1.0f) - found;
+    const float more = kMoreAhead < kMostAhead<T> ? kMoreAhead : kMostAhead<T>;
+    const float most = is_little ? kLittleAhead<T> : highest > kFar ? kMostAhead<T> : more;
+    const float room = highest - (kReach - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
@@ -323,8 +326,8 @@ struct AnchoredSoftmax {
     return row_maximum(found);
   }
 
-  // An anchor for rows that have none: the maximum of a quarter of the columns, which need only be near that
-  // of all; or, where these are masked, of all.
+  // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
+  // near that of all; or, where these are masked, of all.
   template <class Logits>
   FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
     drop_anchor_from<4>(scores, logits);
@@ -335,18 +338,19 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found;
+      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found + kLittleAhead<T>;
     }
     anchored = !warp_any(has_no_anchor());
   }
 
-  // Moves the anchors of rows that reach far above them to the maximum.
+  // Moves the anchors of rows that reach far above them to the maximum, or ahead of it.
   template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (has_grown_to(found, h)) move_anchor(h, found);
+      if (has_grown_to(found, h))
+        move_anchor(h, regrowth == Regrowth::never ? found : found + kLittleAhead<T>);
     }
   }
 };
