@@ -1981,41 +1981,11 @@ struct OnlineSoftmax {
 
 }  // namespace flashgen
 
-#line 4 "flashgen/anchored_softmax.cuh"
-// The online softmax with as little as possible done to each score. A row's exponentials are taken relative
-// to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
-// denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
-// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown:
-// the tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
-// elsewhere from scores that the caller computes once more.
+#line 3 "flashgen/row_statistics.cuh"
+// What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
+// row's last values are still on their way.
 
 namespace flashgen {
-
-// A lane's sum over its columns of a tile beyond which the row's anchor moves. Every exponential is then
-// small enough for half_t too.
-constexpr float kGrown = 0x1p14f;
-// How far above its anchor a row may reach, in powers of two, where maxima are looked at.
-constexpr float kReach = 13.0f;
-
-// How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
-// are, still have all their bits, or enough of them.
-template <class T>
-constexpr float kMostAhead = 90.0f;
-template <>
-constexpr float kMostAhead<half_t> = 6.0f;
-
-// How far anchors are put ahead of maxima, which keeps them from having to move: the further, the less exact
-// is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most where
-// a row under such a cap could reach far above that, and what its logarithm may be off by is more.
-template <class T>
-constexpr float kLittleAhead = 24.0f;
-template <>
-constexpr float kLittleAhead<half_t> = kMostAhead<half_t>;
-constexpr float kMoreAhead = 60.0f;
-constexpr float kFar = 216.0f;
-
-// How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
-constexpr float kFinite = 118.0f;
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
@@ -2065,6 +2035,42 @@ struct FinishedRows<true> {
             {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
   }
 };
+
+}  // namespace flashgen
+
+#line 4 "flashgen/anchored_softmax.cuh"
+// The online softmax with as little as possible done to each score. A row's exponentials are taken relative
+// to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
+// denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
+// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown:
+// the tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
+// elsewhere from scores that the caller computes once more.
+
+namespace flashgen {
+
+// A lane's sum over its columns of a tile beyond which the row's anchor moves. Every exponential is then
+// small enough for half_t too.
+constexpr float kGrown = 0x1p14f;
+// How far above its anchor a row may reach, in powers of two, where maxima are looked at.
+constexpr float kReach = 13.0f;
+
+// How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
+// leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
+// exact is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most
+// where that is so high that a row could reach far above more, and its logarithm may be off by more.
+template <class T>
+struct Ahead {
+  static constexpr float little = 24.0f, more = 60.0f, most = 90.0f;
+};
+template <>
+struct Ahead<half_t> {
+  static constexpr float little = 6.0f, more = little, most = little;
+};
+// Such a cap, in powers of two: 150.
+constexpr float kHighCap = 216.0f;
+
+// How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
+constexpr float kFinite = 118.0f;
 
 // What is done about a row that has grown far above its anchor, with the scores it has.
 enum class Regrowth {
@@ -2182,8 +2188,7 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
-    const float more = kMoreAhead < kMostAhead<T> ? kMoreAhead : kMostAhead<T>;
-    const float most = is_little ? kLittleAhead<T> : highest > kFar ? kMostAhead<T> : more;
+    const float most = is_little ? Ahead<T>::little : highest > kHighCap ? Ahead<T>::most : Ahead<T>::more;
     const float room = highest - (kReach - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
@@ -2319,7 +2324,7 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found + kLittleAhead<T>;
+      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found + Ahead<T>::little;
     }
     anchored = !warp_any(has_no_anchor());
   }
@@ -2331,7 +2336,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
       if (has_grown_to(found, h))
-        move_anchor(h, regrowth == Regrowth::never ? found : found + kLittleAhead<T>);
+        move_anchor(h, regrowth == Regrowth::never ? found : found + Ahead<T>::little);
     }
   }
 };

@@ -6,7 +6,7 @@
 // elsewhere from scores that the caller computes once more.
 #pragma once
 #include "flashgen/panel.cuh"
-#include "flashgen/softmax.cuh"
+#include "flashgen/row_statistics.cuh"
 
 namespace flashgen {
 
@@ -16,74 +16,23 @@ constexpr float kGrown = 0x1p14f;
 // How far above its anchor a row may reach, in powers of two, where maxima are looked at.
 constexpr float kReach = 13.0f;
 
-// How far below its anchor a row's maximum may be, in powers of two: exponentials that count, small as they
-// are, still have all their bits, or enough of them.
+// How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
+// leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
+// exact is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most
+// where that is so high that a row could reach far above more, and its logarithm may be off by more.
 template <class T>
-constexpr float kMostAhead = 90.0f;
+struct Ahead {
+  static constexpr float little = 24.0f, more = 60.0f, most = 90.0f;
+};
 template <>
-constexpr float kMostAhead<half_t> = 6.0f;
-
-// How far anchors are put ahead of maxima, which keeps them from having to move: the further, the less exact
-// is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most where
-// a row under such a cap could reach far above that, and what its logarithm may be off by is more.
-template <class T>
-constexpr float kLittleAhead = 24.0f;
-template <>
-constexpr float kLittleAhead<half_t> = kMostAhead<half_t>;
-constexpr float kMoreAhead = 60.0f;
-constexpr float kFar = 216.0f;
+struct Ahead<half_t> {
+  static constexpr float little = 6.0f, more = little, most = little;
+};
+// Such a cap, in powers of two: 150.
+constexpr float kHighCap = 216.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
-
-// Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
-struct RowStatistics {
-  // log2 of the factor taken out of the row.
-  float anchor[2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[2];
-
-  // Every lane of a row gets the row's sum.
-  FLASHGEN_DEVICE void finish() {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
-  }
-  FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
-  FLASHGEN_DEVICE float log_sum_exp(i32 h) const {
-    return sum[h] == 0.0f ? -kInfinity : (anchor[h] + log2_approx(sum[h])) * kLn2;
-  }
-};
-
-// Statistics of rows that are done with, while their last values are still on the way.
-template <bool in_one_register>
-struct FinishedRows {
-  RowStatistics statistics;
-
-  FLASHGEN_DEVICE static FinishedRows of(const RowStatistics& rows, Thread) { return {rows}; }
-  FLASHGEN_DEVICE RowStatistics rows(Thread) const {
-    RowStatistics finished = statistics;
-    finished.finish();
-    return finished;
-  }
-};
-
-// The four lanes of a row know the same four numbers, once its sum is one: each of them keeps one.
-template <>
-struct FinishedRows<true> {
-  float kept;
-
-  FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
-    rows.finish();
-    const bool is_odd = (thread.lane & 1) != 0;
-    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
-    return {(thread.lane & 2) == 0 ? anchor : sum};
-  }
-  FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
-    const i32 first = thread.lane & ~3;
-    return {{shuffle(kept, first), shuffle(kept, first + 1)},
-            {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
-  }
-};
 
 // What is done about a row that has grown far above its anchor, with the scores it has.
 enum class Regrowth {
@@ -201,8 +150,7 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
-    const float more = kMoreAhead < kMostAhead<T> ? kMoreAhead : kMostAhead<T>;
-    const float most = is_little ? kLittleAhead<T> : highest > kFar ? kMostAhead<T> : more;
+    const float most = is_little ? Ahead<T>::little : highest > kHighCap ? Ahead<T>::most : Ahead<T>::more;
     const float room = highest - (kReach - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
@@ -338,7 +286,7 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found + kLittleAhead<T>;
+      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found + Ahead<T>::little;
     }
     anchored = !warp_any(has_no_anchor());
   }
@@ -350,7 +298,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
       if (has_grown_to(found, h))
-        move_anchor(h, regrowth == Regrowth::never ? found : found + kLittleAhead<T>);
+        move_anchor(h, regrowth == Regrowth::never ? found : found + Ahead<T>::little);
     }
   }
 };

@@ -74,18 +74,6 @@ struct CapPolynomial {
   FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
 };
 
-// The largest of a lane's products, without its sign. A NaN may be left out, here and below.
-struct LargestProduct {
-  float largest[4] = {};
-
-  FLASHGEN_DEVICE void see(float s, i32 number) {
-    largest[number % 4] = maximum(largest[number % 4], magnitude(s));
-  }
-  FLASHGEN_DEVICE float seen() const {
-    return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
-  }
-};
-
 // The largest of three numbers that are not negative, and so in the order of their bits: of whole numbers it
 // is found by one instruction. A NaN is the largest, or it is left out.
 FLASHGEN_DEVICE float largest_of_three(float a, float b, float c) {
@@ -95,12 +83,13 @@ FLASHGEN_DEVICE float largest_of_three(float a, float b, float c) {
   return float_of(static_cast<u32>(of_two > bits[2] ? of_two : bits[2]));
 }
 
+// The largest of a lane's products, without its sign. A NaN may be left out, here and below.
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
-  LargestProduct largest;
+  float largest[4] = {};
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) largest.see(products[i], i);
-  return largest.seen();
+  for (i32 i = 0; i < count; ++i) largest[i % 4] = maximum(largest[i % 4], magnitude(products[i]));
+  return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
 // Whether a lane has a product beyond the polynomial, and not one that stands for a forbidden one.

@@ -1,0 +1,57 @@
+// What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
+// row's last values are still on their way.
+#pragma once
+#include "flashgen/softmax.cuh"
+
+namespace flashgen {
+
+// Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
+struct RowStatistics {
+  // log2 of the factor taken out of the row.
+  float anchor[2];
+  // This lane's share of the row's sum of exponentials.
+  float sum[2];
+
+  // Every lane of a row gets the row's sum.
+  FLASHGEN_DEVICE void finish() {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
+  }
+  FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
+  FLASHGEN_DEVICE float log_sum_exp(i32 h) const {
+    return sum[h] == 0.0f ? -kInfinity : (anchor[h] + log2_approx(sum[h])) * kLn2;
+  }
+};
+
+// Statistics of rows that are done with, while their last values are still on the way.
+template <bool in_one_register>
+struct FinishedRows {
+  RowStatistics statistics;
+
+  FLASHGEN_DEVICE static FinishedRows of(const RowStatistics& rows, Thread) { return {rows}; }
+  FLASHGEN_DEVICE RowStatistics rows(Thread) const {
+    RowStatistics finished = statistics;
+    finished.finish();
+    return finished;
+  }
+};
+
+// The four lanes of a row know the same four numbers, once its sum is one: each of them keeps one.
+template <>
+struct FinishedRows<true> {
+  float kept;
+
+  FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
+    rows.finish();
+    const bool is_odd = (thread.lane & 1) != 0;
+    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
+    return {(thread.lane & 2) == 0 ? anchor : sum};
+  }
+  FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
+    const i32 first = thread.lane & ~3;
+    return {{shuffle(kept, first), shuffle(kept, first + 1)},
+            {shuffle(kept, first + 2), shuffle(kept, first + 3)}};
+  }
+};
+
+}  // namespace flashgen
