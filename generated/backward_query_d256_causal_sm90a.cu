@@ -2177,6 +2177,11 @@ struct PanelTile {
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
+  // The first of a lane's chunks of 16 rows from the first on, if these are columns of a right operand.
+  FLASHGEN_DEVICE u32 first_transposed_chunk(Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 8;
+    return address + (r + lane / 16 * 8) * kPanelBytes + ((lane / 8 % 2 ^ r) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }

@@ -1714,6 +1714,11 @@ struct PanelTile {
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
+  // The first of a lane's chunks of 16 rows from the first on, if these are columns of a right operand.
+  FLASHGEN_DEVICE u32 first_transposed_chunk(Thread thread) const {
+    const u32 lane = static_cast<u32>(thread.lane), r = lane % 8;
+    return address + (r + lane / 16 * 8) * kPanelBytes + ((lane / 8 % 2 ^ r) * kChunkBytes);
+  }
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -2046,22 +2051,36 @@ struct FinishedRows<true> {
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
 // denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
-// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown:
-// the tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
-// elsewhere from scores that the caller computes once more.
+// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown.
+// The tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
+// elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
+// maximum in either case, so that its bits do not depend on the other rows that a warp has.
 
 namespace flashgen {
 
-// A lane's sum over its columns of a tile beyond which the row's anchor moves. Every exponential is then
-// small enough for half_t too.
-constexpr float kGrown = 0x1p14f;
-// How far above its anchor a row may reach, in powers of two, where maxima are looked at.
+// The anchor of a row without one, which has had no allowed key: no logit is below it but -inf, whose
+// exponential is 0.
+constexpr float kNowhere = -0x1.fffffep127f;
+// How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
+// no further than it counts, else so far that values of up to 2^60 have finite products.
+template <class T>
+constexpr float kSpan = 61.0f;
+template <>
+constexpr float kSpan<half_t> = 15.0f;
+// A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
+template <class T>
+constexpr float kGrown = 0x1p60f;
+template <>
+constexpr float kGrown<half_t> = 0x1p14f;
+// The same where exponentials that are there are scaled instead, and where maxima are looked at before.
+constexpr float kOutgrown = 0x1p14f;
 constexpr float kReach = 13.0f;
 
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
-// exact is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most
-// where that is so high that a row could reach far above more, and its logarithm may be off by more.
+// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, or
+// are shares of a cap, and most where that is so high that a row could reach far above more, and its
+// logarithm may be off by more.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f;
@@ -2070,6 +2089,8 @@ template <>
 struct Ahead<half_t> {
   static constexpr float little = 6.0f, more = little, most = little;
 };
+// How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
+constexpr float kFar = 12.0f;
 // Such a cap, in powers of two: 150.
 constexpr float kHighCap = 216.0f;
 
@@ -2085,9 +2106,9 @@ enum class Regrowth {
   // It does not count: exponentials have registers of their own, and are made once more where such a bound,
   // found beside them, says so.
   checked,
-  // Exponentials have registers of their own, and are made once more.
+  // Exponentials that are too large have registers of their own, and are made once more.
   keeps_scores,
-  // Exponentials took the place of scores, which the caller computes once more.
+  // They took the place of scores, which the caller computes once more.
   retakes_scores,
 };
 
@@ -2107,29 +2128,28 @@ struct ScaledProducts {
   static constexpr bool replaced = false;
 };
 
-// How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
+// How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
+// add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // How far above its anchor a row may be, where its maximum is looked at.
-  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
+
+  // How far above its anchor a row's maximum may be.
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach : kSpan<T>;
 
   RowStatistics rows;
   // See anchor().
   float factor[2];
-  // Every row of the warp has an anchor.
-  bool anchored;
-  // Some row of the warp has grown, so that all maxima are looked at in every tile.
-  bool watched;
+  // What there is to do before a tile's exponentials are taken, 0 if nothing; the same for all of a warp.
+  u32 due;
 
   FLASHGEN_DEVICE void reset() {
-    anchored = false;
-    watched = regrowth == Regrowth::never || foresees;
+    due = kNoAnchor;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = -kInfinity;
+      rows.anchor[h] = kNowhere;
       rows.sum[h] = 0.0f;
     }
   }
@@ -2137,10 +2157,10 @@ struct AnchoredSoftmax {
   // Takes in one more logit per row, before all others; one lane of each row counts it.
   FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
     const bool counts = logit > -kInfinity;
-    anchored = counts;
+    due = counts ? 0 : kNoAnchor;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = logit * kLog2E;
+      rows.anchor[h] = logit == -kInfinity ? kNowhere : logit * kLog2E;
       rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
     }
   }
@@ -2149,15 +2169,21 @@ struct AnchoredSoftmax {
   template <class Logits>
   FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
-    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, logits);
-    // The vote tells the assembler that warps do not diverge.
-    const bool moves = warp_any(watched);
-    if (moves) follow_maximum(scores, logits);
+    if constexpr (regrowth == Regrowth::never) {
+      follow_maximum(scores, logits);
+      return true;
+    }
+    // Votes tell the assembler that warps do not diverge.
+    if (warp_any((due & kNoAnchor) != 0)) drop_anchor(scores, logits);
+    if (!warp_any(due >= kWatchedTile)) return false;
+    follow_maximum(scores, logits);
+    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+    due = (due & kNoAnchor) | (moves ? kWatchedTiles : (due & ~kNoAnchor) - kWatchedTile);
     return moves;
   }
 
   // Whether anchor() would leave all as it is.
-  FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
+  FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
@@ -2175,7 +2201,7 @@ struct AnchoredSoftmax {
   }
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
-    return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
+    return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
@@ -2197,10 +2223,16 @@ struct AnchoredSoftmax {
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
-  // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
-  // and not NaN.
+  // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
+  // have logarithms that are rounded by as much.
+  FLASHGEN_DEVICE static float ahead_of(float found) {
+    const float apart = maximum(maximum(found, -found), Ahead<T>::little);
+    return found + static_cast<float>(static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more));
+  }
+
+  // What is subtracted from a row's logits: where some are taken before all rows have anchors, 0 instead.
   FLASHGEN_DEVICE float shift(i32 row) const {
-    return rows.anchor[row] == -kInfinity ? 0.0f : rows.anchor[row];
+    return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
@@ -2227,16 +2259,19 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-  // Whether this lane has a row that reaches far above its anchor, which nobody knew. If so for any lane, the
-  // tile is taken in once more after watch(); that happens once for a tile of queries.
-  FLASHGEN_DEVICE bool has_grown() const {
-    return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+  // Whether this lane has a row that might reach too far above its anchor.
+  FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
+  // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
+  // is taken in once more, and in some that follow.
+  FLASHGEN_DEVICE bool watches() {
+    if (warp_any(due >= kWatchedTile)) return true;
+    due |= kWatchedTiles;
+    return false;
   }
-  FLASHGEN_DEVICE void watch() { watched = true; }
 
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return foresees && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+    return foresees && are_scaled && (tile_sum[0] > kOutgrown || tile_sum[1] > kOutgrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
@@ -2246,7 +2281,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const i32 power = largest > kOutgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);
@@ -2265,7 +2300,7 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float before = shift(h), found = highest(exponents, h, 1);
-      const bool outgrows = found > (rows.anchor[h] == -kInfinity ? -kInfinity : kFinite);
+      const bool outgrows = found > (rows.anchor[h] == kNowhere ? -kInfinity : kFinite);
       const float ahead = maximum(rows.anchor[h], anchor_ahead(found + before, top));
       move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
       less[h] = shift(h) - before;
@@ -2298,6 +2333,10 @@ struct AnchoredSoftmax {
   }
 
  private:
+  // What may be due: anchors, which some row does not have; and maxima, to be looked at in so many tiles.
+  // These cost about half as much as taking a tile in once more.
+  static constexpr u32 kNoAnchor = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
+
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
 
@@ -2317,23 +2356,26 @@ struct AnchoredSoftmax {
   }
 
   // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
-  // near that of all; or, where these are masked, of all.
+  // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
+  // those are masked.
   template <class Logits>
   FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
     drop_anchor_from<4>(scores, logits);
-    if (!anchored) drop_anchor_from<1>(scores, logits);
+    if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
   }
   template <i32 every, class Logits>
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found + Ahead<T>::little;
+      const bool serves = every == 1 || maximum(found, -found) < kFar;
+      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found), kNowhere);
     }
-    anchored = !warp_any(has_no_anchor());
+    if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
   }
 
-  // Moves the anchors of rows that reach far above them to the maximum, or ahead of it.
+  // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
+  // what such rows had before is not lost where it counts.
   template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
@@ -3313,7 +3355,7 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 
 }  // namespace flashgen
 
-#line 16 "kernels/forward_sm90.cu.j2"
+#line 19 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3388,11 +3430,11 @@ constexpr u32 kFoundBad = 230272;       // and when it had some
 constexpr u32 kBytes = 230304;
 }  // namespace smem
 
-#line 26
+#line 29
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 34
+#line 37
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
@@ -3423,11 +3465,11 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 71
+#line 74
   FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
     return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
   }
-#line 76
+#line 79
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -3439,7 +3481,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 88
+#line 91
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3454,7 +3496,7 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 103
+#line 106
 // The tiles of keys that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
@@ -3469,34 +3511,34 @@ FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consume
   return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv), uncut_keys(p, rows)};
 }
 
-#line 118
+#line 121
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 122
+#line 125
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 126
+#line 129
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 133
+#line 136
     reach = shared.reach(tile_at, consumer);
-#line 135
+#line 138
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 141
+#line 144
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 147
+#line 150
     return step;
   }
 
@@ -3505,9 +3547,9 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 158
+#line 161
     --next.key_tile;
-#line 160
+#line 163
     return next;
   }
 };
@@ -3688,27 +3730,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 17
   bool has_bad_values = false;
 
-#line 26
+#line 27
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 56
+#line 57
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 63
+#line 64
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 65
+#line 66
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 68
+#line 69
   // Whether the step's values are looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 73
+#line 74
     return !at.reach.uncut_keys.has(step.key_tile);
   };
-#line 76
+#line 77
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3735,7 +3777,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 103
+#line 104
     mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
@@ -3743,41 +3785,42 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 129
+#line 133
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
+#line 139
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 139
+#line 142
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
-    return has_mask(step) || warp_any(!softmax.is_settled());
+    return opaque(has_mask(step) || warp_any(!softmax.is_settled())) != 0;
   };
-#line 145
+#line 148
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 148
+#line 151
     wgmma_pin(scores);
-#line 150
+#line 153
     release_keys(step);
-#line 158
+#line 159
     ScaledProducts logits{p.scale_log2};
-#line 160
     bool rescales = false;
+#line 165
 #pragma unroll 1
     for (;;) {
+#line 170
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
       }
       softmax.exponentiate(scores, probabilities, logits);
-      if (!warp_any(softmax.has_grown())) break;
-      softmax.watch();
+      if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 191
+#line 201
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3834,7 +3877,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 196 "kernels/forward_sm90/consumer.j2"
+#line 206 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3845,15 +3888,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
-#line 210
+#line 220
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 215
+#line 225
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
 
-#line 220
+#line 230
   Step next = {};
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
@@ -3877,10 +3920,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
     if (!next.exists() || (kConfig.ends_alone && ends)) {
-#line 246
+#line 256
       return false;
     }
-#line 251
+#line 261
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3894,15 +3937,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 265
+#line 275
     const bool looks = needs_look(next);
-#line 267
+#line 282
     wgmma_wait<1>();
+#line 284
     const bool rescales = take_scores(next, next_probabilities, looks);
-#line 270
+#line 287
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
+#line 291
     Shape::Softmax::round(next_probabilities, scores);
     if (ends) {
       write_rows(step, finished);
@@ -3913,45 +3958,44 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-#line 287
+#line 305
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 304
+#line 322
     Shape::Probabilities probabilities;
-#line 308
+#line 326
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 314
+#line 332
     const bool looks = needs_look(step);
-#line 316
+#line 334
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
-#line 321
     Shape::Softmax::round(probabilities, scores);
-#line 323
+#line 338
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
-#line 326
+#line 341
     while (overlap(probabilities, odd)) {
       if (overlap(odd, probabilities)) continue;
       take_over(probabilities, odd, p.len_q);
       break;
     }
-#line 340
+#line 355
     finish(probabilities);
   }
-#line 343
+#line 358
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 346
+#line 361
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 183 "kernels/forward_sm90.cu.j2"
+#line 186 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3963,12 +4007,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * (consumer_warps + inspectors));
-#line 195
+#line 198
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 200
+#line 203
     fence_mbarrier_init();
   }
   block_sync();
@@ -3977,9 +4021,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 209
+#line 212
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 211
+#line 214
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

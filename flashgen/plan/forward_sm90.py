@@ -125,6 +125,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             for name, on in (
                 ("o_tile", row.o_tile),
                 ("keeps_scores", keeps),
+                ("values_first", row.values_first),
                 ("retakes", not keeps and not running and not foresees),
                 ("foresees", foresees),
                 ("skips", row.tile_q > row.tile_kv),
@@ -145,8 +146,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
 
 def _values_apart(spec: AttentionSpec) -> bool:
     """Whether a step's values alone are multiplied behind the loop: with a band's text in it, which stands twice where
-    scores are kept, it is long, and 1 to 8 % faster without them. Other masks leave no registers for what that takes,
-    and with none it is 1 to 5 % slower."""
+    two sets of registers take turns for probabilities, it is long, and 1 to 8 % faster without them (1 to 3 % where one
+    set serves). Other masks leave no registers for what that takes, and with none it is 1 to 5 % slower."""
     return looks_through(spec) and not is_listed(spec) and not is_capped(spec)
 
 

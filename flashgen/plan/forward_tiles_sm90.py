@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flashgen.arch import Arch
 from flashgen.plan.forward_traits_sm90 import (
-    adds_few_bytes,
+    adds_two_bytes,
     all_ahead,
     compares_documents,
     compares_little,
@@ -38,14 +38,15 @@ class Row:
     q_ahead: int
     #: Whether O has shared memory of its own and leaves by the copy engine.
     o_tile: bool
-    #: Whether exponentials have registers of their own, so that the scores can be used again.
+    #: Whether exponentials have registers of their own, so that the scores can be used again. They are those of the
+    #: exponentials before where values come first.
     keeps_scores: bool
     #: Tiles of keys where the score reads an element for every pair, whose addresses and values take registers: of
     #: masks that are bands, and of others; and where all such elements are fetched before the products.
     tile_kv_reading: tuple[int, int]
     tile_kv_ahead: tuple[int, int]
     reason: str
-    #: The last of these, where there is no mask, and one load of two bytes is added for each pair.
+    #: The last of these, where there is no mask, and one load of two bytes for each pair is all that is added.
     tile_kv_few: int | None = None
     registers: tuple[int, int] | None = None
     #: Whether each consumer's queries have a slot of their own.
@@ -54,6 +55,12 @@ class Row:
     ends_alone: bool = False
     #: Slots for keys beyond those of the stages.
     k_ahead: int = 0
+
+    @property
+    def values_first(self) -> bool:
+        """Whether a step's values are multiplied before the next exponentials are taken, and not beside them."""
+        # Two other warpgroups have products meanwhile, and exponentials are rounded as they come.
+        return self.consumers == 3
 
     @property
     def q_rows(self) -> int:
@@ -93,7 +100,7 @@ _TABLE = {
         4,
         1,
         True,
-        False,
+        True,
         (64, 48),
         (80, 48),
         "three warpgroups, as exponentials and not products set the pace at this width",
@@ -111,7 +118,7 @@ _TABLE = {
         (112, 80),
         "the widest tile of keys that leaves room for two tiles of Q and one of O",
     ),
-    (192, 128): Row(2, 112, 2, 0, True, False, (80, 80), (80, 80), "the widest tile of keys that leaves room for O"),
+    (192, 128): Row(2, 112, 2, 0, True, True, (80, 80), (80, 80), "the widest tile of keys that leaves room for O"),
     (192, 192): Row(2, 112, 2, 0, False, False, (64, 48), (64, 48), "the widest tile of keys; O leaves from registers"),
     # The third slot for keys takes the room that is left. Exponentials hold K_j until no score of it is needed again,
     # and with two slots K_(j+2) came together with V_(j+1). With a causal mask, S = 512, 1k, 2k, 4k, 8k, 16k, in two
@@ -158,7 +165,7 @@ _DOCUMENTS = {
     ),
 }
 
-#: Keys of a tile with a softcap. At head_dim 256 they are more than without one, where they have to wait for a vote:
+#: Keys of a tile with a softcap. At head_dim 256 they are more than without one, where exponentials hold them longer:
 #: without a mask 700 to 713 TFLOP/s at 8k on an H200 where 64 have 654.
 _CAPPED_KV = {(256, 256): 80}
 #: And where the cap may be any, as many as leave registers for a second way in which tangents are computed beside the
@@ -216,7 +223,8 @@ def row_of(spec: AttentionSpec) -> Row:
         tile_kv = (_CAPPED_KV if is_fine else _ANY_CAP_KV).get(dims, row.tile_kv)
         # Kept, they are looked at while exponentials are taken of them: on an H200 at head_dim 128 without a mask 4 to
         # 6 % more (555 to 580 TFLOP/s at 8k beside 534 to 537), causal at 16k 2 % (529 and 519).
-        keeps = row.keeps_scores and is_fine and not is_listed(spec)
+        # Three warpgroups have no registers for both.
+        keeps = row.keeps_scores and is_fine and not is_listed(spec) and not narrow
         row = replace(row, keeps_scores=keeps, tile_kv=tile_kv if usual else min(row.tile_kv, tile_kv))
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=112)
@@ -224,7 +232,7 @@ def row_of(spec: AttentionSpec) -> Row:
         comes_ahead = all_ahead(spec, loads)
         tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
         row = replace(row, tile_kv=tiles[is_listed(spec)])
-        if comes_ahead and spec.mask.is_full and adds_few_bytes(spec, loads):
+        if comes_ahead and spec.mask.is_full and adds_two_bytes(spec, loads):
             row = replace(row, tile_kv=row.tile_kv_few or row.tile_kv)
     return row
 

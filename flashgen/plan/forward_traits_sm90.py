@@ -108,15 +108,20 @@ def all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
     return set(loads) <= set(loads_ahead(spec.score.traced.root, _elements(spec)))
 
 
-def adds_few_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
-    """Whether they are one load of two bytes for each pair, which is added to the logit as it is."""
-    from flashgen.expr import Scalar, in_products
+def adds_two_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether they are one load of two bytes for each pair, and all that the score does is to add it."""
+    from flashgen.expr import Scalar, Score
+    from flashgen.expr.build import binary
     from flashgen.expr.visit import substitute
 
     assert spec.score is not None, "only a score loads"
     if len(loads) != 1 or _elements(spec)[loads[0].tensor.name] not in ("half_t", "bfloat16_t"):
         return False
-    return in_products(substitute(spec.score.traced.root, {loads[0]: Scalar("loaded", "float")})) is not None
+    loaded = Scalar("loaded", "float")
+    return substitute(spec.score.traced.root, {loads[0]: loaded}) in (
+        binary("+", Score(), loaded),
+        binary("+", loaded, Score()),
+    )
 
 
 def _elements(spec: AttentionSpec) -> dict[str, str]:

@@ -96,8 +96,8 @@ def test_no_thread_has_memory_of_its_own(dims: tuple[int, int], name: str, dtype
 
 
 def copies_of_a_step(kernel: KernelPlan) -> int:
-    """Where exponentials have registers of their own, steps alternate between two sets of them."""
-    return 2 if "keeps_scores" in kernel.switches and "capped" not in kernel.switches else 1
+    """Where exponentials are rounded while values are multiplied, steps alternate between two sets of registers."""
+    return 2 if "keeps_scores" in kernel.switches and not kernel.switches & {"capped", "values_first"} else 1
 
 
 @each(BUILT)
@@ -116,7 +116,7 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     assert sum("HGMMA" in line for line in machine_code(kernel)) == sum(found.values())
 
 
-@each([build for build in BUILT if "keeps_scores" in forward(*build).switches])
+@each([build for build in BUILT if forward(*build).switches & {"keeps_scores", "values_first"} == {"keeps_scores"}])
 def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
     lines = machine_code(kernel)
@@ -132,6 +132,28 @@ def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int]
         assert len(exponentials) >= int(kernel.constant("tile_kv")) // 2
         after = takewhile(lambda line: "HGMMA" not in line, lines[last:])
         assert not [line for line in after if "MUFU.EX2" in line]
+
+
+@each([build for build in BUILT if forward(*build).switches & {"capped", "values_first"} == {"values_first"}])
+def test_where_values_come_first_exponentials_are_rounded_as_they_come(
+    dims: tuple[int, int], name: str, dtype: str
+) -> None:
+    kernel = forward(dims, name, dtype)
+    lines = machine_code(kernel)
+    waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR" in line]
+    assert all(lines[i].endswith("0x0") for i in waits)
+    count = int(kernel.constant("tile_kv")) // 2
+    steps = 0
+    for first in waits:
+        # Up to the next products, in the order in which they stand.
+        step = list(takewhile(lambda line: "HGMMA" not in line, lines[first + 1 :]))
+        exponentials = [i for i, line in enumerate(step) if line.startswith("MUFU.EX2")]
+        if len(exponentials) < count:
+            continue
+        among = [line for line in step[exponentials[-count] : exponentials[-1]] if line.startswith("F2FP")]
+        assert len(among) >= count // 4
+        steps += 1
+    assert steps >= 1
 
 
 @each(BUILT)
@@ -157,9 +179,10 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    # In the first scores of a stream, and in each copy of a step.
-    copies = 3 if "keeps_scores" in kernel.switches else 2
-    assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= copies
+    # In the first scores of a stream, and in each copy of a step. So is how far ahead of maxima two anchors begin,
+    # of a quarter of the columns or of all.
+    copies, anchors = 1 + copies_of_a_step(kernel), 4
+    assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= copies * (1 + anchors)
 
 
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:

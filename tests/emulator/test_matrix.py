@@ -70,6 +70,27 @@ def test_mma_m16n8k16_follows_the_isa_layout(run: Any, element: str) -> None:
     np.testing.assert_array_equal(collect(d, place_c, (16, 8)), a @ b + c)
 
 
+def test_mma_adds_in_the_order_in_which_wgmma_does(run: Any) -> None:
+    """One after the other, so that scores of either come to the same bits, as they do on a GPU."""
+    random, element = np.random.default_rng(9), HALF["bfloat16_t"]
+    a, b, c = (random.standard_normal(shape).astype(element) for shape in ((16, 16), (16, 8), (16, 8)))
+    d = scatter(c.astype(np.float32), place_c, 4)
+    run(
+        """u32 a[4], b[2]; float d[4];
+        for (int i = 0; i < 4; ++i) { a[i] = fa[4 * thread_idx() + i]; d[i] = fd[4 * thread_idx() + i]; }
+        for (int i = 0; i < 2; ++i) b[i] = fb[2 * thread_idx() + i];
+        mma_m16n8k16(bfloat16_t{}, d, a, b);
+        for (int i = 0; i < 4; ++i) fd[4 * thread_idx() + i] = d[i];""",
+        fa=scatter(a, place_a16, 8).view(np.uint32),
+        fb=scatter(b, place_b16, 4).view(np.uint32),
+        fd=d,
+    )
+    expected = c.astype(np.float32)
+    for k in range(16):
+        expected += a[:, k : k + 1].astype(np.float32) * b[k].astype(np.float32)
+    assert collect(d, place_c, (16, 8)).tobytes() == expected.tobytes()
+
+
 def test_mma_m16n8k8_follows_the_isa_layout(run: Any) -> None:
     a, b, c = integers((16, 8), 4), integers((8, 8), 5), integers((16, 8), 6)
     d = scatter(c, place_c, 4)

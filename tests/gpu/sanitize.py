@@ -17,6 +17,7 @@ import torch
 
 import flashgen as fg
 from flashgen.launch import torch_arrays
+from flashgen.spec import Score
 
 # In the last shape blocks take several tiles each, so that every slot is used again.
 SHAPES = ((1, 130, 4, 2, 200), (2, 77, 2, 2, 1), (1, 1, 2, 1, 150), (80, 130, 4, 2, 200))
@@ -33,6 +34,8 @@ SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
     (fg.AttentionSpec(21, dtype="fp16", mask=fg.causal()), None),
     (fg.AttentionSpec(64, dtype="fp32", mask=fg.causal()), None),
     (fg.AttentionSpec(256, mask=fg.causal()), None),
+    # Rows grow from tile to tile, and scores are taken once more.
+    (fg.AttentionSpec(256, score=Score.of(lambda s, b, h, q, k: s - 2.0 * k)), None),
     (fg.AttentionSpec(192, head_dim_v=128, dtype="fp16", mask=fg.causal()), None),
     (fg.AttentionSpec(256, mask=fg.causal() & fg.document(IDS), score=fg.softcap(3.0), deterministic=True), None),
     (fg.AttentionSpec(128, mask=fg.causal()), fg.Schedule(algorithm="fa2")),

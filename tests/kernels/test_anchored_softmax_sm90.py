@@ -17,10 +17,12 @@ from flashgen.verify import Case, Expectation, Inputs
 from flashgen.verify.rounding import rounding_errors
 from tests.kernels.test_forward_sm90 import DTYPES, LEVEL, NAME, OTHER, Array, check, forward_spec
 
-#: One plan of each way to keep exponentials: in registers of their own, or in the place of scores.
+#: One plan of each way to keep exponentials: in registers of their own, beside products or after them, or in the place
+#: of scores.
 WAYS = {
     "scores kept": (128, fg.Schedule()),
-    "scores replaced": (64, fg.Schedule()),
+    "scores kept, values first": (64, fg.Schedule()),
+    "scores replaced": (256, fg.Schedule()),
     "running maximum": (64, fg.Schedule(softmax="running-max")),
     "running maximum, wide": (128, fg.Schedule(softmax="running-max")),
 }
@@ -31,6 +33,7 @@ HOSTILE = (
     "one huge key",
     "growing",
     "falling",
+    "in steps",
     "heavy tails",
     "far below zero",
     "every key far below the first",
@@ -66,6 +69,11 @@ def hostile(name: str, dim: int, random: np.random.Generator) -> tuple[Array, Ar
         q[..., 0] = 16
         q[:, 1::3, :, 0] = 4
         k[..., 0] = (along if name == "growing" else 1 - along) * root * 300 / 16 - root * 60 / 16
+    elif name == "in steps":
+        # By about as much as rows may grow without anything being done, so that what came before still counts or just
+        # does not; each third row otherwise.
+        q[..., 0], k[..., 0] = 16, -np.cumsum(random.uniform(0, 7, k.shape[:3]), axis=1) * root / 16
+        q[:, ::3] *= 0.3
     elif name == "heavy tails":
         q, k = (np.clip(random.standard_cauchy(x.shape), -200, 200) for x in (q, k))
     elif name == "far below zero":
@@ -145,6 +153,13 @@ def test_scores_may_be_hostile(name: str, way: str) -> None:
         check(spec, expected_of(spec, *values), schedule=schedule)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_may_have_no_key_in_the_first_tiles(way: str) -> None:
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, mask=fg.Mask.of(lambda b, h, q, k: (k < 30) | ((q % 3 == 0) & (k < 300)) | (q % 7 == 0)))
+    check(spec, expected_of(spec, *hostile("4 times", dim, np.random.default_rng(4))), schedule=schedule)
+
+
 SLOPES = np.array([0.25, -3.0], np.float32)
 #: What goes with q and k is added to products where nothing else is done to them, else to what a score makes of logits.
 SLANTED: dict[str, dict[str, Any]] = {
@@ -158,7 +173,7 @@ SLANTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("way", "name"), list(zip(WAYS, SLANTED, strict=True)))
+@pytest.mark.parametrize(("way", "name"), list(zip(WAYS, [*SLANTED, "products"], strict=True)))
 def test_scores_may_go_with_the_position(name: str, way: str) -> None:
     dim, schedule = WAYS[way]
     spec = forward_spec(dim, dtype="fp16", **SLANTED[name])

@@ -192,6 +192,15 @@ def test_blocks_stay_and_take_one_tile_after_another() -> None:
     assert {"counter", "q_tiles", "tiles"} <= set(kernel.params.names)
 
 
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_values_come_before_the_next_exponentials_where_two_other_warpgroups_have_products(
+    dims: tuple[int, int],
+) -> None:
+    for mask in MASKS.values():
+        kernel = forward(dims[0], head_dim_v=dims[1], mask=mask)
+        assert ("values_first" in kernel.switches) == (kernel.constant("consumers") == 3)
+
+
 def test_a_running_maximum_is_another_kernel_with_a_name_of_its_own() -> None:
     anchored, running = forward(), forward(schedule=fg.Schedule(softmax="running-max"))
     assert (anchored.constant("running_maximum"), running.constant("running_maximum")) == (False, True)
@@ -206,7 +215,9 @@ def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
     assert softcap.switches >= {"capped", "foresees"}
     assert "retakes" not in softcap.switches
     # Where registers allow it scores are kept, and looked at only while exponentials are taken of them.
-    assert ("keeps_scores" in softcap.switches) == ("keeps_scores" in plain.switches)
+    assert ("keeps_scores" in softcap.switches) == (
+        plain.switches & {"keeps_scores", "values_first"} == {"keeps_scores"}
+    )
     for score in (fg.softcap(30.0) >> fg.softcap(40.0), fg.softcap(30.0) >> fg.alibi(np.zeros(2, np.float32))):
         assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
     running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))

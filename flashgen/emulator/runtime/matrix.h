@@ -87,15 +87,17 @@ inline void multiply_add(const Operands& operands, Accumulators& accumulators) {
       memcpy(&a[g + 8 * (i % 2)][8 * (i / 2)], &wide, sizeof wide);
     }
   }
-  for (i32 row = 0; row < 16; ++row) {
-    // Two chains of additions, for the processor's sake.
-    Floats even = accumulators.rows[row];
-    Floats odd = {};
-    for (i32 k = 0; k < depth; k += 2) {
-      even += a[row][k] * b[k];
-      odd += a[row][k + 1] * b[k + 1];
+  // Sums are taken in the order in which wgmma's are, so that scores of either come to the same bits, as they
+  // do on a GPU. Two rows at a time, for the processor's sake.
+  for (i32 row = 0; row < 16; row += 2) {
+    Floats upper = accumulators.rows[row];
+    Floats lower = accumulators.rows[row + 1];
+    for (i32 k = 0; k < depth; ++k) {
+      upper += a[row][k] * b[k];
+      lower += a[row + 1][k] * b[k];
     }
-    accumulators.rows[row] = even + odd;
+    accumulators.rows[row] = upper;
+    accumulators.rows[row + 1] = lower;
   }
 }
 

@@ -1,25 +1,39 @@
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
 // denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
-// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown:
-// the tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
-// elsewhere from scores that the caller computes once more.
+// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown.
+// The tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
+// elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
+// maximum in either case, so that its bits do not depend on the other rows that a warp has.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/row_statistics.cuh"
 
 namespace flashgen {
 
-// A lane's sum over its columns of a tile beyond which the row's anchor moves. Every exponential is then
-// small enough for half_t too.
-constexpr float kGrown = 0x1p14f;
-// How far above its anchor a row may reach, in powers of two, where maxima are looked at.
+// The anchor of a row without one, which has had no allowed key: no logit is below it but -inf, whose
+// exponential is 0.
+constexpr float kNowhere = -0x1.fffffep127f;
+// How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
+// no further than it counts, else so far that values of up to 2^60 have finite products.
+template <class T>
+constexpr float kSpan = 61.0f;
+template <>
+constexpr float kSpan<half_t> = 15.0f;
+// A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
+template <class T>
+constexpr float kGrown = 0x1p60f;
+template <>
+constexpr float kGrown<half_t> = 0x1p14f;
+// The same where exponentials that are there are scaled instead, and where maxima are looked at before.
+constexpr float kOutgrown = 0x1p14f;
 constexpr float kReach = 13.0f;
 
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
-// exact is the logarithm of a sum. So it is little at first, more where logits are shares of a cap, and most
-// where that is so high that a row could reach far above more, and its logarithm may be off by more.
+// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, or
+// are shares of a cap, and most where that is so high that a row could reach far above more, and its
+// logarithm may be off by more.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f;
@@ -28,6 +42,8 @@ template <>
 struct Ahead<half_t> {
   static constexpr float little = 6.0f, more = little, most = little;
 };
+// How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
+constexpr float kFar = 12.0f;
 // Such a cap, in powers of two: 150.
 constexpr float kHighCap = 216.0f;
 
@@ -43,9 +59,9 @@ enum class Regrowth {
   // It does not count: exponentials have registers of their own, and are made once more where such a bound,
   // found beside them, says so.
   checked,
-  // Exponentials have registers of their own, and are made once more.
+  // Exponentials that are too large have registers of their own, and are made once more.
   keeps_scores,
-  // Exponentials took the place of scores, which the caller computes once more.
+  // They took the place of scores, which the caller computes once more.
   retakes_scores,
 };
 
@@ -65,29 +81,28 @@ struct ScaledProducts {
   static constexpr bool replaced = false;
 };
 
-// How a tile is taken in: anchor(), exponentiate(), and where has_grown() says so, once more; then add().
+// How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
+// add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
-  // How far above its anchor a row may be, where its maximum is looked at.
-  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : kReach;
+
+  // How far above its anchor a row's maximum may be.
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach : kSpan<T>;
 
   RowStatistics rows;
   // See anchor().
   float factor[2];
-  // Every row of the warp has an anchor.
-  bool anchored;
-  // Some row of the warp has grown, so that all maxima are looked at in every tile.
-  bool watched;
+  // What there is to do before a tile's exponentials are taken, 0 if nothing; the same for all of a warp.
+  u32 due;
 
   FLASHGEN_DEVICE void reset() {
-    anchored = false;
-    watched = regrowth == Regrowth::never || foresees;
+    due = kNoAnchor;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = -kInfinity;
+      rows.anchor[h] = kNowhere;
       rows.sum[h] = 0.0f;
     }
   }
@@ -95,10 +110,10 @@ struct AnchoredSoftmax {
   // Takes in one more logit per row, before all others; one lane of each row counts it.
   FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
     const bool counts = logit > -kInfinity;
-    anchored = counts;
+    due = counts ? 0 : kNoAnchor;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = logit * kLog2E;
+      rows.anchor[h] = logit == -kInfinity ? kNowhere : logit * kLog2E;
       rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
     }
   }
@@ -107,15 +122,21 @@ struct AnchoredSoftmax {
   template <class Logits>
   FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
-    if (regrowth != Regrowth::never && !anchored) drop_anchor(scores, logits);
-    // The vote tells the assembler that warps do not diverge.
-    const bool moves = warp_any(watched);
-    if (moves) follow_maximum(scores, logits);
+    if constexpr (regrowth == Regrowth::never) {
+      follow_maximum(scores, logits);
+      return true;
+    }
+    // Votes tell the assembler that warps do not diverge.
+    if (warp_any((due & kNoAnchor) != 0)) drop_anchor(scores, logits);
+    if (!warp_any(due >= kWatchedTile)) return false;
+    follow_maximum(scores, logits);
+    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+    due = (due & kNoAnchor) | (moves ? kWatchedTiles : (due & ~kNoAnchor) - kWatchedTile);
     return moves;
   }
 
   // Whether anchor() would leave all as it is.
-  FLASHGEN_DEVICE bool is_settled() const { return anchored && !watched; }
+  FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
@@ -133,7 +154,7 @@ struct AnchoredSoftmax {
   }
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
-    return rows.anchor[0] == -kInfinity || rows.anchor[1] == -kInfinity;
+    return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
@@ -155,10 +176,16 @@ struct AnchoredSoftmax {
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
-  // What is subtracted from a row's logits. With no allowed key so far it is 0, so that exp2(-inf - 0) is 0
-  // and not NaN.
+  // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
+  // have logarithms that are rounded by as much.
+  FLASHGEN_DEVICE static float ahead_of(float found) {
+    const float apart = maximum(maximum(found, -found), Ahead<T>::little);
+    return found + static_cast<float>(static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more));
+  }
+
+  // What is subtracted from a row's logits: where some are taken before all rows have anchors, 0 instead.
   FLASHGEN_DEVICE float shift(i32 row) const {
-    return rows.anchor[row] == -kInfinity ? 0.0f : rows.anchor[row];
+    return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
 
   // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
@@ -185,16 +212,19 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-  // Whether this lane has a row that reaches far above its anchor, which nobody knew. If so for any lane, the
-  // tile is taken in once more after watch(); that happens once for a tile of queries.
-  FLASHGEN_DEVICE bool has_grown() const {
-    return !watched && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+  // Whether this lane has a row that might reach too far above its anchor.
+  FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
+  // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
+  // is taken in once more, and in some that follow.
+  FLASHGEN_DEVICE bool watches() {
+    if (warp_any(due >= kWatchedTile)) return true;
+    due |= kWatchedTiles;
+    return false;
   }
-  FLASHGEN_DEVICE void watch() { watched = true; }
 
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return foresees && are_scaled && (tile_sum[0] > kGrown || tile_sum[1] > kGrown);
+    return foresees && are_scaled && (tile_sum[0] > kOutgrown || tile_sum[1] > kOutgrown);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
@@ -204,7 +234,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const i32 power = largest > kGrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const i32 power = largest > kOutgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);
@@ -223,7 +253,7 @@ struct AnchoredSoftmax {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float before = shift(h), found = highest(exponents, h, 1);
-      const bool outgrows = found > (rows.anchor[h] == -kInfinity ? -kInfinity : kFinite);
+      const bool outgrows = found > (rows.anchor[h] == kNowhere ? -kInfinity : kFinite);
       const float ahead = maximum(rows.anchor[h], anchor_ahead(found + before, top));
       move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
       less[h] = shift(h) - before;
@@ -256,6 +286,10 @@ struct AnchoredSoftmax {
   }
 
  private:
+  // What may be due: anchors, which some row does not have; and maxima, to be looked at in so many tiles.
+  // These cost about half as much as taking a tile in once more.
+  static constexpr u32 kNoAnchor = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
+
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
 
@@ -275,23 +309,26 @@ struct AnchoredSoftmax {
   }
 
   // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
-  // near that of all; or, where these are masked, of all.
+  // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
+  // those are masked.
   template <class Logits>
   FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
     drop_anchor_from<4>(scores, logits);
-    if (!anchored) drop_anchor_from<1>(scores, logits);
+    if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
   }
   template <i32 every, class Logits>
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      if (rows.anchor[h] == -kInfinity) rows.anchor[h] = found + Ahead<T>::little;
+      const bool serves = every == 1 || maximum(found, -found) < kFar;
+      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found), kNowhere);
     }
-    anchored = !warp_any(has_no_anchor());
+    if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
   }
 
-  // Moves the anchors of rows that reach far above them to the maximum, or ahead of it.
+  // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
+  // what such rows had before is not lost where it counts.
   template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll

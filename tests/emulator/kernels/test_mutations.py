@@ -106,6 +106,16 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 400),
         {"arch": "sm_90a"},
     ),
+    # And here in their last tile, which is all that counts for them then.
+    "Hopper, growing, scores replaced": (
+        AttentionSpec(
+            256,
+            direction="forward",
+            score=Score.of(lambda s, b, h, q, k: where((q % 64 < 16) & (k < 64), s + 100.0, s)),
+        ),
+        (140, 400),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
+    ),
     # A tangent's argument is far from zero in the first of each 32 columns alone.
     "Hopper, capped": (
         AttentionSpec(
