@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,17 @@ from flashgen.cache import default_cache
 from flashgen.compile import Binary, compile_source, disassemble
 from flashgen.plan.model import KernelPlan
 from flashgen.render import render
+
+
+def each_kernel(names: str | tuple[str, ...], builds: Iterable[tuple[str, Any]]) -> pytest.MarkDecorator:
+    """A test for each of these, an id and what makes the kernel.
+
+    ``pytest --dist loadgroup`` lets one process do all that is asked of a kernel: it is disassembled once.
+    """
+    rows = [(values if isinstance(names, tuple) else (values,), id_) for id_, values in builds]
+    return pytest.mark.parametrize(
+        names, [pytest.param(*values, id=id_, marks=pytest.mark.xdist_group(id_)) for values, id_ in rows]
+    )
 
 
 @cache

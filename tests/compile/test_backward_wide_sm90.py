@@ -17,7 +17,7 @@ import pytest
 from flashgen.plan import plan
 from flashgen.plan.backward_sm90 import WIDE_DIMS
 from flashgen.plan.model import KernelPlan
-from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, products
+from tests.compile.machine_code import compiled, each_kernel, has_own_memory, is_product, machine_code, products
 from tests.compile.test_forward_sm90 import CASES
 
 #: head_dim and head_dim_v, spec, dtype, role.
@@ -52,9 +52,7 @@ BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILD
 
 
 def every(builds: list[Build]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "build", builds, ids=["x".join(map(str, dims)) + f" {' '.join(rest)}" for dims, *rest in builds]
-    )
+    return each_kernel("build", [("x".join(map(str, build[0])) + f" {' '.join(build[1:])}", build) for build in builds])
 
 
 each = every(BUILT)

@@ -19,7 +19,7 @@ import flashgen as fg
 from flashgen.plan import plan
 from flashgen.plan.model import KernelPlan
 from flashgen.plan.sm90 import HEAD_DIMS
-from tests.compile.machine_code import compiled, has_own_memory, machine_code
+from tests.compile.machine_code import compiled, each_kernel, has_own_memory, machine_code
 
 Build = tuple[tuple[int, int], str, str]
 CAPS = np.zeros(1, np.float32)
@@ -74,8 +74,10 @@ BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILD
 
 
 def each(builds: list[Build]) -> pytest.MarkDecorator:
-    ids = ["x".join(map(str, dims)) + f" {name} {dtype}" for dims, name, dtype in builds]
-    return pytest.mark.parametrize(("dims", "name", "dtype"), builds, ids=ids)
+    return each_kernel(
+        ("dims", "name", "dtype"),
+        [("x".join(map(str, dims)) + f" {name} {dtype}", (dims, name, dtype)) for dims, name, dtype in builds],
+    )
 
 
 def forward(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
