@@ -37,13 +37,17 @@ def make_variant(
         return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources.items()})
     try:
         return _compiled(attention, sources)
-    except RegistersError:
-        from flashgen.plan.algorithm import schedule_instead
+    except RegistersError as error:
+        from flashgen.plan.algorithm import schedules_instead
 
-        instead = schedule_instead(attention)
-        if instead is None:
-            raise
-        return make_variant(spec, instead, arch, target, access_bytes)
+        refused = error
+        for instead in schedules_instead(attention):
+            other = plan(spec, instead, arch, access_bytes=access_bytes)
+            try:
+                return _compiled(other, sources_of(other))
+            except RegistersError as again:
+                refused = again
+        raise refused from None
 
 
 def _compiled(attention: AttentionPlan, sources: Mapping[Role, KernelSource]) -> Variant:

@@ -283,6 +283,17 @@ def test_what_hoppers_products_find_no_registers_for_runs_by_the_kernels_for_all
         fg.build(fg.AttentionSpec(64, mask=mask), fg.Schedule(algorithm="fa3"), arch="sm_90a")
 
 
+def test_fewer_keys_for_a_tile_come_before_another_algorithm(monkeypatch: Any) -> None:
+    def short_of_registers_for_wide_tiles(source: Any) -> Any:
+        keys = source.plan.constant("tile_kv") if source.plan.role == "forward" else 0
+        return (short_of_registers if int(keys) > 64 else compile_source)(source)
+
+    monkeypatch.setattr("flashgen.compile.compile_source", short_of_registers_for_wide_tiles)
+    mask = fg.Mask.of(lambda b, h, q, k: q % 41 == k % 43)
+    kernel = fg.build(fg.AttentionSpec(64, mask=mask, direction="forward"), arch="sm_90a").plan.kernel("forward")
+    assert (kernel.algorithm, kernel.constant("tile_kv")) == ("FlashAttention-3", 64)
+
+
 def test_equal_specs_with_other_captured_tensors_keep_their_own() -> None:
     q, k, v = (np.random.default_rng(i).standard_normal((1, 20, 2, 16)).astype(np.float16) for i in range(3))
     results = []

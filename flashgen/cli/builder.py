@@ -75,20 +75,29 @@ def build_all(plans: Iterable[AttentionPlan], cache: Cache) -> tuple[BuiltAttent
 
 
 def build_attention(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
-    """Render and compile all kernels of a plan."""
-    from flashgen.plan.algorithm import schedule_instead
+    """Render and compile all kernels of a plan, or of what takes its place if there are too few registers for it."""
+    from flashgen.plan.algorithm import schedules_instead
+
+    try:
+        return _build(plan, cache)
+    except RegistersError as error:
+        refused = error
+        for instead in schedules_instead(plan):
+            tiles = f"tiles of {plan.kernel('forward').constant('tile_kv')} keys"
+            talk.warn(f"{plan.kernel('forward').algorithm} with {tiles} has too few registers here; trying another")
+            (plan,) = plan_all(plan.spec, instead, [plan.arch])
+            try:
+                return _build(plan, cache)
+            except RegistersError as again:
+                refused = again
+        raise refused from None
+
+
+def _build(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
     from flashgen.sources import sources_of
 
     sources = sources_of(plan)
-    try:
-        return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
-    except RegistersError:
-        instead = schedule_instead(plan)
-        if instead is None:
-            raise
-        talk.warn(f"{plan.kernel('forward').algorithm} has too few registers for this mask or score; trying another")
-        (other,) = plan_all(plan.spec, instead, [plan.arch])
-        return build_attention(other, cache)
+    return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
 
 
 def build_kernel(source: KernelSource, cache: Cache) -> BuiltKernel:

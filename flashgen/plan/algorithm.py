@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from flashgen.arch import ARCHS, Arch
 from flashgen.plan.backward_sm90 import why_not_backward
 from flashgen.plan.forward_sm90 import why_not
+from flashgen.plan.forward_tiles_sm90 import least_tile_kv
 from flashgen.plan.model import AttentionPlan, KernelPlan
 from flashgen.spec import BackwardSchedule, Schedule
 
@@ -25,8 +27,8 @@ def describe_algorithm(kernel: KernelPlan) -> str:
     return kernel.algorithm if reason is None else f"{kernel.algorithm}, not FlashAttention-3: {reason}"
 
 
-def schedule_instead(attention: AttentionPlan) -> Schedule | None:
-    """The schedule to plan by where the assembler has no registers for the forward kernel's products.
+def schedules_instead(attention: AttentionPlan) -> Iterator[Schedule]:
+    """The schedules to plan by, one after the other, where the assembler has no registers for the forward kernel.
 
     Masks and scores can be of any size, so this is known only then. None where nothing else is left to plan, or
     something was asked for that only this kernel can be.
@@ -34,8 +36,10 @@ def schedule_instead(attention: AttentionPlan) -> Schedule | None:
     forward = attention.kernel("forward")
     asked = forward.schedule or Schedule()
     if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
-        return None
-    return replace(asked, algorithm="fa2")
+        return
+    if (tile_kv := least_tile_kv(forward.spec)) < int(forward.constant("tile_kv")):
+        yield replace(asked, tile_kv=tile_kv)
+    yield replace(asked, algorithm="fa2")
 
 
 def _is_hopper(arch: Arch) -> bool:

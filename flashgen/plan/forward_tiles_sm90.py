@@ -9,6 +9,7 @@ from flashgen.arch import Arch
 from flashgen.plan.forward_traits_sm90 import (
     adds_two_bytes,
     all_ahead,
+    asked_of_pairs,
     compares_documents,
     compares_little,
     has_fine_cap,
@@ -172,9 +173,19 @@ _CAPPED_KV = {(256, 256): 80}
 #: polynomial. At head_dim 192 without a mask 96 had 600 TFLOP/s at 8k where 112 have 628, at 64 393 where 128 have 416.
 _ANY_CAP_KV = {**_CAPPED_KV, (64, 64): 96, (192, 128): 96, (192, 192): 80}
 
+#: Keys of a tile where the mask asks something of one pair after another: few operations, and more.
+_ASKED_KV = {(64, 64): (96, 64), (96, 96): (96, 96), (128, 128): (96, 80), (192, 128): (96, 80)}
+_FEW_ASKED = 6
+#: And where all else has turned out to need more registers than there are.
+_LEAST_KV = {(256, 256): 48}
+_LEAST_KV_OF_OTHERS = 64
+
+_REASON_LOOKED_UP = "smaller tiles of keys, as what a mask looks up for each pair takes registers"
+_REGISTERS_LOOKED_UP = (88, 208)
 #: Rows for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
-#: a producer registers. With 96 keys those spill that have a pattern for each head or a window besides; at 8k, with 3
-#: of 10 blocks of 64 allowed, 80 have 267 TFLOP/s on an H200 where 96 have 277.
+#: a producer registers. At head_dim 64 those spill with 96 keys that have a pattern for each head or a window besides;
+#: at 8k, with 3 of 10 blocks of 64 allowed, 80 have 267 TFLOP/s on an H200 where 96 have 277. Wider heads than here
+#: leave a pattern no registers at all.
 _LOOKED_UP = {
     (64, 64): Row(
         2,
@@ -186,9 +197,24 @@ _LOOKED_UP = {
         (48, 48),
         (48, 48),
         "smaller tiles of queries and keys, as what a mask looks up for each pair takes registers",
-        registers=(88, 208),
+        registers=_REGISTERS_LOOKED_UP,
     ),
+    **{
+        dims: replace(
+            _TABLE[dims],
+            tile_kv=tile_kv,
+            tile_kv_reading=(tile_kv - 16, tile_kv - 16),
+            registers=_REGISTERS_LOOKED_UP,
+            reason=_REASON_LOOKED_UP,
+        )
+        for dims, tile_kv in (((96, 96), 80), ((128, 128), 80), ((192, 128), 64))
+    },
 }
+
+
+def least_tile_kv(spec: AttentionSpec) -> int:
+    """As few keys for a tile as are worth planning; with fewer the kernel for all GPUs is as good."""
+    return _LEAST_KV.get((spec.head_dim, spec.head_dim_v), _LEAST_KV_OF_OTHERS)
 
 
 def _row_by_mask(spec: AttentionSpec) -> Row:
@@ -212,8 +238,13 @@ def row_of(spec: AttentionSpec) -> Row:
     if is_listed(spec):
         # The producer looks at tiles of keys for everyone, and needs registers for it.
         registers = (56, 152) if narrow else (56, 224)
-        tile_kv = 112 if compares_little(spec) else 96
-        row = replace(row, registers=registers, tile_kv=tile_kv if narrow else row.tile_kv)
+        tile_kv = row.tile_kv
+        asked = asked_of_pairs(spec)
+        if asked and dims in _ASKED_KV:
+            tile_kv = _ASKED_KV[dims][asked > _FEW_ASKED]
+        elif narrow:
+            tile_kv = 112 if compares_little(spec) else 96
+        row = replace(row, registers=registers, tile_kv=tile_kv)
     elif narrow and not is_lean(spec):
         row = replace(row, tile_kv=112)
     if is_capped(spec):
@@ -227,11 +258,11 @@ def row_of(spec: AttentionSpec) -> Row:
         keeps = row.keeps_scores and is_fine and not is_listed(spec) and not narrow
         row = replace(row, keeps_scores=keeps, tile_kv=tile_kv if usual else min(row.tile_kv, tile_kv))
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
-        row = replace(row, tile_kv=112)
+        row = replace(row, tile_kv=min(row.tile_kv, 112))
     if loads := pair_loads(spec):
         comes_ahead = all_ahead(spec, loads)
         tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
-        row = replace(row, tile_kv=tiles[is_listed(spec)])
+        row = replace(row, tile_kv=min(row.tile_kv, tiles[is_listed(spec)]))
         if comes_ahead and spec.mask.is_full and adds_two_bytes(spec, loads):
             row = replace(row, tile_kv=row.tile_kv_few or row.tile_kv)
     return row

@@ -11,9 +11,12 @@ from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
     from flashgen.expr import Load
+    from flashgen.expr.orders import Orders
 
 #: So many words for the keys of a row leave registers.
 _FEW_COMPARISONS = 2
+#: What a division of something that differs from pair to pair counts beside other operations.
+_DIVISION = 4
 #: As cap.cuh has it of shares of a low cap.
 _FINE_CAP = 50.0
 
@@ -83,12 +86,43 @@ def compares_little(spec: AttentionSpec) -> bool:
     """Whether at most two comparisons of keys are asked of a pair, and its logit stays as it is."""
     if spec.score is not None and spec.score.changes_logits:
         return False
-    from flashgen.expr import Const, orders
+    from flashgen.expr import Const
     from flashgen.expr.orders import leaves
+
+    by_order = _orders(spec)
+    return by_order.besides is Const(True) and len(leaves(by_order.ordered)) <= _FEW_COMPARISONS
+
+
+def asked_of_pairs(spec: AttentionSpec) -> int:
+    """How many operations the mask asks for of one pair after another, comparisons of keys beside them included.
+
+    None where the order of keys is all, or whether two documents are the same.
+    """
+    if not is_listed(spec):
+        return 0
+    from flashgen.expr import Const, postorder
+    from flashgen.expr.nodes import USES, Binary
+    from flashgen.expr.orders import is_comparison_of_key, leaves
+
+    by_order = _orders(spec)
+    besides = by_order.besides
+    if besides is Const(True) or (compares_documents(spec) and isinstance(besides, Binary) and besides.op == "=="):
+        return 0
+    asked = 0
+    for node in postorder(besides):
+        if not node.children or not node.uses & USES["k"]:
+            continue
+        # By a number of the call, it is a dozen instructions.
+        divides = isinstance(node, Binary) and node.op in ("//", "%") and not isinstance(node.right, Const)
+        asked += _DIVISION if divides and node.uses & USES["q"] else 1
+    return asked + sum(is_comparison_of_key(leaf) for leaf in leaves(by_order.ordered))
+
+
+def _orders(spec: AttentionSpec) -> Orders:
+    from flashgen.expr import orders
     from flashgen.expr.sides import with_keys_apart
 
-    by_order = orders(with_keys_apart(spec.mask.traced.root))
-    return by_order.besides is Const(True) and len(leaves(by_order.ordered)) <= _FEW_COMPARISONS
+    return orders(with_keys_apart(spec.mask.traced.root))
 
 
 def pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:

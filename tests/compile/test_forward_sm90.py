@@ -51,10 +51,15 @@ CASES = {
         64, mask=fg.document(np.zeros((1, 1), np.int32)), score=fg.bias(np.zeros((2, 2), np.float16))
     ),
 }
-#: What wide heads have too few registers for.
-NARROW_CASES = {
+#: What is asked of one pair after another, for which wide heads have too few registers or keep no scores.
+ASKED_CASES = {
+    "chunks": fg.AttentionSpec(64, mask=fg.chunked(100)),
+    "window, every third": fg.AttentionSpec(64, mask=fg.window(300, 300) & fg.dilated(3)),
+    "window, documents": fg.AttentionSpec(64, mask=fg.window(300, 0) & fg.document(np.zeros((1, 1), np.int32))),
     "blocks": fg.AttentionSpec(64, mask=fg.causal() & fg.block_sparse(np.zeros((2, 2), bool))),
     "blocks of a head": fg.AttentionSpec(64, mask=fg.block_sparse(np.zeros((4, 5, 5), bool), 64)),
+}
+NARROW_CASES = {
     "blocks of a head, softcap": fg.AttentionSpec(
         64, mask=fg.block_sparse(np.zeros((4, 5, 5), bool), 64), score=fg.softcap(30.0)
     ),
@@ -63,7 +68,9 @@ BUILDS: list[Build] = [
     (dims, name, dtype)
     for dims, name, dtype in product(HEAD_DIMS, CASES, ("bf16", "fp16"))
     if dtype == "bf16" or name in ("full", "causal", "softcap")
-] + [((64, 64), name, "bf16") for name in NARROW_CASES]
+]
+BUILDS += [(dims, name, "bf16") for dims in HEAD_DIMS if dims[1] <= 128 for name in ASKED_CASES]
+BUILDS += [((64, 64), name, "bf16") for name in NARROW_CASES]
 SAMPLE: list[Build] = [
     ((128, 128), "causal", "bf16"),
     ((64, 64), "slopes", "bf16"),
@@ -81,7 +88,8 @@ def each(builds: list[Build]) -> pytest.MarkDecorator:
 
 
 def forward(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
-    spec = replace((CASES | NARROW_CASES)[name], head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, direction="forward")
+    case = (CASES | ASKED_CASES | NARROW_CASES)[name]
+    spec = replace(case, head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, direction="forward")
     return plan(spec, None, "sm_90a").kernel("forward")
 
 

@@ -32,6 +32,7 @@ DTYPES = ("bf16", "fp16")
 NAME, OTHER = "FlashAttention-3", "FlashAttention-2"
 IDS = np.sort(np.random.default_rng(0).integers(0, 4, (2, LONGEST))).astype(np.int32)
 FAR, EARLY = 2**31 - 1, 40
+PATTERN = np.random.default_rng(1).integers(0, 2, (2, 15, 15)).astype(bool)
 LOGITS = np.array([0.5, -np.inf, 4.0, -2.0], np.float32)
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -39,6 +40,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "causal": {"mask": fg.causal()},
     "window": {"mask": fg.window(70, 20)},
     "documents": {"mask": fg.document(IDS) & fg.causal()},
+    "chunks": {"mask": fg.chunked(130)},
+    "pattern": {"mask": fg.window(200, 50) & fg.block_sparse(PATTERN, 32)},
     "softcap": {"score": fg.softcap(3.0)},
     "sink": {"mask": fg.causal("top-left"), "score": fg.sink(LOGITS)},
 }

@@ -63,7 +63,9 @@ def test_a_score_that_reads_an_element_for_each_pair_gets_smaller_tiles(dims: tu
         return int(kernel.constant("tile_kv"))
 
     relative, slopes = fg.relative_bias(np.zeros((2, 9), np.float32)), fg.alibi(np.zeros(2, np.float32))
-    assert tile_kv(relative) < tile_kv(slopes) <= tile_kv(None)
+    assert tile_kv(relative) <= tile_kv(slopes) <= tile_kv(None)
+    # They are as small as that without a score where the mask asks much of each pair.
+    assert tile_kv(relative) < tile_kv(slopes) or (mask, dims) in [("global", (128, 128)), ("global", (192, 128))]
     # What comes before the products takes fewer registers than what is asked for then.
     bias, wide = (fg.bias(np.zeros((2, 2, 2, 2), dtype)) for dtype in (np.float16, np.float64))
     capped = fg.softcap(3.0) >> bias
@@ -86,6 +88,28 @@ def test_tiles_are_as_wide_as_a_mask_and_a_score_leave_registers_for() -> None:
     documents = forward(64, mask=fg.causal() & fg.document(ids))
     assert (documents.constant("tile_q"), documents.constant("tile_kv")) == (128, 128)
     assert "keeps_scores" in documents.switches
+
+
+def test_what_a_mask_asks_of_one_pair_after_another_makes_tiles_smaller() -> None:
+    def tile_kv(mask: fg.Mask, dim: int = 128, dim_v: int = 0) -> int:
+        return int(forward(dim, head_dim_v=dim_v, mask=mask).constant("tile_kv"))
+
+    documents, wide = fg.document(np.zeros((2, 9), np.int32)), fg.window(64, 64)
+    # The order of keys and which document they are of leave room, each of them and together.
+    assert {tile_kv(mask) for mask in (fg.prefix_lm(9), documents, fg.causal() & documents)} == {128}
+    assert {tile_kv(mask) for mask in (fg.chunked(9), fg.dilated(3), fg.window(64, 0) & documents)} == {96}
+    assert {tile_kv(mask) for mask in (wide | fg.global_tokens(9), fg.causal() & fg.dilated(3))} == {80}
+    assert [tile_kv(wide & fg.dilated(3), *dims) for dims in HEAD_DIMS] == [64, 96, 80, 112, 80, 64]
+    assert [tile_kv(wide & documents, *dims) for dims in HEAD_DIMS[:3]] == [64, 96, 80]
+
+
+@pytest.mark.parametrize("dims", [dims for dims in HEAD_DIMS if dims[1] <= 128])
+def test_a_pattern_that_is_looked_up_takes_registers_of_the_producer(dims: tuple[int, int]) -> None:
+    pattern = fg.block_sparse(np.zeros((2, 2), bool))
+    bias = fg.bias(np.zeros((2, 2), np.float16))
+    alone, biased = (forward(dims[0], head_dim_v=dims[1], mask=pattern, score=score) for score in (None, bias))
+    assert alone.constant("producer_registers") == biased.constant("producer_registers") == 88
+    assert int(biased.constant("tile_kv")) < int(alone.constant("tile_kv")) == (64 if dims == (192, 128) else 80)
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

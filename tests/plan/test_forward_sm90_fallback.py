@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import default_access_bytes, plan
+from flashgen.plan.algorithm import schedules_instead
 from flashgen.plan.forward_sm90 import why_not
 from tests.plan.test_forward_sm90 import ARCH, SPECIALIZED, forward
 
@@ -76,3 +78,31 @@ def test_fewer_queries_than_a_warpgroup_has_run_by_the_kernel_for_all_gpus() -> 
         assert plan(fg.AttentionSpec(dim), schedule, "sm_90a").kernel("forward").template == "forward.cu.j2"
         with pytest.raises(fg.PlanError, match="tile_q=32"):
             plan(fg.AttentionSpec(dim), replace(schedule, algorithm="fa3"), "sm_90a")
+
+
+@pytest.mark.parametrize(("dim", "least"), [(64, 64), (128, 64), (256, 48)])
+def test_without_registers_fewer_keys_are_tried_before_the_kernel_for_all_gpus(dim: int, least: int) -> None:
+    backward = fg.BackwardSchedule(tile_q=64)
+    spec = fg.AttentionSpec(dim, mask=fg.chunked(9))
+    fewer, other = schedules_instead(plan(spec, fg.Schedule(backward=backward), "sm_90a"))
+    assert (fewer, other) == (
+        fg.Schedule(tile_kv=least, backward=backward),
+        fg.Schedule(algorithm="fa2", backward=backward),
+    )
+    kernels = [plan(spec, schedule, "sm_90a").kernel("forward") for schedule in (fewer, other)]
+    assert [kernel.algorithm for kernel in kernels] == ["FlashAttention-3", "FlashAttention-2"]
+    assert kernels[0].constant("tile_kv") == least
+
+
+def test_where_tiles_are_as_small_as_they_get_only_the_kernel_for_all_gpus_is_left() -> None:
+    bias = fg.bias(np.zeros((2, 2), np.float16))
+    narrow = plan(fg.AttentionSpec(256, mask=fg.chunked(9), score=bias), None, "sm_90a")
+    assert list(schedules_instead(narrow)) == [fg.Schedule(algorithm="fa2")]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arch"),
+    [(fg.Schedule(algorithm="fa3"), "sm_90a"), (fg.Schedule(tile_kv=96), "sm_90a"), (None, "sm_80")],
+)
+def test_what_was_asked_for_is_not_replaced(schedule: fg.Schedule | None, arch: str) -> None:
+    assert list(schedules_instead(plan(fg.AttentionSpec(128), schedule, arch))) == []
