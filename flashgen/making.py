@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from flashgen.arch import Arch
 from flashgen.errors import RegistersError
 from flashgen.launch.variant import Loadable, Variant
-from flashgen.plan.model import AttentionPlan, Role
+from flashgen.plan.model import AttentionPlan
 from flashgen.spec import AttentionSpec, Schedule
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flashgen.render import KernelSource
 
 TargetName = Literal["gpu", "emulator"]
+
+Made = TypeVar("Made")
 
 
 def make_variant(
@@ -29,34 +31,50 @@ def make_variant(
 ) -> Variant:
     """All kernels of a spec for arguments aligned to ``access_bytes``, by default as the head dims allow."""
     from flashgen.plan import plan
-    from flashgen.sources import sources_of
 
     attention = plan(spec, schedule, arch, access_bytes=access_bytes)
-    sources = sources_of(attention)
     if target == "emulator":
-        return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources.items()})
+        from flashgen.sources import sources_of
+
+        return Variant(attention, {role: Loadable(s.plan, s) for role, s in sources_of(attention).items()})
+    return with_registers(attention, _compiled)
+
+
+def with_registers(
+    attention: AttentionPlan,
+    compiled: Callable[[AttentionPlan], Made],
+    refused: Callable[[AttentionPlan], None] = lambda attention: None,
+) -> Made:
+    """What is compiled of a plan, or of the first that has enough registers of those that take its place.
+
+    ``refused`` is told of each that has not and is not the last.
+    """
     try:
-        return _compiled(attention, sources)
+        return compiled(attention)
     except RegistersError as error:
-        from flashgen.plan.algorithm import schedules_instead
+        last = error
+    from flashgen.plan import plan
+    from flashgen.plan.algorithm import schedules_instead
 
-        refused = error
-        for instead in schedules_instead(attention):
-            other = plan(spec, instead, arch, access_bytes=access_bytes)
-            try:
-                return _compiled(other, sources_of(other))
-            except RegistersError as again:
-                refused = again
-        raise refused from None
+    access_bytes = attention.kernel("forward").access_bytes
+    for schedule in schedules_instead(attention):
+        refused(attention)
+        attention = plan(attention.spec, schedule, attention.arch, access_bytes=access_bytes)
+        try:
+            return compiled(attention)
+        except RegistersError as error:
+            last = error
+    raise last
 
 
-def _compiled(attention: AttentionPlan, sources: Mapping[Role, KernelSource]) -> Variant:
+def _compiled(attention: AttentionPlan) -> Variant:
     """The kernels with their binaries, from the cache where it has them."""
     from flashgen.cache import default_cache
+    from flashgen.sources import sources_of
 
     cache = default_cache()
     loadables = {}
-    for role, source in sources.items():
+    for role, source in sources_of(attention).items():
         compiled, renew = partial(_binary, cache, source), partial(_renewed, cache, source)
         if source.plan.captured is None:
             loadables[role] = Loadable(source.plan, source, compiled(), renew=renew)

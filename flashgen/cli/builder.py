@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.cli.exits import UsageError
-from flashgen.errors import RegistersError
 from flashgen.plan.model import AttentionPlan, KernelPlan
 
 if TYPE_CHECKING:
@@ -76,28 +75,19 @@ def build_all(plans: Iterable[AttentionPlan], cache: Cache) -> tuple[BuiltAttent
 
 def build_attention(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
     """Render and compile all kernels of a plan, or of what takes its place if there are too few registers for it."""
-    from flashgen.plan.algorithm import schedules_instead
-
-    try:
-        return _build(plan, cache)
-    except RegistersError as error:
-        refused = error
-        for instead in schedules_instead(plan):
-            tiles = f"tiles of {plan.kernel('forward').constant('tile_kv')} keys"
-            talk.warn(f"{plan.kernel('forward').algorithm} with {tiles} has too few registers here; trying another")
-            (plan,) = plan_all(plan.spec, instead, [plan.arch])
-            try:
-                return _build(plan, cache)
-            except RegistersError as again:
-                refused = again
-        raise refused from None
-
-
-def _build(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
+    from flashgen.making import with_registers
     from flashgen.sources import sources_of
 
-    sources = sources_of(plan)
-    return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
+    def build(plan: AttentionPlan) -> BuiltAttention:
+        sources = sources_of(plan)
+        return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
+
+    def refused(plan: AttentionPlan) -> None:
+        forward = plan.kernel("forward")
+        tiles = f"tiles of {forward.constant('tile_kv')} keys"
+        talk.warn(f"{forward.algorithm} with {tiles} has too few registers here; trying another")
+
+    return with_registers(plan, build, refused)
 
 
 def build_kernel(source: KernelSource, cache: Cache) -> BuiltKernel:

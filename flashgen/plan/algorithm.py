@@ -8,7 +8,7 @@ from dataclasses import replace
 from flashgen.arch import ARCHS, Arch
 from flashgen.plan.backward_sm90 import why_not_backward
 from flashgen.plan.forward_sm90 import why_not
-from flashgen.plan.forward_tiles_sm90 import least_tile_kv
+from flashgen.plan.forward_table_sm90 import LEAST_KV
 from flashgen.plan.model import AttentionPlan, KernelPlan
 from flashgen.spec import BackwardSchedule, Schedule
 
@@ -37,8 +37,9 @@ def schedules_instead(attention: AttentionPlan) -> Iterator[Schedule]:
     asked = forward.schedule or Schedule()
     if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
         return
-    if (tile_kv := least_tile_kv(forward.spec)) < int(forward.constant("tile_kv")):
-        yield replace(asked, tile_kv=tile_kv)
+    least = LEAST_KV[forward.spec.head_dim, forward.spec.head_dim_v]
+    if least < int(forward.constant("tile_kv")):
+        yield replace(asked, tile_kv=least)
     yield replace(asked, algorithm="fa2")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
-from flashgen.plan.forward_tiles_sm90 import Row, chosen_row, fault_of, looks_through, row_of, smem_of
+from flashgen.plan.forward_table_sm90 import Row
+from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
 from flashgen.plan.forward_traits_sm90 import has_fine_cap, is_capped, is_in_products
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name

@@ -15,14 +15,13 @@ from flashgen.plan.model import KernelPlan
 from flashgen.render import render
 
 
-def each_kernel(names: str | tuple[str, ...], builds: Iterable[tuple[str, Any]]) -> pytest.MarkDecorator:
+def each_kernel(names: tuple[str, ...], builds: Iterable[tuple[str, tuple[Any, ...]]]) -> pytest.MarkDecorator:
     """A test for each of these, an id and what makes the kernel.
 
     ``pytest --dist loadgroup`` lets one process do all that is asked of a kernel: it is disassembled once.
     """
-    rows = [(values if isinstance(names, tuple) else (values,), id_) for id_, values in builds]
     return pytest.mark.parametrize(
-        names, [pytest.param(*values, id=id_, marks=pytest.mark.xdist_group(id_)) for values, id_ in rows]
+        names, [pytest.param(*values, id=id_, marks=pytest.mark.xdist_group(id_)) for id_, values in builds]
     )
 
 

@@ -52,7 +52,8 @@ BUILT = SAMPLE if os.environ.get("DRAWN_CASES", "sample") == "sample" else BUILD
 
 
 def every(builds: list[Build]) -> pytest.MarkDecorator:
-    return each_kernel("build", [("x".join(map(str, build[0])) + f" {' '.join(build[1:])}", build) for build in builds])
+    ids = ["x".join(map(str, dims)) + f" {' '.join(rest)}" for dims, *rest in builds]
+    return each_kernel(("build",), [(id_, (build,)) for id_, build in zip(ids, builds, strict=True)])
 
 
 each = every(BUILT)
