@@ -3,6 +3,7 @@
     python benchmarks/attention.py                      # the default grid against FlashAttention-2
     python benchmarks/attention.py --peers fa2,cudnn,fa4 --head-dims 64,128,256 --lengths 512,2048 --markdown table.md
     python benchmarks/attention.py --others --head-dims 128 --peers cudnn,fa3,fa4
+    python benchmarks/attention.py --product            # beside what the GPU gives a plain product of large matrices
 
 Every implementation gets the same tensors, is checked against attention in float64, for one head, and against the
 first that is right, for all, and is timed in turn with CUDA events, in an order drawn anew for each round; figures are
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 from attention_judge import expected, last_group
 from attention_peers import IMPLEMENTATIONS, PEERS, Attention, CannotError
-from attention_rows import OURS, Problem, Row, grid, others, save, table
+from attention_rows import OURS, PRODUCT, PRODUCT_SIZE, Problem, Row, grid, others, save, table
 from timing import milliseconds
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,10 +88,18 @@ def calls(row: Row, names: list[str]) -> dict[str, Call]:
     return timed
 
 
+def product(dtype: str) -> Call:
+    """A plain product of large matrices."""
+    a, b = torch.randn(2, PRODUCT_SIZE, PRODUCT_SIZE, device="cuda", dtype=DTYPES[dtype])
+    return lambda: (a @ b,)
+
+
 def measure(problem: Problem, names: list[str], options: argparse.Namespace) -> Row:
     """Times every implementation in turn, round after round."""
     row = Row(problem)
     timed = calls(row, names)
+    if options.product:
+        timed[PRODUCT] = product(problem.dtype)
     repeats = {n: max(1, int(options.milliseconds / max(1e-3, milliseconds(run, 3)))) for n, run in timed.items()}
     rounds: dict[str, list[float]] = {name: [] for name in timed}
     for number in range(options.rounds):
@@ -99,7 +108,8 @@ def measure(problem: Problem, names: list[str], options: argparse.Namespace) -> 
         random.Random(number).shuffle(order)
         for name in order:
             rounds[name].append(milliseconds(timed[name], repeats[name]))
-    row.tflops = {n: problem.flops / statistics.median(ms) / 1e9 for n, ms in rounds.items()}
+    flops = dict.fromkeys(timed, problem.flops) | {PRODUCT: 2.0 * PRODUCT_SIZE**3}
+    row.tflops = {n: flops[n] / statistics.median(ms) / 1e9 for n, ms in rounds.items()}
     return row
 
 
@@ -122,6 +132,7 @@ def main() -> None:
     parser.add_argument("--directions", default="forward,backward")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--others", action="store_true", help="shared heads, few queries, odd lengths, window, softcap")
+    parser.add_argument("--product", action="store_true", help="beside a plain product of large matrices")
     parser.add_argument("--tokens", type=int, default=16384, help="batch * length")
     parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim")
     parser.add_argument("--rounds", type=int, default=5)

@@ -10,6 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 OURS = "flashgen"
+#: No peer, but what the same GPU gives a plain product of large matrices in the same rounds.
+PRODUCT = "product"
+#: Rows and columns of these.
+PRODUCT_SIZE = 8192
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,20 @@ class Row:
 
     @property
     def best_peer(self) -> float | None:
-        """The highest figure but ours."""
-        return max((x for name, x in self.tflops.items() if name != OURS), default=None)
+        """The highest figure of others."""
+        return max((x for name, x in self.tflops.items() if name not in (OURS, PRODUCT)), default=None)
 
     @property
     def ratio(self) -> float | None:
         """How many times as fast as the best peer."""
         return self.tflops[OURS] / self.best_peer if self.best_peer and OURS in self.tflops else None
+
+    @property
+    def ceiling(self) -> float | None:
+        """What the ratio would be at the rate of a plain product, or at our own where that is higher."""
+        if self.ratio is None or PRODUCT not in self.tflops:
+            return None
+        return self.ratio * max(1.0, self.tflops[PRODUCT] / self.tflops[OURS])
 
 
 def grid(
@@ -119,7 +130,7 @@ def mean(ratios: Sequence[float]) -> float:
 
 def table(rows: Sequence[Row], peers: Sequence[str]) -> str:
     """The figures as Markdown, with geometric means below and every cell that is behind."""
-    names = [*peers, OURS]
+    names = [*peers, *([PRODUCT] if any(PRODUCT in row.tflops for row in rows) else []), OURS]
     lines = [f"| pass | D | mask | S | {' | '.join(names)} | vs the best |", "|" + " --- |" * (5 + len(names))]
     for row in rows:
         shown = [f"{row.tflops[n]:.0f}" if n in row.tflops else "-" for n in names]
@@ -150,9 +161,11 @@ def summary(direction: str, rows: Sequence[Row], peers: Sequence[str]) -> str:
     each = ", ".join(f"{name} {mean(ratios):.2f}" for name, ratios in against if ratios)
     behind = [f"{row.problem} ({ratio:.3f})" for row, ratio in compared if ratio < 1]
     overall = mean([ratio for _, ratio in compared])
+    ceilings = [row.ceiling for row, _ in compared if row.ceiling is not None]
+    at_most = f" At the rate of a product of matrices it would be {mean(ceilings):.3f}." if ceilings else ""
     return (
         f"{direction}: geometric mean over the best peer of each cell {overall:.3f} ({widths}); over {each}. "
-        f"{len(behind)} of {len(compared)} cells are behind{': ' if behind else ''}{'; '.join(behind)}."
+        f"{len(behind)} of {len(compared)} cells are behind{': ' if behind else ''}{'; '.join(behind)}.{at_most}"
     )
 
 

@@ -48,6 +48,9 @@ def _grid(plan: KernelPlan) -> dict[str, Any]:
     if plan.is_persistent:
         # All tiles along x, but no more blocks than run at once.
         grid |= {"persistent": True, "most_blocks_per_multiprocessor": plan.min_blocks}
+    if plan.overlaps_predecessor:
+        # It can be launched with programmatic stream serialization, and need not be.
+        grid["overlaps_predecessor"] = True
     return grid
 
 

@@ -1202,7 +1202,8 @@ FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, whose address is one of map_to_rank().
+// At a barrier of any block of the cluster, whose address is one of map_to_rank(). To release what was
+// written is a fence for the whole GPU here: not for every step of a loop.
 FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -7,8 +7,9 @@
 // roles    of 1 warpgroup one warp brings tiles, and three look through V (40 registers a thread); 2 compute,
 //          64 queries each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
-//          query rows of a query head and batch entry
-// smem     230304 bytes
+//          query rows of a query head and batch entry; they start while the grid before them ends, and wait
+//          for it
+// smem     230608 bytes
 //            q                    0 to  65536  Q_i, 2 slots of 128 rows
 //            k                65536 to 131072  K_j, 2 slots
 //            v               131072 to 196608  V_j, 2 slots
@@ -21,6 +22,7 @@
 //            reaches         230016 to 230144  and where each consumer's keys lie
 //            looked_through  230144 to 230160  V_j has no bad values any more
 //            found_bad       230272 to 230304  and when it had some
+//            doubts          230400 to 230608  which tiles of queries bad values may have reached
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
@@ -922,7 +924,8 @@ FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, whose address is one of map_to_rank().
+// At a barrier of any block of the cluster, whose address is one of map_to_rank(). To release what was
+// written is a fence for the whole GPU here: not for every step of a loop.
 FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -3256,14 +3259,19 @@ struct ForwardSm90Shape {
 };
 
 // What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
-// pair is allowed (bit i); none is (bit kNone + i).
+// pair is allowed (bit i); none is (bit kNone + i). And whether its values are looked through where it is
+// cut.
 struct TileFacts {
-  static constexpr i32 kNone = 8;
+  static constexpr i32 kLooksThrough = 7, kNone = 8;
   u32 bits;
 
   FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
+  FLASHGEN_DEVICE TileFacts with(bool looks_through) const {
+    return {bits | static_cast<u32>(looks_through) << kLooksThrough};
+  }
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
+  FLASHGEN_DEVICE bool looks_through() const { return (bits >> kLooksThrough & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
     bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
@@ -3288,13 +3296,13 @@ struct Step {
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to; and
-// those that all of the tile does.
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to. And
+// whether values of tiles that the mask cuts through are looked through.
 struct alignas(16) Reach {
   Range tile_keys;
   Range keys;
   Range full_keys;
-  Range uncut_keys;
+  i32 looks_through;
 };
 
 // ---- The output
@@ -3335,18 +3343,30 @@ template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
 FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
                                    const Mask& mask, const IsCut& is_cut, Thread thread) {
   const i32 end_q = smaller(first_q + 16, mask.len_q);
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
 #pragma unroll 1
     for (i32 key = tile * tile_kv; key < end; ++key) {
+      // Each lane has columns of its own.
 #pragma unroll 1
-      for (i32 column = thread.lane; column < columns; column += kWarpSize) {
-        if (!is_bad(*source.at(key, column))) continue;
+      for (i32 column = thread.lane * chunk_elements; column < columns;
+           column += kWarpSize * chunk_elements) {
+        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
+        u32 any = 0;
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        if (any == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q; q < end_q; ++q) {
-          if (mask.allows(q, key)) *results.at(q, column) = not_a_number<T>();
+          if (!mask.allows(q, key)) continue;
+          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
+          Vec16 marked = result;
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
+          result = marked;
         }
       }
     }
@@ -3355,7 +3375,140 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 
 }  // namespace flashgen
 
-#line 19 "kernels/forward_sm90.cu.j2"
+#line 4 "flashgen/doubts.cuh"
+// Which tiles of queries may have been spoilt by values that some of their queries must not attend to.
+//
+// To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
+// (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
+// is not looked through as long as results are finite. A warp whose results are not doubts its tile. Then the
+// block has V looked through for further tiles, and in the end takes those since the first doubtful one once
+// more.
+
+namespace flashgen {
+
+// Whether all of one of a lane's two rows of a strip are finite: what is bad in V is so in all rows.
+template <i32 count>
+FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count; i += 4) {
+    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + j], 0.0f, zero[j]);
+  }
+  return zero[0] + zero[1] == 0.0f;
+}
+
+// `slots` are those of the ring by which the `warps` of a block learn which tile of queries is next. The
+// `judges` among them compute, and may doubt.
+template <i32 slots, i32 warps, i32 judges>
+struct Doubts {
+  static_assert(warps <= 16, "what warps say of a slot is read at once");
+  // A warp doubts tile n when it has read of tile n + 1, says so when it reads of n + 2, and is heard when
+  // the slot of that one is filled again. So there are no more than 2 + slots tiles since the first doubtful
+  // one, and one more has a place.
+  static constexpr u32 kPlaces = 4 * slots;
+  static constexpr u32 kNotYet = ~0u;
+  // A number that no tile has.
+  static constexpr i32 kNone = 0x7fffffff;
+
+  // Whether a warp doubts some tile: as it says in each slot, and as it knows. And the first such tile.
+  alignas(16) u8 said[slots + 1][16];
+  i32 first[warps];
+  // Whether a warp has come to the end once, which is nothing to keep a register for.
+  u32 ended[warps];
+  // Whether values are looked through, as those who tell of tiles have heard.
+  u32 heard[4];
+  // The last tiles whose values were not looked through, and how many there were in all.
+  i32 tiles[kPlaces];
+  u32 unseen;
+  // Which of these is taken once more next; kNotYet before that is known.
+  u32 next;
+  // A phase ends when all warps have no further tile to doubt.
+  alignas(8) u64 settled;
+
+  // ---- To be called once, by one thread.
+
+  FLASHGEN_DEVICE void init() {
+    for (i32 slot = 0; slot <= slots; ++slot) *reinterpret_cast<Vec16*>(said[slot]) = {};
+    for (i32 warp = 0; warp < warps; ++warp) {
+      first[warp] = kNone;
+      ended[warp] = 0;
+    }
+    for (i32 teller = 0; teller < 4; ++teller) heard[teller] = 0;
+    unseen = 0;
+    next = kNotYet;
+    mbarrier_init(shared_address(&settled), judges);
+  }
+
+  // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
+  // them.
+
+  FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
+    const i32 warp = opaque(thread.warp);
+    // What is taken once more has been in doubt before: nothing is written while others read.
+    if (thread.lane != 0 || said[slots][warp] != 0) return;
+    said[slots][warp] = 1;
+    first[warp] = tile;
+  }
+  // Before the slot is given back.
+  FLASHGEN_DEVICE void say(i32 slot, Thread thread) {
+    const i32 warp = opaque(thread.warp);
+    if (thread.lane == 0) said[slot][warp] = said[slots][warp];
+  }
+  FLASHGEN_DEVICE void settle(Thread thread) {
+    warp_sync();
+    if (thread.lane == 0) mbarrier_arrive(shared_address(&settled));
+  }
+
+  // ---- For the one thread that tells of tiles.
+
+  // Which tile is told of next; and, once that is known, that its values are not looked through.
+  FLASHGEN_DEVICE void note(i32 tile) { tiles[unseen % kPlaces] = tile; }
+  FLASHGEN_DEVICE void is_unseen() { ++unseen; }
+  // From now on doubtful tiles are drawn, the first one first.
+  FLASHGEN_DEVICE void repeat() {
+    for (i32 teller = 0; teller < 4; ++teller) heard[teller] = 1;
+    i32 tile = kNone;
+    for (i32 warp = 0; warp < warps; ++warp) tile = smaller(tile, first[warp]);
+    next = static_cast<u32>(tile);
+  }
+  FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
+  FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
+
+  // ---- For those who tell of tiles.
+
+  // Whether values are looked through from the tile on that comes into this slot, which has been given back.
+  // Each teller has a number below four.
+  FLASHGEN_DEVICE bool look_through(i32 teller, i32 slot) {
+    heard[teller] |= any_of(slot);
+    return heard[teller] != 0;
+  }
+
+  // ---- For all, when they are done with the last tile.
+
+  FLASHGEN_DEVICE bool is_first_end(Thread thread) {
+    // By a vote, so that the assembler knows that lanes agree.
+    const i32 warp = opaque(thread.warp);
+    const bool is_first = warp_any(ended[warp] == 0);
+    warp_sync();
+    if (thread.lane == 0) ended[warp] = 1;
+    return is_first;
+  }
+  // Waits for those who may doubt, and says whether some tile is in doubt.
+  FLASHGEN_DEVICE bool are_left() const {
+    mbarrier_wait(shared_address(&settled), 0);
+    return any_of(slots) != 0;
+  }
+
+ private:
+  FLASHGEN_DEVICE u32 any_of(i32 slot) const {
+    const Vec16 all = *reinterpret_cast<const Vec16*>(said[slot]);
+    return all.words[0] | all.words[1] | all.words[2] | all.words[3];
+  }
+};
+
+}  // namespace flashgen
+
+#line 22 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3427,19 +3580,23 @@ constexpr u32 kTiles = 229888;          // which tiles of queries come next
 constexpr u32 kReaches = 230016;        // and where each consumer's keys lie
 constexpr u32 kLookedThrough = 230144;  // V_j has no bad values any more
 constexpr u32 kFoundBad = 230272;       // and when it had some
-constexpr u32 kBytes = 230304;
+constexpr u32 kDoubts = 230400;         // which tiles of queries bad values may have reached
+constexpr u32 kBytes = 230608;
 }  // namespace smem
 
-#line 29
+#line 32
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 37
+#line 40
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
+#line 45
+using TileDoubts = Doubts<kConfig.tile_slots, 4 + Shape::consumer_warps, Shape::consumer_warps>;
 
+#line 48
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -3465,11 +3622,12 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 74
+#line 80
   FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
     return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
   }
-#line 79
+#line 85
+  FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
   FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
@@ -3481,7 +3639,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 91
+#line 98
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3496,49 +3654,53 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 106
-// The tiles of keys that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
-FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
-  return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
+#line 113
+// Whether the mask cuts through a tile of keys. The end of the keys does not count: zeros lie beyond.
+FLASHGEN_DEVICE bool cuts(const Params& p, const RowTile& rows, i32 key_tile) {
+#line 119
+  return !mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv).has(key_tile);
 }
 
-FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer) {
+#line 125
+FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer, bool looks_through) {
   const i32 row = rows.first_q + consumer * kWarpgroupRows;
   const i32 row_end = larger(row + 1, smaller(row + kWarpgroupRows, p.len_q));
   const Mask mask = mask_of(p, rows);
   // Rows beyond the last query attend to nothing.
   const Range keys = row < p.len_q ? mask.key_tiles(row, row_end, kConfig.tile_kv) : Range{0, 0};
-  return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv), uncut_keys(p, rows)};
+  return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv), looks_through};
 }
 
-#line 121
+#line 135
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 125
+#line 139
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 129
+#line 143
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 136
+#line 150
     reach = shared.reach(tile_at, consumer);
-#line 138
+#line 153
+    shared.doubts().say(tile_at.slot(), thread);
+#line 155
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 144
+#line 161
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 150
+#line 167
     return step;
   }
 
@@ -3547,10 +3709,17 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 161
+#line 178
     --next.key_tile;
-#line 163
+#line 180
     return next;
+  }
+
+#line 184
+  // Behind the last step, the first one of the tiles of queries that are taken once more, if there are any.
+  FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
+    if (!shared.doubts().is_first_end(thread) || !warp_any(shared.doubts().are_left())) return {};
+    return next_tile(p, shared, thread);
   }
 };
 
@@ -3563,11 +3732,6 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   KRing::Where k_at;
   VRing::Where v_at;
   TileRing::Where tile_at;
-  if (elected) {
-    prefetch_tensormap(&p.q_map);
-    prefetch_tensormap(&p.k_map);
-    prefetch_tensormap(&p.v_map);
-  }
 
   // Parts of a tile of queries, each as soon as its slot has been let go of.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
@@ -3582,19 +3746,33 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
+#line 28
+  // The number of a further tile of queries.
+  const auto draw = [&]() {
+#line 31
+    if (shared.doubts().repeats()) return shared.doubts().draw();
+#line 33
+    return draw_tile(p);
+  };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
+#line 38
+    if (elected) shared.doubts().note(number);
+#line 40
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 33
+#line 42
     // A lane for each consumer's reach. Each arrives by itself, so none can be a round late.
     if (thread.lane < kConfig.consumers) {
       shared.tile_ring.wait_empty(tile_at);
-      shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane);
+      const bool looks_through = shared.doubts().look_through(thread.lane, tile_at.slot());
+      shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane, looks_through);
       if (elected) shared.tiles[tile_at.slot()] = rows;
-#line 43
+      if (elected && rows.exists && !looks_through) shared.doubts().is_unseen();
+#line 58
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
+#line 64
     if (rows.exists) load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
@@ -3617,17 +3795,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     values_left = -1;
   };
 
-  RowTile rows = announce(block_idx_x());
-  while (rows.exists) {
+  // A tile of queries with its keys and values; gives the next one.
+  const auto bring = [&](const RowTile& rows) {
     // Drawn late, no block has a tile waiting that another could begin.
-    i32 drawn = !kConfig.draws_late && elected ? draw_tile(p) : 0;
+    i32 drawn = !kConfig.draws_late && elected ? draw() : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 95
+#line 115
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 101
+#line 121
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3646,21 +3824,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 150
+#line 170
     // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
     // without a slot behind the first keys, which have room sooner.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
       const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
-      if (draws && elected) drawn = draw_tile(p);
+      if (draws && elected) drawn = draw();
       if (tile + 1 == keys.end) {
         load_values_left();
         load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-#line 160
-        // The first values are those that need to be looked through: they come with their keys.
-        load_values(head_kv, rows.sequence, tile);
-#line 163
-      } else if (tile + 2 < keys.end) {
+      } else {
         load_values(head_kv, rows.sequence, tile + 1);
       }
       const bool is_time = !kConfig.draws_late || tile <= keys.begin + 1;
@@ -3669,23 +3843,32 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
         announced = true;
       }
     }
-#line 173
-    if (keys.size() > 1) leave_values(keys.begin);
-#line 178
+    leave_values(keys.begin);
+#line 190
     if (!announced) {
       // Room for the next queries may come only after these.
       load_values_left();
       next = announce(shuffle(drawn, 0));
     }
-    rows = next;
+    return next;
+  };
+#line 198
+  for (i32 first = block_idx_x();;) {
+    for (RowTile rows = announce(first); rows.exists;) rows = bring(rows);
+    load_values_left();
+    // Which tiles are in doubt is known when all are done with.
+    if (!warp_any(elected && !shared.doubts().repeats() && shared.doubts().are_left())) break;
+    if (elected) shared.doubts().repeat();
+    warp_sync();
+    first = shuffle(elected ? shared.doubts().draw() : 0, 0);
   }
-  load_values_left();
+#line 211
   if (elected) leave_counters(p);
 }
 
 #line 2 "kernels/forward_sm90/inspectors.j2"
 // ---- The inspectors: three warps that look through those tiles of V that the mask cuts through, for values
-// that must not reach queries that do not attend to their keys.
+// that must not reach queries that do not attend to their keys. They do so once there has been one (doubts.cuh).
 FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread thread) {
   constexpr i32 warps = 3;
   const i32 warp = thread.warp - 1;
@@ -3693,7 +3876,9 @@ FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   while (step.exists()) {
     shared.v_ring.wait_full(at.v_at);
-    if (!at.reach.uncut_keys.has(step.key_tile)) {
+#line 14
+    if (at.reach.looks_through && cuts(p, step.rows, step.key_tile)) {
+#line 16
       u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
       const i32 first = warp * kWarpSize + thread.lane;
       const bool found = take_out_bad_values<Shape::VTile>(values, first, warps * kWarpSize);
@@ -3706,9 +3891,10 @@ FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread threa
     if (thread.lane == 0) mbarrier_arrive(shared.looked_through(at.v_at.slot()));
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
-#line 28
+#line 32
     at.k_at.advance();
     step = at.after(step, p, shared, thread);
+    if (!step.exists()) step = at.once_more(p, shared, thread);
   }
 }
 
@@ -3745,12 +3931,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
 #line 69
-  // Whether the step's values are looked through before they are used.
+  // Whether the step's values may be looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 74
-    return !at.reach.uncut_keys.has(step.key_tile);
+    return at.reach.looks_through != 0;
   };
-#line 77
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3772,46 +3956,46 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-  // Whether the step whose values come next has them looked through.
+  // Whether the step whose values come next may have them looked through.
   bool is_inspected = false;
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
-#line 104
-    mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
+#line 100
     if (is_inspected) {
+      mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
       const u32* const found = shared.found_bad(at.v_at.slot());
       const u32 number = Shared::step_number(at.v_at);
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
     }
   };
-#line 133
+#line 129
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 139
+#line 135
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 142
+#line 138
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return opaque(has_mask(step) || warp_any(!softmax.is_settled())) != 0;
   };
-#line 148
+#line 144
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 151
+#line 147
     wgmma_pin(scores);
-#line 153
+#line 149
     release_keys(step);
-#line 159
+#line 155
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 165
+#line 161
 #pragma unroll 1
     for (;;) {
-#line 170
+#line 166
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3820,7 +4004,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 201
+#line 197
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3833,10 +4017,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
+#line 11
+    // The tile after it has been read of.
+    if (warp_any(!is_finite_row(out))) shared.doubts().doubt(static_cast<i32>(at.tile_at.count) - 2, thread);
+#line 14
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 14
+#line 18
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3848,7 +4036,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 28
+#line 32
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3857,27 +4045,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
-#line 37
-    if (has_bad_values) {
-#line 39
-      if (thread.lane == 0) bulk_wait<0>();
 #line 41
+    if (has_bad_values) {
+#line 43
+      if (thread.lane == 0) bulk_wait<0>();
+#line 45
       warp_sync();
       const GlobalRows<const element_t> values = {
           p.v + tile.sequence * p.v_batch + tile.head / p.group * p.v_head, p.v_row, p.len_kv};
-      const Mask mask = mask_of(p, tile);
-      const auto is_cut = [&](i32 key_tile) {
-#line 50
-        return !uncut_keys(p, tile).has(key_tile);
-      };
-#line 53
+      const auto is_cut = [&](i32 key_tile) { return cuts(p, tile, key_tile); };
       mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
-          results, row, values, keys_of(p, tile), mask, is_cut, thread);
+          results, row, values, keys_of(p, tile), mask_of(p, tile), is_cut, thread);
       has_bad_values = false;
     }
   };
 
-#line 206 "kernels/forward_sm90/consumer.j2"
+#line 202 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3888,15 +4071,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
-#line 220
+#line 216
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 225
+#line 221
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
 
-#line 230
+#line 226
   Step next = {};
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
@@ -3920,10 +4103,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
     if (!next.exists() || (kConfig.ends_alone && ends)) {
-#line 256
+#line 252
       return false;
     }
-#line 261
+#line 257
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3937,17 +4120,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 275
+#line 271
     const bool looks = needs_look(next);
-#line 282
+#line 278
     wgmma_wait<1>();
-#line 284
+#line 280
     const bool rescales = take_scores(next, next_probabilities, looks);
-#line 287
+#line 283
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 291
+#line 287
     Shape::Softmax::round(next_probabilities, scores);
     if (ends) {
       write_rows(step, finished);
@@ -3958,44 +4141,54 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-#line 305
+#line 301
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 322
+#line 318
     Shape::Probabilities probabilities;
-#line 326
+#line 322
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 332
+#line 328
     const bool looks = needs_look(step);
-#line 334
+#line 330
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
     Shape::Softmax::round(probabilities, scores);
-#line 338
+#line 334
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
-#line 341
+#line 337
     while (overlap(probabilities, odd)) {
       if (overlap(odd, probabilities)) continue;
       take_over(probabilities, odd, p.len_q);
       break;
     }
-#line 355
+#line 351
     finish(probabilities);
+#line 354
+    if (!step.exists()) {
+#line 356
+      // Results are where they belong before others take their place.
+      if (thread.lane == 0) bulk_wait<0>();
+#line 359
+      shared.doubts().settle(thread);
+      step = at.once_more(p, shared, thread);
+      begin_rows(step);
+    }
   }
-#line 358
+#line 365
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 361
+#line 368
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 186 "kernels/forward_sm90.cu.j2"
+#line 211 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4007,23 +4200,32 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * (consumer_warps + inspectors));
-#line 198
+#line 223
+    shared.doubts().init();
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 203
+#line 229
     fence_mbarrier_init();
   }
+  if (thread.index() == kWarpSize) {
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+  }
   block_sync();
+  // The grids before this one may be at work until here, and the next one may start from here on.
+  griddep_wait();
+  griddep_launch_dependents();
 
   // The registers that copying does not need go to those who compute.
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 212
+#line 246
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 214
+#line 248
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

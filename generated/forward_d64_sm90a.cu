@@ -6,7 +6,8 @@
 // plan     tile_q 192, tile_kv 128, stages 4, q_slots 2, 512 threads
 // roles    of 1 warpgroup one warp brings tiles (32 registers a thread); 3 compute, 64 queries each (160)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 192
-//          query rows of a query head and batch entry
+//          query rows of a query head and batch entry; they start while the grid before them ends, and wait
+//          for it
 // smem     205344 bytes
 //            q                   0 to  49152  Q_i, 2 slots of 192 rows
 //            k               49152 to 114688  K_j, 4 slots
@@ -918,7 +919,8 @@ FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, whose address is one of map_to_rank().
+// At a barrier of any block of the cluster, whose address is one of map_to_rank(). To release what was
+// written is a fence for the whole GPU here: not for every step of a loop.
 FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -3252,14 +3254,19 @@ struct ForwardSm90Shape {
 };
 
 // What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
-// pair is allowed (bit i); none is (bit kNone + i).
+// pair is allowed (bit i); none is (bit kNone + i). And whether its values are looked through where it is
+// cut.
 struct TileFacts {
-  static constexpr i32 kNone = 8;
+  static constexpr i32 kLooksThrough = 7, kNone = 8;
   u32 bits;
 
   FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
+  FLASHGEN_DEVICE TileFacts with(bool looks_through) const {
+    return {bits | static_cast<u32>(looks_through) << kLooksThrough};
+  }
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
+  FLASHGEN_DEVICE bool looks_through() const { return (bits >> kLooksThrough & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
     bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
@@ -3284,13 +3291,13 @@ struct Step {
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to; and
-// those that all of the tile does.
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to. And
+// whether values of tiles that the mask cuts through are looked through.
 struct alignas(16) Reach {
   Range tile_keys;
   Range keys;
   Range full_keys;
-  Range uncut_keys;
+  i32 looks_through;
 };
 
 // ---- The output
@@ -3331,18 +3338,30 @@ template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
 FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
                                    const Mask& mask, const IsCut& is_cut, Thread thread) {
   const i32 end_q = smaller(first_q + 16, mask.len_q);
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
 #pragma unroll 1
     for (i32 key = tile * tile_kv; key < end; ++key) {
+      // Each lane has columns of its own.
 #pragma unroll 1
-      for (i32 column = thread.lane; column < columns; column += kWarpSize) {
-        if (!is_bad(*source.at(key, column))) continue;
+      for (i32 column = thread.lane * chunk_elements; column < columns;
+           column += kWarpSize * chunk_elements) {
+        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
+        u32 any = 0;
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        if (any == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q; q < end_q; ++q) {
-          if (mask.allows(q, key)) *results.at(q, column) = not_a_number<T>();
+          if (!mask.allows(q, key)) continue;
+          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
+          Vec16 marked = result;
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
+          result = marked;
         }
       }
     }
@@ -3351,7 +3370,7 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 
 }  // namespace flashgen
 
-#line 19 "kernels/forward_sm90.cu.j2"
+#line 22 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3423,16 +3442,17 @@ constexpr u32 kTiles = 205312;  // which tiles of queries come next
 constexpr u32 kBytes = 205344;
 }  // namespace smem
 
-#line 29
+#line 32
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 37
+#line 40
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 
+#line 48
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -3460,7 +3480,7 @@ struct Shared {
   }
 };
 
-#line 91
+#line 98
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3475,28 +3495,28 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 121
+#line 135
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 129
+#line 143
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 138
+#line 155
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 144
+#line 161
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 150
+#line 167
     return step;
   }
 
@@ -3505,9 +3525,9 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 161
+#line 178
     --next.key_tile;
-#line 163
+#line 180
     return next;
   }
 };
@@ -3521,11 +3541,6 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   KRing::Where k_at;
   VRing::Where v_at;
   TileRing::Where tile_at;
-  if (elected) {
-    prefetch_tensormap(&p.q_map);
-    prefetch_tensormap(&p.k_map);
-    prefetch_tensormap(&p.v_map);
-  }
 
   // Parts of a tile of queries, each as soon as its slot has been let go of.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
@@ -3540,17 +3555,26 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
+#line 28
+  // The number of a further tile of queries.
+  const auto draw = [&]() {
+#line 33
+    return draw_tile(p);
+  };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
+#line 40
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 39
+#line 50
     if (elected) {
       shared.tile_ring.wait_empty(tile_at);
+#line 56
       shared.tiles[tile_at.slot()] = rows;
-#line 43
+#line 58
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
+#line 64
     if (rows.exists) load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
@@ -3573,17 +3597,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     values_left = -1;
   };
 
-  RowTile rows = announce(block_idx_x());
-  while (rows.exists) {
+  // A tile of queries with its keys and values; gives the next one.
+  const auto bring = [&](const RowTile& rows) {
     // Drawn late, no block has a tile waiting that another could begin.
-    i32 drawn = !kConfig.draws_late && elected ? draw_tile(p) : 0;
+    i32 drawn = !kConfig.draws_late && elected ? draw() : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
-#line 95
+#line 115
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 101
+#line 121
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -3602,17 +3626,16 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     RowTile next = {};
     bool announced = false;
-#line 150
+#line 170
     // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
     // without a slot behind the first keys, which have room sooner.
     for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
       load_keys(tile);
       const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
-      if (draws && elected) drawn = draw_tile(p);
+      if (draws && elected) drawn = draw();
       if (tile + 1 == keys.end) {
         load_values_left();
         load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-#line 163
       } else {
         load_values(head_kv, rows.sequence, tile + 1);
       }
@@ -3622,17 +3645,19 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
         announced = true;
       }
     }
-#line 175
     leave_values(keys.begin);
-#line 178
+#line 190
     if (!announced) {
       // Room for the next queries may come only after these.
       load_values_left();
       next = announce(shuffle(drawn, 0));
     }
-    rows = next;
-  }
+    return next;
+  };
+#line 208
+  for (RowTile rows = announce(block_idx_x()); rows.exists;) rows = bring(rows);
   load_values_left();
+#line 211
   if (elected) leave_counters(p);
 }
 
@@ -3673,12 +3698,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
 #line 69
-  // Whether the step's values are looked through before they are used.
+  // Whether the step's values may be looked through before they are used.
   const auto inspected = [&](const Step& step) {
-#line 74
     return false;
   };
-#line 77
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3700,39 +3723,39 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-  // Whether the step whose values come next has them looked through.
+  // Whether the step whose values come next may have them looked through.
   bool is_inspected = false;
   // V_j is there, and no value of it reaches a query that does not attend to its key.
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 133
+#line 129
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 139
+#line 135
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 142
+#line 138
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return opaque(has_mask(step) || warp_any(!softmax.is_settled())) != 0;
   };
-#line 148
+#line 144
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 151
+#line 147
     wgmma_pin(scores);
-#line 153
+#line 149
     release_keys(step);
-#line 159
+#line 155
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 165
+#line 161
 #pragma unroll 1
     for (;;) {
-#line 170
+#line 166
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3741,7 +3764,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 201
+#line 197
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3754,10 +3777,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
+#line 14
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
     const GlobalRows<element_t> results = {
         p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 14
+#line 18
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3769,7 +3793,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 28
+#line 32
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3780,7 +3804,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 206 "kernels/forward_sm90/consumer.j2"
+#line 202 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3791,15 +3815,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
-#line 220
+#line 216
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 225
+#line 221
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
 
-#line 230
+#line 226
   Step next = {};
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
@@ -3823,12 +3847,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
     if (!is_mine(next) || (kConfig.ends_alone && ends)) {
-#line 254
+#line 250
       finish(probabilities);
-#line 256
+#line 252
       return false;
     }
-#line 261
+#line 257
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3842,15 +3866,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 275
+#line 271
     const bool looks = needs_look(next);
-#line 278
+#line 274
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 284
+#line 280
     const bool rescales = take_scores(next, next_probabilities, looks);
-#line 291
+#line 287
     Shape::Softmax::round(next_probabilities, scores);
     if (ends) {
       write_rows(step, finished);
@@ -3861,10 +3885,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-#line 306
+#line 302
   // The stream is one run of steps, but where some pass by.
   while (step.exists()) {
-#line 309
+#line 305
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3877,32 +3901,32 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 322
+#line 318
     Shape::Probabilities probabilities;
-#line 326
+#line 322
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 332
+#line 328
     const bool looks = needs_look(step);
-#line 334
+#line 330
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
     Shape::Softmax::round(probabilities, scores);
-#line 351
+#line 347
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 358
+#line 365
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 361
+#line 368
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 186 "kernels/forward_sm90.cu.j2"
+#line 211 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3914,16 +3938,24 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-#line 203
+#line 229
     fence_mbarrier_init();
   }
+  if (thread.index() == kWarpSize) {
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+  }
   block_sync();
+  // The grids before this one may be at work until here, and the next one may start from here on.
+  griddep_wait();
+  griddep_launch_dependents();
 
   // The registers that copying does not need go to those who compute.
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 214
+#line 248
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -251,6 +251,7 @@ def test_tensor_maps_and_counters_of_saved_kernels_can_be_made_by_hand(tmp_path:
     plan = kernel.plan.kernel("forward")
     params = {p["name"]: p for p in entry["params"]}
     assert entry["grid"]["persistent"]
+    assert entry["grid"]["overlaps_predecessor"]
     assert entry["grid"]["most_blocks_per_multiprocessor"] == plan.min_blocks
     assert entry["counter"] == {"param": "counter", "bytes": 8, "initially": 0, "left_behind": 0}
     assert [(m["tensor"], m["element"], m["swizzle_bytes"]) for m in entry["tensor_maps"]] == [

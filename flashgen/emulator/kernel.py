@@ -35,7 +35,8 @@ class Buffer:
     address: int
     bytes: int
     writable: bool = False
-    #: Written by a kernel launched before this one, and there only after ``griddep_wait``.
+    #: A kernel launched before this one may write or read it until ``griddep_wait``: what is ``writable`` is NaN
+    #: until then, and in race mode nobody may touch it earlier.
     from_primary: bool = False
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo, Framework, contiguous_strides
+from flashgen.launch.extended import LaunchShape
 from flashgen.launch.packing import Packer, Value, parameter_values
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
@@ -162,13 +163,21 @@ def make_steps(
             template = kernel.packer.template({**values, **own})
             started = _started(kernel, grid)
             arguments = (kernel.handle, *started, kernel.plan.threads, 1, 1, kernel.smem_bytes)
-            steps.append(Step(kernel, started, template, kernel.packer.places(names), arguments))
+            places, shape = kernel.packer.places(names), _shape(kernel, started)
+            steps.append(Step(kernel, started, template, places, arguments, shape))
     return tuple(steps)
 
 
 def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
     """The blocks to start."""
     return grid if kernel.most_blocks is None else (min(grid[0], kernel.most_blocks), 1, 1)
+
+
+def _shape(kernel: Ready, started: tuple[int, int, int]) -> LaunchShape | None:
+    """What a launch relies on beyond a plain one, if the plan says that it does."""
+    if not kernel.plan.overlaps_predecessor:
+        return None
+    return LaunchShape(started, kernel.plan.threads, kernel.smem_bytes, overlaps_predecessor=True)
 
 
 def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:

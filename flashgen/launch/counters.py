@@ -1,7 +1,8 @@
 """The counters of persistent kernels: two words of device memory, 0 between launches, that one launch uses at a time.
 
-Launches on one stream follow each other, so they share a counter. What is captured into a graph may be replayed
-beside anything, so each captured launch has a counter to itself, for good.
+Launches on one stream follow each other, so they share a counter: one that starts before the last has ended waits for
+it before it looks there. What is captured into a graph may be replayed beside anything, so each captured launch has a
+counter to itself, for good.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import Any
 
 from flashgen.errors import LaunchError, NoGpuError
 
+#: CUDA graphs have known of grids that overlap since 12.3; an older driver fails where one is captured.
+_OVERLAPS_GRIDS = 12030
 _NO_GPU = "install the NVIDIA driver, or name an arch (arch='sm_80') to build without a GPU"
 
 
@@ -27,6 +29,7 @@ class CudaDriver:
         self.api: Any = driver
         self.success: Any = driver.CUresult.CUDA_SUCCESS
         self.launch_kernel: Any = driver.cuLaunchKernel
+        self.launch_kernel_ex: Any = driver.cuLaunchKernelEx
         self._get_current: Any = driver.cuCtxGetCurrent
         self.process = os.getpid()
         self._contexts: dict[int, int] = {}
@@ -41,6 +44,8 @@ class CudaDriver:
             raise NoGpuError(f"the NVIDIA driver reports {self._describe(status)}; {_NO_GPU}")
         if self.device_count() == 0:
             raise NoGpuError(f"the NVIDIA driver sees no GPU; {_NO_GPU} (CUDA_VISIBLE_DEVICES may hide it)")
+        #: Whether a grid may be launched to start before the one before it ends.
+        self.overlaps_grids = int(self.call("cuDriverGetVersion")) >= _OVERLAPS_GRIDS
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Calls a driver function by name; LaunchError, in the driver's words, if it fails."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 from flashgen.launch.driver import CudaDriver
+
+#: How many configs a thread keeps; calls of so many shapes in turn are none of decoding or training.
+_CONFIGS_KEPT = 256
 
 
 class LaunchShape(NamedTuple):
@@ -23,14 +27,40 @@ class LaunchShape(NamedTuple):
 
 def launch_extended(driver: CudaDriver, function: Any, shape: LaunchShape, stream: int, params: int) -> None:
     """Launches in the current context; ``params`` is the address of the array of parameter addresses."""
-    config = driver.api.CUlaunchConfig()
+    config = _config(driver.api, shape)
+    config.hStream = stream
+    driver.call("cuLaunchKernelEx", config, function, params, 0)
+
+
+class Configs(threading.local):
+    """What the calling thread tells the driver of launches with attributes.
+
+    Making a config takes as long as a launch does, and writing the stream into one nearly no time: so they are kept.
+    The driver reads them while other threads run, so each thread has its own.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[LaunchShape, Any] = {}
+
+    def of(self, driver: CudaDriver, shape: LaunchShape) -> Any:
+        """The config for launches of a shape; its stream is that of the last one, and to be written."""
+        config = self._made.get(shape)
+        if config is None:
+            if len(self._made) >= _CONFIGS_KEPT:
+                self._made.clear()
+            config = self._made[shape] = _config(driver.api, shape)
+        return config
+
+
+def _config(api: Any, shape: LaunchShape) -> Any:
+    """All that the driver is told of a launch, but for the stream."""
+    config = api.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
     config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
     config.sharedMemBytes = shape.smem_bytes
-    config.hStream = stream
-    config.attrs = _attributes(driver.api, shape)
+    config.attrs = _attributes(api, shape)
     config.numAttrs = len(config.attrs)
-    driver.call("cuLaunchKernelEx", config, function, params, 0)
+    return config
 
 
 def _attributes(api: Any, shape: LaunchShape) -> list[Any]:

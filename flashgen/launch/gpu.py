@@ -10,6 +10,7 @@ from flashgen.errors import LaunchError
 from flashgen.launch.boxes import address_can_be_written, holds_address
 from flashgen.launch.counters import Counters, counters_of
 from flashgen.launch.driver import CudaDriver, check_process, get_driver
+from flashgen.launch.extended import Configs
 from flashgen.launch.packing import Scratch
 from flashgen.launch.target import Buffer, Step
 from flashgen.launch.tensor_map import GPU_ADDRESS, TensorMap
@@ -27,6 +28,7 @@ class GpuTarget:
     def __init__(self, driver: CudaDriver | None = None) -> None:
         self._driver = driver
         self._scratch = Scratch()
+        self._configs = Configs()
         self._contexts: dict[int, int] = {}
         self._libraries: dict[int, Any] = {}
         self._counters: dict[int, Counters] = {}
@@ -128,12 +130,17 @@ class GpuTarget:
             driver.push_context(context)
         try:
             mine = self._scratch.mine
-            for kernel, _, template, places, arguments in steps:
+            for kernel, _, template, places, arguments, shape in steps:
                 packer = kernel.packer
                 if packer.takes_counter:
                     pointers = (*pointers, self._counters[device].address(stream))
                 packer.write(mine, template, places, pointers)
-                (status,) = driver.launch_kernel(*arguments, stream, mine.kernel_params, 0)
+                if shape is None or not driver.overlaps_grids:
+                    (status,) = driver.launch_kernel(*arguments, stream, mine.kernel_params, 0)
+                else:
+                    config = self._configs.of(driver, shape)
+                    config.hStream = stream
+                    (status,) = driver.launch_kernel_ex(config, arguments[0], mine.kernel_params, 0)
                 if status is not driver.success and status != driver.success:
                     raise driver.fail(f"launching {kernel.plan.name}", status)
         finally:

@@ -94,10 +94,13 @@ class HostTarget:
             pointers = [guarded.moved(pointer) if pointer else 0 for pointer in pointers]
             buffers = [replace(buffer, address=guarded.moved(buffer.address)) for buffer in buffers]
         memory = self._scratch.mine
-        for kernel, grid, template, places, _ in steps:
+        # The launch before may have had the very same arrays, counter included.
+        in_use = [replace(buffer, from_primary=True) for buffer in buffers]
+        for kernel, grid, template, places, _, _ in steps:
             kernel.packer.write(memory, template, places, (*numbers, *pointers))
             params = bytes(memory.bytes[: kernel.packer.size])
-            kernel.handle.launch(grid, params, buffers, **options)
+            found = in_use if kernel.plan.overlaps_predecessor else buffers
+            kernel.handle.launch(grid, params, found, **options)
             if kernel.packer.takes_counter:
                 _check_counter(kernel.plan.name, pointers[-1])
         if guarded is not None:

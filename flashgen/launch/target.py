@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from flashgen.launch.extended import LaunchShape
 from flashgen.launch.packing import Packer, Places, Template
 from flashgen.launch.tensor_map import TensorMap
 from flashgen.launch.variant import Variant
@@ -20,7 +21,7 @@ class Buffer:
     address: int
     bytes: int
     writable: bool
-    #: Whether a grid that may still be running writes it (programmatic dependent launch).
+    #: Whether a grid that may still be running may write or read it (programmatic dependent launch).
     from_primary: bool = False
 
     def at(self, address: int) -> Buffer:
@@ -49,6 +50,8 @@ class Step(NamedTuple):
     places: Places
     #: Handle, grid, block and shared memory, as the driver's launch takes them.
     arguments: tuple[Any, ...]
+    #: What the driver is told instead where the plan asks for more than a plain launch.
+    shape: LaunchShape | None = None
 
     def moved(self, order: Sequence[int]) -> Step:
         """The same in a call that hands the i-th of its addresses over as number ``order[i]``."""

@@ -112,6 +112,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         grid_heads="q",
         access_bytes=16,
         is_persistent=True,
+        overlaps_predecessor=True,
         divides_by_scale=in_products,
         boxes=(
             Box("q", row.q_rows, PANEL),

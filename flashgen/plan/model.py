@@ -178,6 +178,8 @@ class KernelPlan:
     fixed_blocks: int | None = None
     #: Whether blocks take tiles from a counter until none is left, so that no more start than run at once.
     is_persistent: bool = False
+    #: Whether it may start while the grid before it on the stream still runs, which it waits for itself.
+    overlaps_predecessor: bool = False
     #: Whether each split of the keys has blocks of its own.
     grid_splits: bool = False
     #: What the copy engine moves: one tensor map each among the parameters.

@@ -52,6 +52,7 @@ def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
         smem=SmemLayout().then("scratch", 8 * _WARPS, "two numbers for each warp").map() if is_searched else SmemMap(),
         fixed_blocks=_BLOCKS,
         is_persistent=False,
+        overlaps_predecessor=False,
         boxes=(),
         reasons=(),
         switches=frozenset(),

@@ -104,9 +104,10 @@ def _grid(plan: KernelPlan) -> str:
     rows = {"q": "query", "kv": "key"}[plan.grid_over]
     heads = {"q": "query", "kv": "key/value"}[plan.grid_heads]
     if plan.is_persistent:
+        early = "; they start while the grid before them ends, and wait for it" if plan.overlaps_predecessor else ""
         return (
             f"no more blocks than run at once, {plan.min_blocks} on each multiprocessor; they take one tile after "
-            f"another: {plan.grid_tile} {rows} rows of a {heads} head and batch entry"
+            f"another: {plan.grid_tile} {rows} rows of a {heads} head and batch entry{early}"
         )
     splits = ", for each split of the keys" if plan.grid_splits else ""
     return f"one block for every {plan.grid_tile} {rows} rows of every {heads} head and batch entry{splits}"

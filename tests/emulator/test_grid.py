@@ -1,4 +1,4 @@
-"""Blocks that work together through global memory, and grids that follow each other."""
+"""Blocks that work together through global memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.errors import EmulationError, LaunchError
+from flashgen.errors import EmulationError
 
 SCHEDULES = ["sequential", "reverse", "random", "priority"]
 GRID_SYNC = '#include "flashgen/grid_sync.cuh"'
@@ -167,65 +167,3 @@ def test_a_bad_address_is_a_finding_at_its_line(run: Any, frozen: Any, call: str
     text = finding(run, f"\n{call};", count=zero(), pair=np.zeros(2, np.uint32), fixed=frozen(zero()))
     assert text.startswith(message)
     assert "kernels/test.cu:2" in text
-
-
-# ---- Grids that follow each other
-
-READ = "out[thread_idx()] = x[thread_idx()];"
-
-
-def test_what_an_earlier_grid_writes_is_there_after_the_wait(run: Any) -> None:
-    x, out = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
-    for race in (False, True):
-        run(f"griddep_wait();\n{READ}\ngriddep_launch_dependents();", from_primary=("x",), x=x, out=out, race=race)
-        np.testing.assert_array_equal(out, x)
-
-
-def test_without_the_wait_it_is_nan_and_the_caller_gets_it_back(run: Any) -> None:
-    x, out = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
-    run(READ, from_primary=("x",), x=x, out=out)
-    assert np.isnan(out).all()
-    np.testing.assert_array_equal(x, np.arange(32))
-
-
-def test_a_finding_gives_it_back_too(run: Any) -> None:
-    x = np.arange(32, dtype=np.float32)
-    finding(run, "reduce_add(x + 99, 1.0f);", from_primary=("x",), x=x)
-    np.testing.assert_array_equal(x, np.arange(32))
-
-
-@pytest.mark.parametrize("touch", ["out[0] = x[0];", "x[0] = 1.0f;", "reduce_add(x, 1.0f);"])
-def test_touching_it_before_the_wait_is_a_finding_in_race_mode(run: Any, touch: str) -> None:
-    x, out = np.ones(32, np.float32), np.zeros(32, np.float32)
-    text = finding(run, f"\n{touch}\ngriddep_wait();", from_primary=("x",), x=x, out=out, race=True)
-    assert text.startswith("missing griddep_wait: a ")
-    assert "offset 0 of 'x' (128 bytes), which an earlier grid may not have finished with" in text
-    assert "kernels/test.cu:2" in text
-
-
-def test_a_barrier_passes_the_wait_on(run: Any) -> None:
-    x, out = np.ones(64, np.float32), np.zeros(64, np.float32)
-    body = f"if (thread_idx() == 40) griddep_wait();\nBARRIER\n{READ}"
-    options: dict[str, Any] = {"threads": 64, "from_primary": ("x",), "race": True, "x": x, "out": out}
-    run(body.replace("BARRIER", "block_sync();"), **options)
-    assert (out == 1).all()
-    assert finding(run, body.replace("BARRIER", ""), **options).startswith("missing griddep_wait")
-
-
-def test_other_buffers_need_no_wait(run: Any) -> None:
-    x, out = np.ones(32, np.float32), np.zeros(32, np.float32)
-    run(f"{READ}\ngriddep_wait();", from_primary=("y",), race=True, x=x, y=np.ones(4, np.float32), out=out)
-    assert (out == 1).all()
-
-
-def test_memory_that_cannot_hold_poison_is_refused(run: Any) -> None:
-    from flashgen.emulator import guarded_copy
-    from flashgen.emulator.guard import GuardedCall
-
-    x = guarded_copy(np.ones(32, np.float32))
-    call = GuardedCall([("x", x.ctypes.data, x.nbytes, False)])
-    import ctypes
-
-    view = np.frombuffer((ctypes.c_float * 32).from_address(call.moved(x.ctypes.data)), np.float32)
-    with pytest.raises((EmulationError, LaunchError), match="from_primary cannot be written"):
-        run("griddep_wait();", from_primary=("x",), x=view)

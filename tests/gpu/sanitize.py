@@ -72,6 +72,24 @@ def main() -> None:
             torch.cuda.synchronize()
             assert all(torch.isfinite(x).all() for x in (out, *gradients, *captured.values()))
         print(spec.describe(), flush=True)
+    for mask in (fg.causal(), fg.causal() & fg.document(IDS)):
+        for head_dim in (64, 128, 256):
+            take_once_more(fg.AttentionSpec(head_dim, mask=mask, direction="forward"))
+
+
+def take_once_more(spec: fg.AttentionSpec) -> None:
+    """Values that only the last query may attend to are infinite, so that tiles of queries are in doubt."""
+    batch, len_q, heads, heads_kv, len_kv = SHAPES[-1]
+    q, k, v = (
+        torch.randn(batch, length, count, spec.head_dim, device="cuda", dtype=DTYPES[spec.dtype])
+        for length, count in ((len_q, heads), (len_kv, heads_kv), (len_kv, heads_kv))
+    )
+    v[:, -1] = torch.inf
+    out, _ = fg.build(spec)(q, k, v)
+    torch.cuda.synchronize()
+    assert torch.isfinite(out[:, :-1]).all()
+    assert not torch.isfinite(out[:, -1]).any()
+    print(spec.describe(), "with infinite values", flush=True)
 
 
 if __name__ == "__main__":

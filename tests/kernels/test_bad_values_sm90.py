@@ -59,6 +59,58 @@ def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: t
         assert found[~reached].tobytes() == before[~reached].tobytes()
 
 
+#: Keys of the first head of the first sequence: of its tile that is worked on first, or last, and of all.
+SPOILT = {"first": [450], "last": [3], "all": list(range(0, 460, 37))}
+MODES = [Mode("random", seed=3), Mode(race=True), Mode("priority", seed=4, race=True)]
+SPOILT_CASES = [
+    (name, where) for i, name in enumerate(NAMES) for j, where in enumerate(SPOILT) if LEVEL != "sample" or i == j
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize(("name", "where"), SPOILT_CASES)
+def test_tiles_in_doubt_are_taken_once_more(name: str, where: str, mode: Mode) -> None:
+    """Blocks work on more tiles than they remember. What bad values reach is bad in the end, all else as ever."""
+    spec = forward_spec(64, 64, **SPECS[name])
+    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    dtype, random = spec.element.numpy(), np.random.default_rng(6)
+    q, k, v = (random.standard_normal((2, 460, h, 64)).astype(dtype) for h in (6, 2, 2))
+    clean, clean_lse = kernel(q, k, v)
+    v[0, SPOILT[where], 0, 5] = np.nan
+    with launches(kernel, mode) as done:
+        out, lse = kernel(q, k, v)
+    assert done == {NAME}
+    rules = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v))
+    reached = np.zeros(out.shape, bool)
+    for head in range(3):
+        reached[0, :, head, 5] = rules.allowed(0, head)[:, SPOILT[where]].any(axis=1)
+    assert reached.any()
+    assert not np.isfinite(out[reached].astype(np.float32)).any()
+    assert out[~reached].tobytes() == clean[~reached].tobytes()
+    assert lse.tobytes() == clean_lse.tobytes()
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("name", ["causal", "documents"])
+def test_rows_without_keys_are_zero_where_nothing_is_a_number(name: str, which: str) -> None:
+    """However much is bad, a kernel comes to its end."""
+    spec = forward_spec(128, 128, **SPECS[name])
+    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    dtype, random = spec.element.numpy(), np.random.default_rng(7)
+    x = {n: random.standard_normal((2, rows, 2, 128)).astype(dtype) for n, rows in (("q", 460), ("k", 400), ("v", 400))}
+    x[which][:] = np.nan
+    arrays = x["q"], x["k"], x["v"]
+    out, lse = kernel(*arrays)
+    rules = oracle.Rules(spec, oracle.problem.read_problem(spec, *arrays))
+    for b in range(2):
+        attends = rules.allowed(b, 0).any(axis=1)
+        assert attends.any()
+        assert not attends.all()
+        assert (out[b, ~attends] == 0).all()
+        assert (lse[b, :, ~attends] == -np.inf).all()
+        assert np.isnan(out[b, attends].astype(np.float32)).all()
+
+
 # ---- Gradients
 
 

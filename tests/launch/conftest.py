@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cuda.bindings import driver as bindings
 
 from flashgen.errors import LaunchError
 from flashgen.launch import driver as driver_module
@@ -41,13 +42,18 @@ class Launch:
     threads: int
     smem_bytes: int
     values: dict[str, Any]
+    #: Whether it may start before the one before it has ended.
+    overlaps: bool = False
 
 
 class Names:
-    """Stands for the bindings: whatever is asked of it has a name, and numbers are what they are."""
+    """Stands for the bindings: whatever is asked of it has a name, and numbers are what they are.
 
-    def __getattr__(self, name: str) -> Names:
-        return self
+    What is told of launches is the bindings' own.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(bindings, name) if name.startswith("CUlaunch") else self
 
     def __call__(self, number: int) -> int:
         return number
@@ -77,6 +83,7 @@ class FakeDriver:
     #: Device and size of each stretch of zeroed memory.
     zeroed: list[tuple[int, int]] = field(default_factory=list)
     is_full: bool = False
+    overlaps_grids: bool = True
 
     def capability(self, device: int) -> int:
         return 90
@@ -127,6 +134,27 @@ class FakeDriver:
     def launch_kernel(self, function: str, *arguments: Any) -> tuple[int]:
         *grid, threads, _, _, smem_bytes, stream, params, extra = arguments
         assert extra == 0
+        return self._launched(function, tuple(grid), threads, smem_bytes, stream, params)
+
+    def launch_kernel_ex(self, config: Any, function: str, params: int, extra: int) -> tuple[int]:
+        assert (config.blockDimY, config.blockDimZ, config.numAttrs, extra) == (1, 1, 1, 0)
+        (attribute,) = config.attrs
+        assert attribute.id == bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlaps = attribute.value.programmaticStreamSerializationAllowed == 1
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        threads, stream = config.blockDimX, int(config.hStream)
+        return self._launched(function, grid, threads, config.sharedMemBytes, stream, params, overlaps)
+
+    def _launched(
+        self,
+        function: str,
+        grid: Any,
+        threads: int,
+        smem_bytes: int,
+        stream: int,
+        params: int,
+        overlaps: bool = False,
+    ) -> tuple[int]:
         if self.refuses:
             return (719,)
         pointer = ctypes.cast(params, ctypes.POINTER(ctypes.c_void_p))[0]
@@ -134,7 +162,7 @@ class FakeDriver:
         fields = struct.unpack_from(table.format, ctypes.string_at(pointer, table.bytes))
         values = dict(zip(table.names, fields, strict=True))
         device = self.current_context() - 0xC0
-        self.launches.append(Launch(function, device, stream, tuple(grid), threads, smem_bytes, values))
+        self.launches.append(Launch(function, device, stream, grid, threads, smem_bytes, values, overlaps))
         return (0,)
 
     def fail(self, what: str, status: int) -> LaunchError:

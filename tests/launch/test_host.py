@@ -39,8 +39,8 @@ class Emulated:
         self.body(self.values)
 
 
-def emulated(body: Body, guard: Any = None) -> tuple[Executor, Emulated]:
-    attention = plan(AttentionSpec(64, dtype="fp16", direction="forward"), None, "sm_90a")
+def emulated(body: Body, guard: Any = None, arch: str = "sm_90a") -> tuple[Executor, Emulated]:
+    attention = plan(AttentionSpec(64, dtype="fp16", direction="forward"), None, arch)
     (kernel_plan,) = attention.kernels
     kernel = Emulated(kernel_plan, body)
     variant = Variant(attention, {"forward": Loadable(kernel_plan, kernel)})
@@ -95,6 +95,24 @@ def test_maps_hold_the_addresses_at_which_the_guard_put_the_arrays() -> None:
     for name in "qkvo":
         assert struct.unpack_from("=Q", kernel.values[f"{name}_map"], 8)[0] == kernel.buffers[name].address
     assert kernel.buffers["q"].address != q.ctypes.data
+
+
+@pytest.mark.parametrize("guard", [None, GuardedCall])
+def test_a_kernel_that_may_start_early_finds_everything_in_use_by_the_one_before(guard: Any) -> None:
+    executor, kernel = emulated(lambda values: None, guard)
+    x = aligned(1, 70, 2, 64)
+    executor.forward(x, x, x)
+    assert {name: buffer.from_primary for name, buffer in kernel.buffers.items()} == dict.fromkeys(
+        ("q", "k", "v", "o", "lse", "counter"), True
+    )
+    assert {name for name, buffer in kernel.buffers.items() if buffer.writable} == {"o", "lse", "counter"}
+
+
+def test_other_kernels_start_when_nothing_else_runs() -> None:
+    executor, kernel = emulated(lambda values: None, arch="sm_80")
+    x = aligned(1, 70, 2, 64)
+    executor.forward(x, x, x)
+    assert not any(buffer.from_primary for buffer in kernel.buffers.values())
 
 
 def test_blocks_are_few_so_that_each_takes_several_tiles() -> None:

@@ -92,6 +92,18 @@ def test_blocks_stay_and_take_one_tile_after_another() -> None:
     assert {"counter", "q_tiles", "tiles"} <= set(kernel.params.names)
 
 
+def test_it_alone_may_start_before_the_grid_before_it_ends() -> None:
+    made: list[KernelPlan] = []
+    for arch in ("sm_90a", "sm_90", "sm_80"):
+        scores: tuple[Any, ...] = (None, fg.softcap(30.0), fg.alibi(np.zeros(2, np.float32)))
+        for mask, score, ordered in product((fg.causal(), MASKS["documents"]), scores, (False, True)):
+            made += plan(fg.AttentionSpec(128, mask=mask, score=score, deterministic=ordered), None, arch).kernels
+        made += plan(fg.AttentionSpec(128, cache="paged", direction="forward"), None, arch).kernels
+    assert {kernel.template for kernel in made if kernel.overlaps_predecessor} == {"forward_sm90.cu.j2"}
+    assert all(kernel.overlaps_predecessor for kernel in made if kernel.template == "forward_sm90.cu.j2")
+    assert len({kernel.template for kernel in made}) > 12
+
+
 @pytest.mark.parametrize("dims", HEAD_DIMS)
 def test_values_come_before_the_next_exponentials_where_two_other_warpgroups_have_products(
     dims: tuple[int, int],

@@ -99,6 +99,7 @@ def test_the_header_tells_what_warpgroups_do_and_which_tiles_blocks_take() -> No
         "2 compute, 64 queries each (232)" in two
     )
     assert "grid no more blocks than run at once, 1 on each multiprocessor; they take one tile after another" in two
+    assert "head and batch entry; they start while the grid before them ends, and wait for it" in two
     three = header(AttentionSpec(64, mask=full(), direction="forward"), Schedule(registers=(32, 160)))
     assert "of 1 warpgroup one warp brings tiles (32 registers a thread); 3 compute, 64 queries each" in three
 

@@ -10,7 +10,7 @@ struct FlashgenEmuBuffer {
   uint64_t address;
   uint64_t bytes;
   int32_t writable;
-  // Written by grids that this one waits for (griddep_wait).
+  // Grids that this one waits for (griddep_wait) may write it until then, or read it.
   int32_t from_primary;
 };
 

@@ -1,9 +1,11 @@
 // Blocks that wait for each other through global memory, and grids that wait for earlier ones.
 //
-// A load_acquire lets everybody else run first: loops around one would never end otherwise. An earlier grid
-// is modelled late and poisoned: the buffers that it writes are NaN until some thread has waited for it; in
-// race mode each thread must have, or know of it by a barrier. That a later grid may start early changes
-// nothing that this one sees, so griddep_launch_dependents does nothing.
+// A load_acquire lets everybody else run first: loops around one would never end otherwise. Earlier grids are
+// modelled late: they may still write, or read, the buffers from_primary until some thread has waited for
+// them. Those of these that this grid may write are NaN until then; the others may lie where stores trap, and
+// keep what they hold. In race mode each thread that touches one of either kind must have waited, or know of
+// it by a barrier. That a later grid may start early changes nothing that this one sees, so
+// griddep_launch_dependents does nothing.
 #pragma once
 #include <fcntl.h>
 
@@ -125,11 +127,14 @@ inline bool clear_buffer(u8* address, size_t bytes) {
   return done == bytes;
 }
 
-// False when a buffer cannot be written, and so not be poisoned.
+// False when a buffer that this grid may write cannot be written, and so not be poisoned.
 inline bool hide_primary_buffers() {
   primary_buffers.clear();
+  runtime.awaits_primary = false;
   for (const FlashgenEmuBuffer& buffer : runtime.buffers) {
     if (!buffer.from_primary) continue;
+    runtime.awaits_primary = true;
+    if (!buffer.writable) continue;
     auto* address = reinterpret_cast<u8*>(buffer.address);
     primary_buffers.push_back({address, {address, address + buffer.bytes}});
     if (!clear_buffer(address, buffer.bytes)) {
@@ -138,13 +143,13 @@ inline bool hide_primary_buffers() {
     }
     memset(address, kPoisonByte, buffer.bytes);
   }
-  runtime.awaits_primary = !primary_buffers.empty();
   return true;
 }
 
+// The last one first: where two overlap, it was hidden with poison of the other's in it.
 inline void show_primary_buffers() {
-  for (const PrimaryBuffer& buffer : primary_buffers)
-    memcpy(buffer.address, buffer.content.data(), buffer.content.size());
+  for (auto hidden = primary_buffers.rbegin(); hidden != primary_buffers.rend(); ++hidden)
+    memcpy(hidden->address, hidden->content.data(), hidden->content.size());
   primary_buffers.clear();
 }
 

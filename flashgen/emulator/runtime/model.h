@@ -211,7 +211,7 @@ struct Runtime {
   bool failed;
   // Blocks beyond a cluster may wait for each other, so that accesses of theirs can be ordered.
   bool blocks_synchronise;
-  // Some buffers are not there before griddep_wait.
+  // Some buffers are others' before griddep_wait.
   bool awaits_primary;
   // Race mode: mbarriers or the async proxy are in use.
   bool async_clocks;

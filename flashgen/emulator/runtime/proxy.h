@@ -55,8 +55,13 @@ inline void check_fenced(const Access& access) {
   });
 }
 
+inline void require_primary_done(const AsyncAccess& access) {
+  if (access.block == nullptr) require_primary_done(access.thread, access.memory, access.how, access.code);
+}
+
 // An asynchronous operation begins that will read.
 inline void begin_async_read(const AsyncAccess& read) {
+  require_primary_done(read);
   Shadow* shadow = read.shadow();
   if (shadow == nullptr) return;
   const Access access = read.in(*shadow);
@@ -84,6 +89,7 @@ inline void end_async_read(const AsyncAccess& read) {
 
 // An asynchronous operation begins that will write.
 inline void begin_async_write(const AsyncAccess& write) {
+  require_primary_done(write);
   Shadow* shadow = write.shadow();
   if (shadow == nullptr) return;
   const Access access = write.in(*shadow);

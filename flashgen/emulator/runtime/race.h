@@ -257,8 +257,8 @@ inline void note_arrival(const Access& access) {
   });
 }
 
-// What an earlier grid writes may be touched only by who has waited for it, or knows of the wait by a
-// barrier.
+// What an earlier grid may still write or read may be touched only by who has waited for it, or knows of the
+// wait by a barrier.
 inline void require_primary_done(Thread& thread, const void* pointer, How how, const void* code) {
   if (!runtime.awaits_primary) return;
   const auto address = reinterpret_cast<u64>(pointer);

@@ -234,7 +234,8 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
   forget_bulk_copies();
   choose_order();
   if (!hide_primary_buffers())
-    return refuse("a buffer from_primary cannot be written, and must be: it is NaN until griddep_wait", 0);
+    return refuse(
+        "a writable buffer from_primary cannot be written, and must be: it is NaN until griddep_wait", 0);
   return true;
 }
 

@@ -65,14 +65,19 @@ struct ForwardSm90Shape {
 };
 
 // What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
-// pair is allowed (bit i); none is (bit kNone + i).
+// pair is allowed (bit i); none is (bit kNone + i). And whether its values are looked through where it is
+// cut.
 struct TileFacts {
-  static constexpr i32 kNone = 8;
+  static constexpr i32 kLooksThrough = 7, kNone = 8;
   u32 bits;
 
   FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
+  FLASHGEN_DEVICE TileFacts with(bool looks_through) const {
+    return {bits | static_cast<u32>(looks_through) << kLooksThrough};
+  }
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
+  FLASHGEN_DEVICE bool looks_through() const { return (bits >> kLooksThrough & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
     bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
@@ -97,13 +102,13 @@ struct Step {
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to; and
-// those that all of the tile does.
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to. And
+// whether values of tiles that the mask cuts through are looked through.
 struct alignas(16) Reach {
   Range tile_keys;
   Range keys;
   Range full_keys;
-  Range uncut_keys;
+  i32 looks_through;
 };
 
 // ---- The output
@@ -144,18 +149,30 @@ template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
 FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
                                    const Mask& mask, const IsCut& is_cut, Thread thread) {
   const i32 end_q = smaller(first_q + 16, mask.len_q);
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
 #pragma unroll 1
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
 #pragma unroll 1
     for (i32 key = tile * tile_kv; key < end; ++key) {
+      // Each lane has columns of its own.
 #pragma unroll 1
-      for (i32 column = thread.lane; column < columns; column += kWarpSize) {
-        if (!is_bad(*source.at(key, column))) continue;
+      for (i32 column = thread.lane * chunk_elements; column < columns;
+           column += kWarpSize * chunk_elements) {
+        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
+        u32 any = 0;
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        if (any == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q; q < end_q; ++q) {
-          if (mask.allows(q, key)) *results.at(q, column) = not_a_number<T>();
+          if (!mask.allows(q, key)) continue;
+          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
+          Vec16 marked = result;
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
+          result = marked;
         }
       }
     }

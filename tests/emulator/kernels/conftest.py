@@ -210,7 +210,8 @@ class Run:
             self.arrays[name][...] = np.nan
         workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "turns", "counter"}
         writable = {*results_of(kernel), *workspaces}
-        buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable) for n, a in self.arrays.items()]
+        early = kernel.overlaps_predecessor
+        buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable, early) for n, a in self.arrays.items()]
         if self.case.far:
             buffers = []  # far larger than what race mode can keep book of
         grid = grid_of(kernel, self.case.problem)

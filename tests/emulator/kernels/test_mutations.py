@@ -93,6 +93,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 400),
         {"arch": "sm_90a", "bad_value": True},
     ),
+    # The first tile of a block is in doubt, and more come behind it than are remembered.
+    "Hopper, bad values, many tiles": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (1160, 1160),
+        {"arch": "sm_90a", "bad_value": True},
+    ),
     "Hopper, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
         (400, 400),
