@@ -3354,19 +3354,22 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 #pragma unroll 1
       for (i32 column = thread.lane * chunk_elements; column < columns;
            column += kWarpSize * chunk_elements) {
-        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
-        u32 any = 0;
+        const Vec16 chunk = *reinterpret_cast<const Vec16*>(source.at(key, column));
+        // A bit for each element.
+        u32 bad = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
-        if (any == 0) continue;
+        for (i32 w = 0; w < 4; ++w) {
+          const u32 signs = signs_of_bad<T>(chunk.words[w]);
+          bad |= (signs >> 15 & 1u | signs >> 30) << 2 * w;
+        }
+        if (bad == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q; q < end_q; ++q) {
           if (!mask.allows(q, key)) continue;
-          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
-          Vec16 marked = result;
-#pragma unroll
-          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
-          result = marked;
+#pragma unroll 1
+          for (u32 left = bad, c = column; left != 0; left >>= 1, ++c) {
+            if (left & 1u) *results.at(q, c) = not_a_number<T>();
+          }
         }
       }
     }
@@ -3962,8 +3965,8 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
 #line 100
+    mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
     if (is_inspected) {
-      mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
       const u32* const found = shared.found_bad(at.v_at.slot());
       const u32 number = Shared::step_number(at.v_at);
       has_bad_values |= found[0] == number || found[1] == number || found[2] == number;

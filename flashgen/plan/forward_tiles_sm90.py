@@ -174,8 +174,8 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     if looks_through(spec):
         layout.then("looked_through", 8 * row.stages, "V_j has no bad values any more")
         layout.then("found_bad", 16 * row.stages, "and when it had some")
-        of_warps = 2 * 4 * 4 * (row.consumers + 1) + 16 * (TILE_SLOTS + 1)
-        layout.then("doubts", of_warps + 16 + 4 * 4 * TILE_SLOTS + 16, "which tiles of queries bad values may have reached")
+        doubts = 16 * (TILE_SLOTS + 1) + 2 * 4 * 4 * (row.consumers + 1) + 16 + 4 * 4 * TILE_SLOTS + 16
+        layout.then("doubts", doubts, "which tiles of queries bad values may have reached")
     return layout.map()
 
 
