@@ -3343,33 +3343,31 @@ template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
 FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
                                    const Mask& mask, const IsCut& is_cut, Thread thread) {
   const i32 end_q = smaller(first_q + 16, mask.len_q);
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  // Chunks of a row, and how many lanes share the rows of one.
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T)), chunks = columns / chunk_elements;
+  constexpr i32 sharers = kWarpSize / chunks;
 #pragma unroll 1
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
 #pragma unroll 1
     for (i32 key = tile * tile_kv; key < end; ++key) {
-      // Each lane has columns of its own.
 #pragma unroll 1
-      for (i32 column = thread.lane * chunk_elements; column < columns;
-           column += kWarpSize * chunk_elements) {
-        const Vec16 chunk = *reinterpret_cast<const Vec16*>(source.at(key, column));
-        // A bit for each element.
-        u32 bad = 0;
+      for (i32 i = thread.lane; i < sharers * chunks; i += kWarpSize) {
+        const i32 column = i % chunks * chunk_elements;
+        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
+        u32 any = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) {
-          const u32 signs = signs_of_bad<T>(chunk.words[w]);
-          bad |= (signs >> 15 & 1u | signs >> 30) << 2 * w;
-        }
-        if (bad == 0) continue;
+        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        if (any == 0) continue;
 #pragma unroll 1
-        for (i32 q = first_q; q < end_q; ++q) {
+        for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
           if (!mask.allows(q, key)) continue;
-#pragma unroll 1
-          for (u32 left = bad, c = column; left != 0; left >>= 1, ++c) {
-            if (left & 1u) *results.at(q, c) = not_a_number<T>();
-          }
+          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
+          Vec16 marked = result;
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
+          result = marked;
         }
       }
     }
@@ -3969,36 +3967,38 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     if (is_inspected) {
       const u32* const found = shared.found_bad(at.v_at.slot());
       const u32 number = Shared::step_number(at.v_at);
-      has_bad_values |= found[0] == number || found[1] == number || found[2] == number;
+      // One lane reads, that which gives the slot back.
+      has_bad_values |=
+          warp_any(thread.lane == 0 && (found[0] == number || found[1] == number || found[2] == number));
     }
   };
-#line 129
+#line 131
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 135
+#line 137
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 138
+#line 140
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return opaque(has_mask(step) || warp_any(!softmax.is_settled())) != 0;
   };
-#line 144
+#line 146
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 147
-    wgmma_pin(scores);
 #line 149
+    wgmma_pin(scores);
+#line 151
     release_keys(step);
-#line 155
+#line 157
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 161
+#line 163
 #pragma unroll 1
     for (;;) {
-#line 166
+#line 168
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4007,7 +4007,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 197
+#line 199
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4063,7 +4063,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 202 "kernels/forward_sm90/consumer.j2"
+#line 204 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -4074,15 +4074,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
-#line 216
+#line 218
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 221
+#line 223
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
 
-#line 226
+#line 228
   Step next = {};
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
@@ -4106,10 +4106,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
     if (!next.exists() || (kConfig.ends_alone && ends)) {
-#line 252
+#line 254
       return false;
     }
-#line 257
+#line 259
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -4123,17 +4123,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 271
+#line 273
     const bool looks = needs_look(next);
-#line 278
-    wgmma_wait<1>();
 #line 280
+    wgmma_wait<1>();
+#line 282
     const bool rescales = take_scores(next, next_probabilities, looks);
-#line 283
+#line 285
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 287
+#line 289
     Shape::Softmax::round(next_probabilities, scores);
     if (ends) {
       write_rows(step, finished);
@@ -4144,50 +4144,50 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-#line 301
+#line 303
   // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
   // warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
-#line 318
+#line 320
     Shape::Probabilities probabilities;
-#line 322
+#line 324
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 328
-    const bool looks = needs_look(step);
 #line 330
+    const bool looks = needs_look(step);
+#line 332
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
     Shape::Softmax::round(probabilities, scores);
-#line 334
+#line 336
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
-#line 337
+#line 339
     while (overlap(probabilities, odd)) {
       if (overlap(odd, probabilities)) continue;
       take_over(probabilities, odd, p.len_q);
       break;
     }
-#line 351
+#line 353
     finish(probabilities);
-#line 354
-    if (!step.exists()) {
 #line 356
+    if (!step.exists()) {
+#line 358
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 359
+#line 361
       shared.doubts().settle(thread);
       step = at.once_more(p, shared, thread);
       begin_rows(step);
     }
   }
-#line 365
+#line 367
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 368
+#line 370
   if (thread.lane == 0) bulk_wait<0>();
 }
 

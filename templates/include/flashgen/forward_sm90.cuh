@@ -149,33 +149,31 @@ template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
 FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
                                    const Mask& mask, const IsCut& is_cut, Thread thread) {
   const i32 end_q = smaller(first_q + 16, mask.len_q);
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  // Chunks of a row, and how many lanes share the rows of one.
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T)), chunks = columns / chunk_elements;
+  constexpr i32 sharers = kWarpSize / chunks;
 #pragma unroll 1
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
 #pragma unroll 1
     for (i32 key = tile * tile_kv; key < end; ++key) {
-      // Each lane has columns of its own.
 #pragma unroll 1
-      for (i32 column = thread.lane * chunk_elements; column < columns;
-           column += kWarpSize * chunk_elements) {
-        const Vec16 chunk = *reinterpret_cast<const Vec16*>(source.at(key, column));
-        // A bit for each element.
-        u32 bad = 0;
+      for (i32 i = thread.lane; i < sharers * chunks; i += kWarpSize) {
+        const i32 column = i % chunks * chunk_elements;
+        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
+        u32 any = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) {
-          const u32 signs = signs_of_bad<T>(chunk.words[w]);
-          bad |= (signs >> 15 & 1u | signs >> 30) << 2 * w;
-        }
-        if (bad == 0) continue;
+        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        if (any == 0) continue;
 #pragma unroll 1
-        for (i32 q = first_q; q < end_q; ++q) {
+        for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
           if (!mask.allows(q, key)) continue;
-#pragma unroll 1
-          for (u32 left = bad, c = column; left != 0; left >>= 1, ++c) {
-            if (left & 1u) *results.at(q, c) = not_a_number<T>();
-          }
+          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
+          Vec16 marked = result;
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
+          result = marked;
         }
       }
     }
