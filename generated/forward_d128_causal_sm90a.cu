@@ -4145,8 +4145,8 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
 
 #line 303
-  // The stream is one run of steps. That it is a loop, though never taken twice, tells the assembler that
-  // warps do not diverge here, and saves it a copy of each descriptor.
+  // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
+  // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   while (step.exists()) {
 #line 320
     Shape::Probabilities probabilities;
