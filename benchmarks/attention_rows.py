@@ -87,13 +87,6 @@ class Row:
         """How many times as fast as the best peer."""
         return self.tflops[OURS] / self.best_peer if self.best_peer and OURS in self.tflops else None
 
-    @property
-    def ceiling(self) -> float | None:
-        """What the ratio would be at the rate of a plain product, or at our own where that is higher."""
-        if self.ratio is None or PRODUCT not in self.tflops:
-            return None
-        return self.ratio * max(1.0, self.tflops[PRODUCT] / self.tflops[OURS])
-
 
 def grid(
     directions: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int], tokens: int, hidden: int, dtype: str
@@ -161,11 +154,9 @@ def summary(direction: str, rows: Sequence[Row], peers: Sequence[str]) -> str:
     each = ", ".join(f"{name} {mean(ratios):.2f}" for name, ratios in against if ratios)
     behind = [f"{row.problem} ({ratio:.3f})" for row, ratio in compared if ratio < 1]
     overall = mean([ratio for _, ratio in compared])
-    ceilings = [row.ceiling for row, _ in compared if row.ceiling is not None]
-    at_most = f" At the rate of a product of matrices it would be {mean(ceilings):.3f}." if ceilings else ""
     return (
         f"{direction}: geometric mean over the best peer of each cell {overall:.3f} ({widths}); over {each}. "
-        f"{len(behind)} of {len(compared)} cells are behind{': ' if behind else ''}{'; '.join(behind)}.{at_most}"
+        f"{len(behind)} of {len(compared)} cells are behind{': ' if behind else ''}{'; '.join(behind)}."
     )
 
 

@@ -3358,7 +3358,8 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
         Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
         u32 any = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        for (i32 w = 0; w < 4; ++w)
+          any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * not_a_number<T>().bits;
         if (any == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
@@ -3628,6 +3629,7 @@ struct Shared {
     return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
   }
 #line 85
+  static_assert(smem::kDoubts + sizeof(TileDoubts) <= smem::kBytes, "the plan leaves room for what is in doubt");
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
@@ -3640,7 +3642,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 98
+#line 99
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3655,14 +3657,14 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 113
+#line 114
 // Whether the mask cuts through a tile of keys. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE bool cuts(const Params& p, const RowTile& rows, i32 key_tile) {
-#line 119
+#line 120
   return !mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv).has(key_tile);
 }
 
-#line 125
+#line 126
 FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer, bool looks_through) {
   const i32 row = rows.first_q + consumer * kWarpgroupRows;
   const i32 row_end = larger(row + 1, smaller(row + kWarpgroupRows, p.len_q));
@@ -3672,36 +3674,36 @@ FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consume
   return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv), looks_through};
 }
 
-#line 135
+#line 136
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 139
+#line 140
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 143
+#line 144
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 150
+#line 151
     reach = shared.reach(tile_at, consumer);
-#line 153
+#line 154
     shared.doubts().say(tile_at.slot(), thread);
-#line 155
+#line 156
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 161
+#line 162
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 167
+#line 168
     return step;
   }
 
@@ -3710,13 +3712,13 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 178
+#line 179
     --next.key_tile;
-#line 180
+#line 181
     return next;
   }
 
-#line 184
+#line 185
   // Behind the last step, the first one of the tiles of queries that are taken once more, if there are any.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
     if (!shared.doubts().is_first_end(thread) || !warp_any(shared.doubts().are_left())) return {};
@@ -4191,7 +4193,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 211 "kernels/forward_sm90.cu.j2"
+#line 212 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4203,13 +4205,13 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * (consumer_warps + inspectors));
-#line 223
+#line 224
     shared.doubts().init();
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 229
+#line 230
     fence_mbarrier_init();
   }
   if (thread.index() == kWarpSize) {
@@ -4226,9 +4228,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 246
+#line 247
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 248
+#line 249
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

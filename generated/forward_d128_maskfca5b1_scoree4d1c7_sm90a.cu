@@ -3359,7 +3359,8 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
         Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
         u32 any = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        for (i32 w = 0; w < 4; ++w)
+          any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * not_a_number<T>().bits;
         if (any == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
@@ -4617,6 +4618,7 @@ struct Shared {
 #line 77
   ListedTile* listed;  // what the slots of k_ring hold
 #line 85
+  static_assert(smem::kDoubts + sizeof(TileDoubts) <= smem::kBytes, "the plan leaves room for what is in doubt");
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
   // there.
@@ -4629,7 +4631,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 98
+#line 99
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -4644,34 +4646,34 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 113
+#line 114
 // Whether the mask cuts through a tile of keys. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE bool cuts(const Params& p, const RowTile& rows, i32 key_tile) {
-#line 116
+#line 117
   const i32 key = key_tile * kConfig.tile_kv, key_end = smaller(key + kConfig.tile_kv, p.len_kv);
   return !mask_of(p, rows).is_full(rows.first_q, end_q(p, rows), key, key_end);
 }
 
-#line 135
+#line 136
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys.
 struct Follower {
-#line 143
+#line 144
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 153
+#line 154
     shared.doubts().say(tile_at.slot(), thread);
-#line 155
+#line 156
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 159
+#line 160
     if (step.exists()) read_keys(step, shared, thread);
-#line 167
+#line 168
     return step;
   }
 
@@ -4680,20 +4682,20 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 176
+#line 177
     read_keys(next, shared, thread);
-#line 180
+#line 181
     return next;
   }
 
-#line 184
+#line 185
   // Behind the last step, the first one of the tiles of queries that are taken once more, if there are any.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
     if (!shared.doubts().is_first_end(thread) || !warp_any(shared.doubts().are_left())) return {};
     return next_tile(p, shared, thread);
   }
 
-#line 192
+#line 193
  private:
   FLASHGEN_DEVICE void read_keys(Step& step, const Shared& shared, Thread thread) {
     shared.k_ring.wait_full(k_at);
@@ -5240,7 +5242,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 211 "kernels/forward_sm90.cu.j2"
+#line 212 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -5252,13 +5254,13 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-#line 223
+#line 224
     shared.doubts().init();
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 229
+#line 230
     fence_mbarrier_init();
   }
   if (thread.index() == kWarpSize) {
@@ -5275,9 +5277,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 246
+#line 247
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 248
+#line 249
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -3353,7 +3353,8 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
         Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
         u32 any = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        for (i32 w = 0; w < 4; ++w)
+          any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * not_a_number<T>().bits;
         if (any == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
@@ -3481,7 +3482,7 @@ struct Shared {
   }
 };
 
-#line 98
+#line 99
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3496,28 +3497,28 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 135
+#line 136
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 143
+#line 144
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 155
+#line 156
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 161
+#line 162
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 167
+#line 168
     return step;
   }
 
@@ -3526,9 +3527,9 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 178
+#line 179
     --next.key_tile;
-#line 180
+#line 181
     return next;
   }
 };
@@ -3927,7 +3928,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 211 "kernels/forward_sm90.cu.j2"
+#line 212 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3939,7 +3940,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-#line 229
+#line 230
     fence_mbarrier_init();
   }
   if (thread.index() == kWarpSize) {
@@ -3956,7 +3957,7 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 248
+#line 249
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -164,7 +164,8 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
         Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
         u32 any = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * 0x7fffu;
+        for (i32 w = 0; w < 4; ++w)
+          any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * not_a_number<T>().bits;
         if (any == 0) continue;
 #pragma unroll 1
         for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
