@@ -70,11 +70,12 @@ def with_registers(
 def _compiled(attention: AttentionPlan) -> Variant:
     """The kernels with their binaries, from the cache where it has them."""
     from flashgen.cache import default_cache
+    from flashgen.compile import asked_meanwhile
     from flashgen.sources import sources_of
 
     cache = default_cache()
     loadables = {}
-    for role, source in sources_of(attention).items():
+    for role, source in sources_of(attention, asked_meanwhile).items():
         compiled, renew = partial(_binary, cache, source), partial(_renewed, cache, source)
         if source.plan.captured is None:
             loadables[role] = Loadable(source.plan, source, compiled(), renew=renew)
@@ -96,9 +97,6 @@ def _renewed(cache: Cache, source: KernelSource) -> Binary:
 
 
 def _compile(source: KernelSource) -> Binary:
-    """Compiles from a fresh rendering if that is the same text: it knows the template line of every error."""
     from flashgen.compile import compile_source
-    from flashgen.render import render
 
-    fresh = render(source.plan)
-    return compile_source(fresh if fresh.text == source.text else source)
+    return compile_source(source)

@@ -13,7 +13,8 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -30,15 +31,22 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 RENDERING_CODE = ("arch", "dtypes.py", "expr", "literal.py", "plan", "render", "spec")
 
 
-def sources_of(plan: AttentionPlan) -> dict[Role, KernelSource]:
-    """The source of every kernel of the plan, by role."""
+def sources_of(
+    plan: AttentionPlan, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> dict[Role, KernelSource]:
+    """The source of every kernel of the plan, by role; what has to be rendered is rendered inside ``meanwhile()``."""
     if settings.override_dir() is not None:
         # A kernel author's edits must show at once, and are not ours to keep.
         return _rendered(plan)
     digest = rendering_digest()
+
+    def make() -> Binary:
+        with meanwhile():
+            return _packed(plan, digest)
+
     try:
         # No compiler made it, so none is named.
-        entry, _ = default_cache().obtain(_key(plan, digest), lambda: _packed(plan, digest), build_id="")
+        entry, _ = default_cache().obtain(_key(plan, digest), make, build_id="")
     except _ChangedMeanwhileError:
         return _rendered(plan)
     values, texts, codes = _kept(entry.image)

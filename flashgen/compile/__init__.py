@@ -12,7 +12,7 @@ from flashgen.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary, Resources
-    from flashgen.compile.build_id import compiler_build_id
+    from flashgen.compile.build_id import asked_meanwhile, compiler_build_id
     from flashgen.compile.compiler import compile_ptx, compile_source
     from flashgen.compile.disassembler import disassemble, find_disassembler
     from flashgen.compile.locate import find_nvrtc
@@ -24,7 +24,7 @@ else:
         __name__,
         {
             "flashgen.compile.binary": ("Binary", "Resources"),
-            "flashgen.compile.build_id": ("compiler_build_id",),
+            "flashgen.compile.build_id": ("asked_meanwhile", "compiler_build_id"),
             "flashgen.compile.compiler": ("compile_ptx", "compile_source"),
             "flashgen.compile.disassembler": ("disassemble", "find_disassembler"),
             "flashgen.compile.locate": ("find_nvrtc",),
@@ -38,6 +38,7 @@ __all__ = [
     "Binary",
     "Occupancy",
     "Resources",
+    "asked_meanwhile",
     "blocks_per_multiprocessor",
     "compile_ptx",
     "compile_source",

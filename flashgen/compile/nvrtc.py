@@ -19,6 +19,11 @@ class Compilation:
     cubin: bytes
 
 
+def load() -> None:
+    """Load the compiler if it is not loaded yet; a CompileError where there is none."""
+    _bindings()
+
+
 def run(text: str, name: str, options: tuple[str, ...]) -> Compilation:
     """Compile a text; the result reports its errors, and only misuse or a missing compiler raises."""
     nvrtc = _bindings()

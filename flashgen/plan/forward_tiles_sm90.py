@@ -37,6 +37,8 @@ from flashgen.spec import AttentionSpec, Schedule
 #: What a thread needs beside accumulators.
 _OTHER_REGISTERS = 30
 _CONSUMERS = (2, 3)
+#: Four lanes share a row, and each has a word with a bit for each of its keys.
+_MOST_KEYS = 4 * 32
 
 
 def _row_by_mask(spec: AttentionSpec) -> Row:
@@ -122,6 +124,8 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
     row = chosen_row(spec, schedule, arch)
     if row.consumers not in _CONSUMERS or schedule.tile_q not in (None, row.tile_q):
         return f"tile_q={schedule.tile_q or row.tile_q} is not 64 rows for each of 2 or 3 consumers; use 128 or 192."
+    if row.tile_kv > _MOST_KEYS:
+        return f"tile_kv={row.tile_kv} is more keys than a row's four lanes have bits for; use {_MOST_KEYS} or fewer."
     described = f"tile_q={row.tile_q}, tile_kv={row.tile_kv}, stages={row.stages}"
     producer, consumer = row.split()
     accumulators = row.tile_kv // 2 + row.tile_kv // 4 + spec.head_dim_v // 2

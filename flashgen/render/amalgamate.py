@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
+from pathlib import Path
 
 from flashgen.errors import CompileError
 from flashgen.render.paths import include_dir
@@ -31,6 +32,8 @@ def amalgamate(lines: list[Line]) -> list[Line]:
 
 @dataclass(slots=True)
 class _Amalgamation:
+    #: Looked for once, not for each of some forty headers.
+    headers: Path = field(default_factory=include_dir)
     out: list[Line] = field(default_factory=list)
     #: Header -> the preprocessor branches it was put into.
     seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class _Amalgamation:
                 )
             return
         self.seen[name] = here
-        self.add(_read_header(name, origin))
+        self.add(_read_header(self.headers, name, origin))
 
 
 def _condition(text: str, before: str, number: int) -> str:
@@ -91,11 +94,11 @@ def _condition(text: str, before: str, number: int) -> str:
     return f"branch {number}" if not simple else before[1:] if before.startswith("!") else f"!{before}"
 
 
-def _read_header(name: str, included_at: Origin) -> tuple[Line, ...]:
+def _read_header(headers: Path, name: str, included_at: Origin) -> tuple[Line, ...]:
     try:
-        text = (include_dir() / name).read_text(encoding="utf-8")
+        text = (headers / name).read_text(encoding="utf-8")
     except OSError:
-        raise _refusal(included_at, f"there is no header {name} under {include_dir()}") from None
+        raise _refusal(included_at, f"there is no header {name} under {headers}") from None
     return _lines_of(name, text)
 
 

@@ -19,8 +19,6 @@ from flashgen.errors import CompileError
 from flashgen.plan.model import KernelPlan
 from flashgen.render import paths
 from flashgen.render.amalgamate import Line, amalgamate
-from flashgen.render.captured import captured_code
-from flashgen.render.expressions import expression_code
 from flashgen.render.layout import align_comments, camel, trailing_comment
 from flashgen.render.line_directives import with_directives
 from flashgen.render.literals import literal
@@ -54,6 +52,8 @@ def environment(directory: Path) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        # Folding constants takes longer than rendering, which is done once.
+        optimized=False,
     )
     env.globals.clear()
     env.globals["range"] = range
@@ -63,10 +63,23 @@ def environment(directory: Path) -> Environment:
         trailing_comment=trailing_comment,
         align_comments=align_comments,
         summary=summary,
-        expression_code=expression_code,
-        captured_code=captured_code,
+        expression_code=_expression_code,
+        captured_code=_captured_code,
     )
     return env
+
+
+def _expression_code(plan: KernelPlan) -> object:
+    # Imported on use, like what the next one takes: most kernels print neither, and a first build waits for it.
+    from flashgen.render.expressions import expression_code
+
+    return expression_code(plan)
+
+
+def _captured_code(plan: KernelPlan) -> object:
+    from flashgen.render.captured import captured_code
+
+    return captured_code(plan)
 
 
 def _finalize(value: object) -> str:

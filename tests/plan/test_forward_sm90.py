@@ -223,6 +223,8 @@ SPECIALIZED = fg.WarpPartition("specialized", consumers=2)
         (128, fg.Schedule(tile_q=96), ["tile_q=96 is not 64 rows for each of 2 or 3 consumers", "use 128 or 192"]),
         (128, fg.Schedule(tile_q=256), ["tile_q=256 is not 64 rows for each of 2 or 3 consumers", "use 128 or 192"]),
         (128, fg.Schedule(tile_q=64, warps=SPECIALIZED), ["tile_q=64", "2 or 3 consumers", "use 128 or 192"]),
+        (64, fg.Schedule(tile_q=128, tile_kv=144), ["tile_kv=144 is more keys than", "use 128 or fewer"]),
+        (256, fg.Schedule(tile_kv=256), ["tile_kv=256 is more keys than", "use 128 or fewer"]),
         (128, fg.Schedule(stages=1), ["stages=1 leaves no tile to copy into", "use stages=2 or more"]),
         (
             128,
