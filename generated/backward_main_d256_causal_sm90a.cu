@@ -2969,19 +2969,21 @@ struct alignas(16) KeyTile {
 
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
-// another; within a section the tile changes slowest.
+// another; within a section the tile changes slowest. The first section has what does not make a whole one:
+// at the end a few heads by themselves would leave most blocks without work while their long tiles last.
 struct SectionPlace {
   i32 turn;
   i32 head;
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  const i32 section_tiles = section_heads * tiles_of_head;
-  const i32 section = number / section_tiles, rest = number - section * section_tiles;
-  const i32 heads_left = tiles / tiles_of_head - section * section_heads;
-  const i32 heads = smaller(section_heads, heads_left);
-  const i32 turn = rest / heads;
-  return {turn, section * section_heads + rest - turn * heads};
+  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
+  const i32 odd_heads = tiles / tiles_of_head % section_heads;
+  const i32 even = number - odd_heads * tiles_of_head;
+  if (even < 0) return {number / odd_heads, number % odd_heads};
+  const i32 section = even / (section_heads * tiles_of_head);
+  const i32 rest = even - section * (section_heads * tiles_of_head);
+  return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
 // If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones

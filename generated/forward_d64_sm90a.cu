@@ -3055,19 +3055,21 @@ struct alignas(16) KeyTile {
 
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
-// another; within a section the tile changes slowest.
+// another; within a section the tile changes slowest. The first section has what does not make a whole one:
+// at the end a few heads by themselves would leave most blocks without work while their long tiles last.
 struct SectionPlace {
   i32 turn;
   i32 head;
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  const i32 section_tiles = section_heads * tiles_of_head;
-  const i32 section = number / section_tiles, rest = number - section * section_tiles;
-  const i32 heads_left = tiles / tiles_of_head - section * section_heads;
-  const i32 heads = smaller(section_heads, heads_left);
-  const i32 turn = rest / heads;
-  return {turn, section * section_heads + rest - turn * heads};
+  if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
+  const i32 odd_heads = tiles / tiles_of_head % section_heads;
+  const i32 even = number - odd_heads * tiles_of_head;
+  if (even < 0) return {number / odd_heads, number % odd_heads};
+  const i32 section = even / (section_heads * tiles_of_head);
+  const i32 rest = even - section * (section_heads * tiles_of_head);
+  return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
 // If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
@@ -3316,57 +3318,78 @@ template <class Tile>
 FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
   constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  u32 bad = 0;
-#pragma unroll 6
+  bool found = false;
+#pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile + i * kChunkBytes);
+    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
+    Vec16 chunk = place;
+    u32 bad = 0;
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<T>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) {
+      const u32 signs = signs_of_bad<T>(chunk.words[w]);
+      bad |= signs;
+      chunk.words[w] &= ~((signs >> 15) * 0xffffu);
+    }
+    if (bad == 0) continue;
+    place = chunk;
+    found = true;
   }
-  if (bad == 0) return false;
-#pragma unroll 1
-  for (i32 i = 4 * first; i < 4 * chunks; i += (i % 4 == 3 ? 4 * step - 3 : 1)) {
-    u32& word = reinterpret_cast<u32*>(tile)[i];
-    word &= ~((signs_of_bad<T>(word) >> 15) * 0xffffu);
-  }
-  return true;
+  return found;
 }
 
-// Puts NaN into those of a warp's 16 results, from row `first_q` on, that attend to a bad value in a tile
-// that the mask cuts through. `is_cut(key_tile)` tells which those are.
+// Puts NaN into those of a warp's 16 results, of queries from `first_q` on, that attend to a bad value in a
+// tile that the mask cuts through. `is_cut(key_tile)` tells which those are.
 template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
 FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
                                    const Mask& mask, const IsCut& is_cut, Thread thread) {
-  const i32 end_q = smaller(first_q + 16, mask.len_q);
-  // Chunks of a row, and how many lanes share the rows of one.
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T)), chunks = columns / chunk_elements;
-  constexpr i32 sharers = kWarpSize / chunks;
+  constexpr i32 row_count = 16, chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  // A lane has a chunk of the columns, of one of so many keys at a time.
+  constexpr i32 chunks = columns / chunk_elements, together = kWarpSize / chunks;
+  const i32 chunk = thread.lane % chunks, mine = thread.lane / chunks;
+  const i32 end_q = smaller(first_q + row_count, mask.len_q);
+  // Rows that attend to a bad value: of each two columns of a word a bit for each row.
+  u32 rows[4] = {};
 #pragma unroll 1
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-#pragma unroll 1
-    for (i32 key = tile * tile_kv; key < end; ++key) {
-#pragma unroll 1
-      for (i32 i = thread.lane; i < sharers * chunks; i += kWarpSize) {
-        const i32 column = i % chunks * chunk_elements;
-        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
-        u32 any = 0;
+#pragma unroll 2
+    for (i32 key = tile * tile_kv; key < end; key += together) {
+      Vec16 values = {};
+      if (mine < together && key + mine < end)
+        values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
+      // Half of the lanes ask for all rows whether they attend to one key, half for the next.
+      u32 attends = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w)
-          any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * not_a_number<T>().bits;
-        if (any == 0) continue;
-#pragma unroll 1
-        for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
-          if (!mask.allows(q, key)) continue;
-          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
-          Vec16 marked = result;
-#pragma unroll
-          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
-          result = marked;
-        }
+      for (i32 i = 0; i < together; i += 2) {
+        const i32 asked = key + i + thread.lane / row_count, row = first_q + thread.lane % row_count;
+        // Asked for all alike, of what exists.
+        const bool allowed = mask.allows(smaller(row, end_q - 1), smaller(asked, end - 1));
+        const u32 answers = warp_ballot((row < end_q) & (asked < end) & allowed);
+        if (mine / 2 == i / 2) attends = answers >> (mine % 2 * row_count);
       }
+      attends = (attends & 0xffffu) * 0x10001u;
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) rows[w] |= (signs_of_bad<T>(values.words[w]) >> 15) * 0xffffu & attends;
     }
+  }
+  // All lanes of a chunk share what they found, and its rows.
+#pragma unroll
+  for (i32 w = 0; w < 4; ++w) {
+    u32 all = 0;
+#pragma unroll
+    for (i32 i = 0; i < together; ++i)
+      all |= static_cast<u32>(shuffle(static_cast<i32>(rows[w]), chunk + i * chunks));
+    rows[w] = all;
+  }
+#pragma unroll 1
+  for (i32 row = mine < together ? mine : row_count; row < row_count; row += together) {
+    if (((rows[0] | rows[1] | rows[2] | rows[3]) >> row & 0x10001u) == 0) continue;
+    Vec16& place = *reinterpret_cast<Vec16*>(results.at(first_q + row, chunk * chunk_elements));
+    Vec16 result = place;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) result.words[w] |= (rows[w] >> row & 0x10001u) * not_a_number<T>().bits;
+    place = result;
   }
 }
 
@@ -3679,27 +3702,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 27
+#line 28
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
   };
-#line 42
+#line 43
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 51
+#line 52
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 57
+#line 58
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 66
+#line 67
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 69
+#line 70
   // Whether the step's values may be looked through before they are used.
   const auto inspected = [&](const Step& step) {
     return false;
@@ -3731,33 +3754,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto wait_for_values = [&]() {
     shared.v_ring.wait_full(at.v_at);
   };
-#line 131
+#line 132
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 137
+#line 138
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 140
+#line 141
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) {
     return opaque(has_mask(step) || warp_any(!softmax.is_settled())) != 0;
   };
-#line 146
+#line 147
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 149
+#line 150
     wgmma_pin(scores);
-#line 151
+#line 152
     release_keys(step);
-#line 157
+#line 158
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 163
+#line 164
 #pragma unroll 1
     for (;;) {
-#line 168
+#line 169
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3766,11 +3789,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 199
+#line 200
     softmax.add(shared.q.address);
     return rescales;
   };
-#line 2 "kernels/forward_sm90/results.j2"
+#line 20 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are worked out here, and not kept in registers all the while.
@@ -3779,11 +3802,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 14
+#line 32
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-    const GlobalRows<element_t> results = {
-        p.o + tile.sequence * p.o_batch + tile.head * p.o_head, p.o_row, p.len_q};
-#line 18
+#line 34
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -3795,7 +3816,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 32
+#line 50
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3804,9 +3825,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
       }
     }
+    // Lanes are together again: without a word of it the assembler takes them for divergent in all that follows.
+    warp_sync();
   };
 
-#line 204 "kernels/forward_sm90/consumer.j2"
+#line 205 "kernels/forward_sm90/consumer.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -3817,15 +3840,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Step step = at.next_tile(p, shared, thread);
   begin_rows(step);
 
-#line 218
+#line 219
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 223
+#line 224
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
 
-#line 228
+#line 229
   Step next = {};
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
@@ -3837,6 +3860,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
+#line 243
       if (next.exists()) begin_rows(next);
     }
     step = next;
@@ -3848,13 +3872,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
                            Shape::Probabilities& next_probabilities) {
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-    if (!is_mine(next) || (kConfig.ends_alone && ends)) {
-#line 252
+#line 263
+    const bool ends_alone = ends && kConfig.ends_alone;
+#line 265
+    if (!is_mine(next) || ends_alone) {
+#line 267
       finish(probabilities);
-#line 254
+#line 269
       return false;
     }
-#line 259
+#line 274
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3868,15 +3895,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 273
+#line 288
     const bool looks = needs_look(next);
-#line 276
+#line 291
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 282
+#line 297
     const bool rescales = take_scores(next, next_probabilities, looks);
-#line 289
+#line 304
     Shape::Softmax::round(next_probabilities, scores);
     if (ends) {
       write_rows(step, finished);
@@ -3887,10 +3914,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-#line 304
+#line 319
   // The stream is one run of steps, but where some pass by.
   while (step.exists()) {
-#line 307
+#line 322
     while (!is_mine(step)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3903,28 +3930,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       step = at.after(step, p, shared, thread);
       step.continues = continues;
     }
-#line 320
+#line 335
     Shape::Probabilities probabilities;
-#line 324
+#line 339
     // The first scores, with nothing to overlap, and out of turn.
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
     is_inspected = inspected(step);
-#line 330
+#line 345
     const bool looks = needs_look(step);
-#line 332
+#line 347
     wgmma_wait<0>();
     if (take_scores(step, probabilities, looks)) scale_rows(out, softmax.factor);
     Shape::Softmax::round(probabilities, scores);
-#line 349
+#line 364
     while (overlap(probabilities, probabilities)) {
     }
   }
-#line 367
+#line 386
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 370
+#line 389
   if (thread.lane == 0) bulk_wait<0>();
 }
 

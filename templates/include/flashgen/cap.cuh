@@ -141,6 +141,13 @@ struct CapShare {
   }
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
+  // Of all products of a tile, before anything is made of the first: it hides what each of them takes. With a
+  // cap of 100 and logits that are beyond it D=64 is 6 % faster than with powers by fours, others 0 to 2 %.
+  template <i32 count>
+  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) products[i] = power_of(products[i]);
+  }
 };
 
 // Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
@@ -186,16 +193,16 @@ struct Exponents {
   static constexpr bool replaced = true;
 };
 
-// ... that are found for two pairs of a row at once, of a warp's strip, where a lane has two columns for each
-// row in turn. What comes of a forbidden product is for the mask to say once more. Four share a division, as
-// it is slow: 1 / a is b / (a b).
+// ... that are found of e^2x for two pairs of a row at once, of a warp's strip, where a lane has two columns
+// for each row in turn. What comes of a forbidden product is for the mask to say once more. Four share a
+// division, as it is slow: 1 / a is b / (a b).
 template <i32 count, class Exponents>
-FLASHGEN_DEVICE void replace_by_fours(float (&products)[count], const Exponents& exponents) {
+FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& exponents) {
 #pragma unroll
   for (i32 at = 0; at < count; at += 8) {
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
-      float* const row_at = products + at + 2 * row;
+      float* const row_at = powers + at + 2 * row;
       float four[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
       exponents(four, row);
       row_at[0] = four[0];
@@ -215,20 +222,21 @@ struct SharesOfFineCap {
 
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+    share.take_powers(products);
     replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
   }
 
  private:
-  FLASHGEN_DEVICE void exponents(float (&products)[4], float shift) const {
+  FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]) + 1.0f;
-    const float pairs[2] = {products[0] * products[1], products[2] * products[3]};
+    for (i32 i = 0; i < 4; ++i) powers[i] += 1.0f;
+    const float pairs[2] = {powers[0] * powers[1], powers[2] * powers[3]};
     const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
-      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
-      products[2 * i] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, second, pairs[i]), -shift);
-      products[2 * i + 1] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, first, pairs[i]), -shift);
+      const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
+      powers[2 * i] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, second, pairs[i]), -shift);
+      powers[2 * i + 1] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, first, pairs[i]), -shift);
     }
   }
 };
@@ -240,6 +248,7 @@ struct SharesOfCap {
 
   template <i32 count>
   FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+    share.take_powers(products);
     float largest = 0.0f;
     replace_by_fours(products, [&](float (&four)[4], i32 row) {
       largest = maximum(largest, exponents(four, shift[row]));
@@ -250,18 +259,16 @@ struct SharesOfCap {
  private:
   // The larger of two products of two divisors. That of all four, which costs less, would have every logit
   // near seven eighths of the cap where all are near zero.
-  FLASHGEN_DEVICE float exponents(float (&products)[4], float shift) const {
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) products[i] = share.power_of(products[i]);
-    const float last[2] = {products[1] + 1.0f, products[3] + 1.0f};
-    const float pairs[2] = {fused_multiply_add(products[0], last[0], last[0]),
-                            fused_multiply_add(products[2], last[1], last[1])};
+  FLASHGEN_DEVICE float exponents(float (&powers)[4], float shift) const {
+    const float last[2] = {powers[1] + 1.0f, powers[3] + 1.0f};
+    const float pairs[2] = {fused_multiply_add(powers[0], last[0], last[0]),
+                            fused_multiply_add(powers[2], last[1], last[1])};
     const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
-      const float of_pair = part * pairs[1 - i], first = products[2 * i], second = products[2 * i + 1];
-      products[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
-      products[2 * i + 1] =
+      const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
+      powers[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
+      powers[2 * i + 1] =
           fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
     }
     return maximum(pairs[0], pairs[1]);

@@ -127,57 +127,78 @@ template <class Tile>
 FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
   constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  u32 bad = 0;
-#pragma unroll 6
+  bool found = false;
+#pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile + i * kChunkBytes);
+    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
+    Vec16 chunk = place;
+    u32 bad = 0;
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<T>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) {
+      const u32 signs = signs_of_bad<T>(chunk.words[w]);
+      bad |= signs;
+      chunk.words[w] &= ~((signs >> 15) * 0xffffu);
+    }
+    if (bad == 0) continue;
+    place = chunk;
+    found = true;
   }
-  if (bad == 0) return false;
-#pragma unroll 1
-  for (i32 i = 4 * first; i < 4 * chunks; i += (i % 4 == 3 ? 4 * step - 3 : 1)) {
-    u32& word = reinterpret_cast<u32*>(tile)[i];
-    word &= ~((signs_of_bad<T>(word) >> 15) * 0xffffu);
-  }
-  return true;
+  return found;
 }
 
-// Puts NaN into those of a warp's 16 results, from row `first_q` on, that attend to a bad value in a tile
-// that the mask cuts through. `is_cut(key_tile)` tells which those are.
+// Puts NaN into those of a warp's 16 results, of queries from `first_q` on, that attend to a bad value in a
+// tile that the mask cuts through. `is_cut(key_tile)` tells which those are.
 template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
 FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
                                    const Mask& mask, const IsCut& is_cut, Thread thread) {
-  const i32 end_q = smaller(first_q + 16, mask.len_q);
-  // Chunks of a row, and how many lanes share the rows of one.
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T)), chunks = columns / chunk_elements;
-  constexpr i32 sharers = kWarpSize / chunks;
+  constexpr i32 row_count = 16, chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  // A lane has a chunk of the columns, of one of so many keys at a time.
+  constexpr i32 chunks = columns / chunk_elements, together = kWarpSize / chunks;
+  const i32 chunk = thread.lane % chunks, mine = thread.lane / chunks;
+  const i32 end_q = smaller(first_q + row_count, mask.len_q);
+  // Rows that attend to a bad value: of each two columns of a word a bit for each row.
+  u32 rows[4] = {};
 #pragma unroll 1
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-#pragma unroll 1
-    for (i32 key = tile * tile_kv; key < end; ++key) {
-#pragma unroll 1
-      for (i32 i = thread.lane; i < sharers * chunks; i += kWarpSize) {
-        const i32 column = i % chunks * chunk_elements;
-        Vec16 bad = *reinterpret_cast<const Vec16*>(source.at(key, column));
-        u32 any = 0;
+#pragma unroll 2
+    for (i32 key = tile * tile_kv; key < end; key += together) {
+      Vec16 values = {};
+      if (mine < together && key + mine < end)
+        values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
+      // Half of the lanes ask for all rows whether they attend to one key, half for the next.
+      u32 attends = 0;
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w)
-          any |= bad.words[w] = (signs_of_bad<T>(bad.words[w]) >> 15) * not_a_number<T>().bits;
-        if (any == 0) continue;
-#pragma unroll 1
-        for (i32 q = first_q + i / chunks; q < end_q; q += sharers) {
-          if (!mask.allows(q, key)) continue;
-          Vec16& result = *reinterpret_cast<Vec16*>(results.at(q, column));
-          Vec16 marked = result;
-#pragma unroll
-          for (i32 w = 0; w < 4; ++w) marked.words[w] |= bad.words[w];
-          result = marked;
-        }
+      for (i32 i = 0; i < together; i += 2) {
+        const i32 asked = key + i + thread.lane / row_count, row = first_q + thread.lane % row_count;
+        // Asked for all alike, of what exists.
+        const bool allowed = mask.allows(smaller(row, end_q - 1), smaller(asked, end - 1));
+        const u32 answers = warp_ballot((row < end_q) & (asked < end) & allowed);
+        if (mine / 2 == i / 2) attends = answers >> (mine % 2 * row_count);
       }
+      attends = (attends & 0xffffu) * 0x10001u;
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) rows[w] |= (signs_of_bad<T>(values.words[w]) >> 15) * 0xffffu & attends;
     }
+  }
+  // All lanes of a chunk share what they found, and its rows.
+#pragma unroll
+  for (i32 w = 0; w < 4; ++w) {
+    u32 all = 0;
+#pragma unroll
+    for (i32 i = 0; i < together; ++i)
+      all |= static_cast<u32>(shuffle(static_cast<i32>(rows[w]), chunk + i * chunks));
+    rows[w] = all;
+  }
+#pragma unroll 1
+  for (i32 row = mine < together ? mine : row_count; row < row_count; row += together) {
+    if (((rows[0] | rows[1] | rows[2] | rows[3]) >> row & 0x10001u) == 0) continue;
+    Vec16& place = *reinterpret_cast<Vec16*>(results.at(first_q + row, chunk * chunk_elements));
+    Vec16 result = place;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) result.words[w] |= (rows[w] >> row & 0x10001u) * not_a_number<T>().bits;
+    place = result;
   }
 }
 
