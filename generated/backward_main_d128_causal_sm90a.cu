@@ -3159,6 +3159,7 @@ struct SectionPlace {
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
+  // One head after another, and nothing left over.
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
   const i32 odd_heads = tiles / tiles_of_head % section_heads;
   const i32 even = number - odd_heads * tiles_of_head;
