@@ -2013,8 +2013,14 @@ struct RowStatistics {
     for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
   }
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
+  // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
+  // logarithm of all of the sum would be as far from zero, and rounded accordingly.
   FLASHGEN_DEVICE float log_sum_exp(i32 h) const {
-    return sum[h] == 0.0f ? -kInfinity : (anchor[h] + log2_approx(sum[h])) * kLn2;
+    const u32 bits = bits_of(sum[h]);
+    const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
+    const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
+    const float finite = (anchor[h] + power + rest) * kLn2;
+    return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };
 
@@ -2076,9 +2082,12 @@ template <class T>
 constexpr float kGrown = 0x1p60f;
 template <>
 constexpr float kGrown<half_t> = 0x1p14f;
-// The same where exponentials that are there are scaled instead, and where maxima are looked at before.
-constexpr float kOutgrown = 0x1p14f;
-constexpr float kReach = 13.0f;
+// The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
+// there.
+template <class T>
+constexpr float kReach = 59.0f;
+template <>
+constexpr float kReach<half_t> = 13.0f;
 
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
@@ -2100,6 +2109,8 @@ constexpr float kHighCap = 216.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
+// By how many powers of two a factor may lower what a row has so far without being 0.
+constexpr float kMostAtOnce = 120.0f;
 
 // What is done about a row that has grown far above its anchor, with the scores it has.
 enum class Regrowth {
@@ -2141,7 +2152,7 @@ struct AnchoredSoftmax {
   static constexpr bool checks = regrowth == Regrowth::checked;
 
   // How far above its anchor a row's maximum may be.
-  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach : kSpan<T>;
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
 
   RowStatistics rows;
   // See anchor().
@@ -2223,8 +2234,16 @@ struct AnchoredSoftmax {
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
     const float most = is_little ? Ahead<T>::little : highest > kHighCap ? Ahead<T>::most : Ahead<T>::more;
-    const float room = highest - (kReach - 1.0f) - found;
+    const float room = highest - (kReach<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
+  }
+
+  // The same for a row that may have one, which it is not moved below; and no further at once than what the
+  // row has so far can be scaled by, if that counts.
+  FLASHGEN_DEVICE float anchor_ahead_in(i32 row, float found, float highest) const {
+    const float anchor = rows.anchor[row], ahead = maximum(anchor, anchor_ahead(found, highest));
+    const float most = anchor == kNowhere ? ahead : maximum(anchor + kMostAtOnce, found);
+    return ahead < most ? ahead : most;
   }
 
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
@@ -2275,7 +2294,7 @@ struct AnchoredSoftmax {
 
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return foresees && are_scaled && (tile_sum[0] > kOutgrown || tile_sum[1] > kOutgrown);
+    return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
@@ -2285,7 +2304,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const i32 power = largest > kOutgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const i32 power = largest > kGrown<T> ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);
@@ -2305,7 +2324,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float before = shift(h), found = highest(exponents, h, 1);
       const bool outgrows = found > (rows.anchor[h] == kNowhere ? -kInfinity : kFinite);
-      const float ahead = maximum(rows.anchor[h], anchor_ahead(found + before, top));
+      const float ahead = anchor_ahead_in(h, found + before, top);
       move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
       less[h] = shift(h) - before;
     }
@@ -2346,7 +2365,7 @@ struct AnchoredSoftmax {
 
   // Up to where neither of a lane's two rows reaches far above its anchor.
   FLASHGEN_DEVICE float lowest_reach() const {
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
   }
 
   // The largest score of a row, over every `every`-th block of columns.
@@ -3295,6 +3314,7 @@ struct Step {
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;
 
+  FLASHGEN_DEVICE static Step none() { return {{}, 0, -1, {}, 0}; }
   FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
 };
@@ -4227,9 +4247,12 @@ struct SharesOfCap {
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
       const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
-      powers[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
-      powers[2 * i + 1] =
-          fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
+      // Divisors once more, times what they share: the powers are there, and they need no registers
+      // meanwhile.
+      const float by_second = fused_multiply_add(of_pair, second, of_pair);
+      const float by_first = fused_multiply_add(of_pair, first, of_pair);
+      powers[2 * i] = fused_multiply_add(by_second, first - 1.0f, -shift);
+      powers[2 * i + 1] = fused_multiply_add(by_first, second - 1.0f, -shift);
     }
     return maximum(pairs[0], pairs[1]);
   }
@@ -4331,7 +4354,7 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   for (i32 row = 0; row < 2; ++row) {
     const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
     are_large = are_large && !(maximum(found[row], of_lane) < capped.share.least_sum());
-    ahead[row] = maximum(anchor, Softmax::anchor_ahead(found[row], top));
+    ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
   const bool settles = !warp_any(!is_safe);
@@ -5065,19 +5088,19 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
           prepare_products(scores, cap);
           apply_mask(step, kForbidden);
         }
-        if (is_cut && warp_any(is_beyond)) {
-          // Perhaps it is forbidden.
-          is_beyond = takes_shares || are_allowed_beyond(scores, polynomial);
-        }
-        are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
-        if (!takes_shares && warp_any(cap_rows.may_change(softmax, cap, largest, largest))) {
-          // Perhaps it is far below zero.
+        if (!takes_shares && warp_any((is_cut && is_beyond) || cap_rows.may_change(softmax, cap, largest, largest))) {
+          // Perhaps it is far below zero, or forbidden.
           float highest[2];
           highest_of(scores, highest);
           const float upper = maximum(highest[0], highest[1]), allowed = is_cut ? upper : largest;
+          if (is_cut && warp_any(is_beyond)) {
+            is_beyond = upper >= polynomial.limit;
+            if (!warp_any(is_beyond)) is_beyond = are_allowed_beyond(scores, polynomial);
+          }
           if (warp_any(cap_rows.may_change(softmax, cap, upper, allowed)))
             rescales = cap_rows.follow<SharesOfFineCap>(softmax, cap, highest, allowed, is_cut);
         }
+        are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
       }
     }
     // Pinned, products have nothing computed of them before it is known for what.
@@ -5160,7 +5183,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     warp_sync();
   };
 
-#line 205 "kernels/forward_sm90/consumer.j2"
+#line 2 "kernels/forward_sm90/stream.j2"
   clear(out);
   // Before the first turn stands one that nobody takes.
   if (consumer == kConfig.consumers - 1) pass_turn();
@@ -5168,19 +5191,77 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-  Step step = at.next_tile(p, shared, thread);
-  begin_rows(step);
+#line 14
+  // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
+  Step step = Step::none();
+  Step next = at.next_tile(p, shared, thread);
+  begin_rows(next);
+  Shape::Finished finished = {};
 
-#line 219
+#line 26
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 224
+#line 31
     issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
-
-#line 229
-  Step next = {};
+  // The first scores, with nothing to overlap, and out of turn.
+  const auto begin = [&]() {
+    step = Step::none();
+#line 40
+    shared.q_ring.wait_full(q_at);
+    shared.k_ring.wait_full(at.k_at);
+    multiply_keys();
+    is_inspected = inspected(next);
+#line 47
+    wgmma_wait<0>();
+  };
+  // The scores of `next` have come: probabilities of them, while the values before are multiplied.
+  const auto take_in = [&](Shape::Probabilities& probabilities) {
+    const bool rescales = take_scores(next, probabilities);
+#line 53
+    wgmma_wait<0>();
+    wgmma_pin(out);
+    if (step.exists()) release_values();
+#line 57
+    Shape::Softmax::round(probabilities, scores);
+    if (step.is_last()) {
+      write_rows(step, finished);
+    } else if (rescales) {
+      scale_rows(out, softmax.factor);
+    }
+    step = next;
+  };
+  // A step's values and the scores of the next one, perhaps the first ones of the next tile. Whether they are under
+  // way: where the next step is not to be computed here, the step's values are left to be multiplied.
+  const auto go_on = [&](const Shape::Probabilities& probabilities) {
+    next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+#line 74
+    // Where values may have been taken out results are marked, for which there is one place, behind the loop.
+    // A vote in each step saves registers. With three warpgroups it would take .5 % of the time.
+    const bool ends_alone = warp_any(ends && (kConfig.ends_alone || is_inspected));
+#line 81
+    if (!next.exists() || ends_alone) return false;
+#line 85
+    if (ends) shared.q_ring.wait_full(q_at);
+    shared.k_ring.wait_full(at.k_at);
+    // Line 8: S_ij = Q_i K_j^T.
+    take_turn();
+    multiply_keys();
+    wait_for_values();
+    multiply_values(probabilities);
+    is_inspected = inspected(next);
+    finished = {};
+    if (ends) {
+      finished = Shape::Finished::of(softmax.rows, thread);
+      begin_rows(next);
+    }
+#line 106
+    wgmma_wait<1>();
+#line 108
+    return true;
+  };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     wait_for_values();
@@ -5191,102 +5272,45 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
-#line 241
+#line 121
       ended = step.rows;
-#line 243
+#line 123
       if (next.exists()) begin_rows(next);
     }
-    step = next;
-  };
-  // A step's values and the scores of the next one, perhaps the first ones of the next tile: while the step's
-  // probabilities meet their values, the next ones are computed. Whether they were: where the next step is not to be
-  // computed here, the step's values alone are multiplied.
-  const auto overlap = [&](const Shape::Probabilities& probabilities,
-                           Shape::Probabilities& next_probabilities) {
-    next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-#line 258
-    // Where values may have been taken out results are marked, for which there is one place, behind the loop.
-    // A vote in each step saves registers. With three warpgroups it would take .5 % of the time.
-    const bool ends_alone = warp_any(ends && (kConfig.ends_alone || is_inspected));
-#line 265
-    if (!next.exists() || ends_alone) {
-#line 267
-      finish(probabilities);
-#line 269
-      return false;
-    }
-#line 274
-    if (ends) shared.q_ring.wait_full(q_at);
-    shared.k_ring.wait_full(at.k_at);
-    // Line 8: S_ij = Q_i K_j^T.
-    take_turn();
-    multiply_keys();
-    wait_for_values();
-    multiply_values(probabilities);
-    is_inspected = inspected(next);
-    Shape::Finished finished = {};
-    if (ends) {
-      finished = Shape::Finished::of(softmax.rows, thread);
-      begin_rows(next);
-    }
-#line 295
-    wgmma_wait<1>();
-#line 297
-    const bool rescales = take_scores(next, next_probabilities);
-#line 300
-    wgmma_wait<0>();
-    wgmma_pin(out);
-    release_values();
-#line 304
-    Shape::Softmax::round(next_probabilities, scores);
-    if (ends) {
-      write_rows(step, finished);
-    } else if (rescales) {
-      scale_rows(out, softmax.factor);
-    }
-    step = next;
-    return true;
   };
 
-#line 318
+#line 131
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
-  while (step.exists()) {
-#line 335
+  while (next.exists()) {
+#line 148
+    begin();
     Shape::Probabilities probabilities;
-#line 339
-    // The first scores, with nothing to overlap, and out of turn.
-    shared.q_ring.wait_full(q_at);
-    shared.k_ring.wait_full(at.k_at);
-    multiply_keys();
-    is_inspected = inspected(step);
-#line 347
-    wgmma_wait<0>();
-    if (take_scores(step, probabilities)) scale_rows(out, softmax.factor);
-    Shape::Softmax::round(probabilities, scores);
-#line 364
-    while (overlap(probabilities, probabilities)) {
-    }
-#line 371
-    if (warp_any(has_bad_values && step.continues == 0)) {
+#line 164
+    do {
+      take_in(probabilities);
+    } while (go_on(probabilities));
+#line 172
+    finish(probabilities);
+#line 175
+    if (warp_any(has_bad_values && next.continues == 0)) {
       mark_rows();
       has_bad_values = false;
     }
-    if (!step.exists()) {
-#line 377
+    if (!next.exists()) {
+#line 181
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 380
+#line 184
       shared.doubts().settle(thread);
-      step = at.once_more(p, shared, thread);
-      begin_rows(step);
+      next = at.once_more(p, shared, thread);
+      begin_rows(next);
     }
   }
-#line 386
+#line 190
   // Nobody else takes the turn after the last one.
   if (consumer == 0) take_turn();
-#line 389
+#line 193
   if (thread.lane == 0) bulk_wait<0>();
 }
 

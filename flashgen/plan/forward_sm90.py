@@ -6,7 +6,7 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_table_sm90 import Row
 from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
-from flashgen.plan.forward_traits_sm90 import has_fine_cap, is_capped, is_in_products
+from flashgen.plan.forward_traits_sm90 import has_fine_cap, is_capped, is_in_products, looks_up_pairs
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
@@ -139,18 +139,14 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("in_products", in_products),
                 ("capped", capped),
                 ("fine_cap", fine_cap),
-                ("values_apart", _values_apart(spec) and keeps),
+                # A step's text under a softcap is long, so that it stands once, for the first scores of a stream as
+                # for others. Where a mask looks something up for each pair there are no registers for that, and
+                # without a softcap nothing is gained.
+                ("one_text", capped and not looks_up_pairs(spec)),
             )
             if on
         ),
     )
-
-
-def _values_apart(spec: AttentionSpec) -> bool:
-    """Whether a step's values alone are multiplied behind the loop: with a band's text in it, which stands twice where
-    two sets of registers take turns for probabilities, it is long, and 1 to 8 % faster without them (1 to 3 % where one
-    set serves). Other masks leave no registers for what that takes, and with none it is 1 to 5 % slower."""
-    return looks_through(spec) and not is_listed(spec) and not is_capped(spec)
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:

@@ -151,8 +151,8 @@ DOCUMENTS = {
 #: without a mask 700 to 713 TFLOP/s at 8k on an H200 where 64 have 654.
 CAPPED_KV = {(256, 256): 80}
 #: And where the cap may be any, as many as leave registers for a second way in which tangents are computed beside the
-#: polynomial. At head_dim 192 without a mask 96 had 600 TFLOP/s at 8k where 112 have 628, at 64 393 where 128 have 416.
-ANY_CAP_KV = {**CAPPED_KV, (64, 64): 96, (192, 128): 96, (192, 192): 80}
+#: polynomial: at head_dim 192 without a mask 96 had 600 TFLOP/s at 8k where 112 have 628.
+ANY_CAP_KV = {**CAPPED_KV, (192, 192): 96}
 
 #: Keys of a tile where the mask asks something of one pair after another: few operations, and more.
 ASKED_KV = {(64, 64): (96, 64), (96, 96): (96, 96), (128, 128): (96, 80), (192, 128): (96, 80)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -38,13 +39,58 @@ def disassembled(image: bytes) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Code:
+    """Instructions without predicates, and of each those that may come next."""
+
+    lines: list[str]
+    next: list[tuple[int, ...]]
+
+    def may_follow(self, start: int, ends: Callable[[str], bool]) -> tuple[set[int], set[int]]:
+        """Those on any way from an instruction to the first that ends it, and those that do."""
+        passed: set[int] = set()
+        ended: set[int] = set()
+        left = list(self.next[start])
+        while left:
+            at = left.pop()
+            if ends(self.lines[at]):
+                ended.add(at)
+            elif at not in passed:
+                passed.add(at)
+                left += self.next[at]
+        return passed, ended
+
+
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?(.*?)\s*;|^(\.L\w+):", re.M)
+
+
 @cache
+def code(kernel: KernelPlan) -> Code:
+    """A kernel's instructions, and the ways through them."""
+    lines: list[str] = []
+    always: list[bool] = []
+    labels: dict[str, int] = {}
+    for predicate, line, label in _INSTRUCTION.findall(disassembled(compiled(kernel).image)):
+        if label:
+            labels[label] = len(lines)
+            continue
+        lines.append(line)
+        always.append(not predicate)
+    assert len(lines) > 500
+    return Code(lines, [_next_of(i, line, always[i], labels) for i, line in enumerate(lines)])
+
+
+def _next_of(at: int, line: str, always: bool, labels: dict[str, int]) -> tuple[int, ...]:
+    """Where an instruction leads: on, but for one that always leaves, and to what a branch names."""
+    name, _, operands = line.partition(" ")
+    goes_on = not (always and (name in ("EXIT", "RET") or (name == "BRA" and operands.startswith("`"))))
+    target = re.search(r"`\((\.L\w+)\)", operands) if name.split(".")[0] in ("BRA", "WARPSYNC") else None
+    return (*((at + 1,) if goes_on else ()), *((labels[target[1]],) if target else ()))
+
+
 def machine_code(kernel: KernelPlan) -> list[str]:
-    """One instruction a line, without predicates."""
-    text = disassembled(compiled(kernel).image)
-    found: list[str] = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", text, re.M)
-    assert len(found) > 500
-    return found
+    """One instruction a line, without predicates, in the order in which they stand."""
+    return code(kernel).lines
 
 
 def has_own_memory(lines: list[str]) -> list[str]:

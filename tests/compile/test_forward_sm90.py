@@ -19,7 +19,7 @@ import flashgen as fg
 from flashgen.plan import plan
 from flashgen.plan.model import KernelPlan
 from flashgen.plan.sm90 import HEAD_DIMS
-from tests.compile.machine_code import compiled, each_kernel, has_own_memory, machine_code
+from tests.compile.machine_code import code, compiled, each_kernel, has_own_memory, is_product, machine_code
 
 Build = tuple[tuple[int, int], str, str]
 CAPS = np.zeros(1, np.float32)
@@ -120,8 +120,8 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     assert found == {
         # The first scores of a stream, and those of each copy of a step.
         (str(keys), "gdesc"): (1 + copies) * dims[0] // 16,
-        # A step's output, with the next scores or alone, which may stand once for all.
-        (str(dims[1]), "R"): (copies + (1 if "values_apart" in kernel.switches else copies)) * keys // 16,
+        # A step's output with the next scores, and alone.
+        (str(dims[1]), "R"): (copies + 1) * keys // 16,
     }
     assert sum("HGMMA" in line for line in machine_code(kernel)) == sum(found.values())
 
@@ -129,19 +129,26 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
 @each([build for build in BUILT if forward(*build).switches & {"keeps_scores", "values_first"} == {"keeps_scores"}])
 def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    lines = machine_code(kernel)
-    waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR" in line]
-    scores_came = [i for i in waits if lines[i].endswith("0x1")]
+    steps = code(kernel)
     # A step of either set of registers waits for its scores alone, and then for the output.
+    scores_came = [i for i, line in enumerate(steps.lines) if "WARPGROUP.DEPBAR" in line and line.endswith("0x1")]
     assert len(scores_came) == copies_of_a_step(kernel)
     for first in scores_came:
-        last = next(i for i in waits if i > first)
-        assert lines[last].endswith("0x0")
-        exponentials = [line for line in lines[first:last] if line.startswith("MUFU.EX2")]
+        passed, waits = steps.may_follow(first, is_wait)
         # 64 rows of as many columns as keys, divided among 128 threads.
-        assert len(exponentials) >= int(kernel.constant("tile_kv")) // 2
-        after = takewhile(lambda line: "HGMMA" not in line, lines[last:])
-        assert not [line for line in after if "MUFU.EX2" in line]
+        assert sum(is_exponential(steps.lines[i]) for i in passed) >= int(kernel.constant("tile_kv")) // 2
+        for wait in waits:
+            assert steps.lines[wait].endswith("0x0")
+            after, _ = steps.may_follow(wait, is_product)
+            assert not [i for i in after if is_exponential(steps.lines[i])]
+
+
+def is_wait(line: str) -> bool:
+    return "WARPGROUP.DEPBAR" in line
+
+
+def is_exponential(line: str) -> bool:
+    return line.startswith("MUFU.EX2")
 
 
 @each([build for build in BUILT if forward(*build).switches & {"capped", "values_first"} == {"values_first"}])
@@ -171,28 +178,40 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
     dims: tuple[int, int], name: str, dtype: str
 ) -> None:
     # The assembler does not see to it: it lets what comes next take the place of operands that are being read.
-    being_read: set[int] = set()
-    found = 0
-    for line in machine_code(forward(dims, name, dtype)):
+    steps = code(forward(dims, name, dtype))
+    # Of each instruction, which registers products may be reading when it comes, a bit each; None if none leads to it.
+    being_read: list[int | None] = [0, *[None] * (len(steps.lines) - 1)]
+    left = [0]
+    while left:
+        at = left.pop()
+        line, before = steps.lines[at], being_read[at]
+        assert before is not None
         if product := re.match(r"HGMMA\S* R\d+, R(\d+)", line):
-            being_read |= set(range(int(product[1]), int(product[1]) + 4))
-            found += 1
-        elif line.startswith("WARPGROUP.DEPBAR") and line.endswith("0x0"):
-            being_read.clear()
-        elif written := re.match(r"(?:@!?U?P\d+ )?((?!ST|RED|SYNCS|HGMMA|BAR)[\w.]+) R(\d+)(?![\w.]*\])", line):
+            before |= 0b1111 << int(product[1])
+        elif is_wait(line) and line.endswith("0x0"):
+            before = 0
+        for to in steps.next[at]:
+            known = being_read[to]
+            if known is None or before & ~known:
+                being_read[to] = before | (known or 0)
+                left.append(to)
+    assert any(being_read)
+    for line, before in zip(steps.lines, being_read, strict=True):
+        written = re.match(r"((?!ST|RED|SYNCS|HGMMA|BAR)[\w.]+) R(\d+)(?![\w.]*\])", line)
+        if written is not None and before:
             width, first = written[1], int(written[2])
             count = 4 if ".128" in width else 2 if ".64" in width or ".WIDE" in width else 1
-            assert not being_read & set(range(first, first + count)), line
-    assert found > 0
+            assert not before >> first & ((1 << count) - 1), line
 
 
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    # In the first scores of a stream, and in each copy of a step. So is how far ahead of maxima two anchors begin,
-    # of a quarter of the columns or of all.
-    copies, anchors = 1 + copies_of_a_step(kernel), 4
-    assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= copies * (1 + anchors)
+    # So is how far ahead of maxima two anchors begin, of a quarter of the columns or of all. A step's text stands twice.
+    # Results are written in each, and where a stream ends, with the whole powers of two in the sums of two rows.
+    copies, anchors, sums = 2, 4, 2
+    expected = copies * (1 + anchors) + (copies + 1) * sums
+    assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= expected
 
 
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:

@@ -246,6 +246,23 @@ def test_rows_may_go_from_one_end_of_their_cap_to_the_other(cap: float, way: str
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_what_a_row_has_outlives_its_anchors_way_towards_a_high_cap(way: str) -> None:
+    """Rows are as far above their anchors as may be when a neighbour's logit has anchors move ahead of all, by more
+    powers of two than a float has below 1."""
+    dim, schedule = WAYS[way]
+    q, k, v = hostile("1 times", dim, np.random.default_rng(17))
+    along = np.arange(LEN_KV)
+    # In the order in which tiles come.
+    logits = np.select([along >= 320, along >= 160], [0.0, 48.0], 46.0)
+    q[..., :2], k[..., :2] = 0, 0
+    q[..., 0], k[..., 0] = 8, logits[:, None] * dim**0.5 / 8
+    q[:, ::8, :, 1], k[:, along < 160, :, 1] = 8, 150 * dim**0.5 / 8
+    for (dtype,) in sampled(0, list(WAYS).index(way), ("bf16",)):
+        spec = forward_spec(dim, dtype=dtype, score=fg.softcap(200.0))
+        check(spec, expected_of(spec, q, k, v), schedule=schedule)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cap", [None, 30.0, 50.0, 400.0])
 def test_a_row_with_one_key_has_its_value_as_it_is(cap: float | None, way: str) -> None:
     """Its probability is 1, and a sum that is rounded as it is not: an anchor ahead of it is a power of two."""

@@ -156,7 +156,7 @@ def test_a_cap_that_is_known_to_be_low_has_one_way_less_and_wider_tiles(score: f
     kernel = forward(64, score=score)
     assert "capped" in kernel.switches
     assert ("fine_cap" in kernel.switches, "anycap" in kernel.name) == (is_low, not is_low)
-    assert kernel.constant("tile_kv") == (128 if is_low else 96)
+    assert forward(192, score=score).constant("tile_kv") == (112 if is_low else 96)
 
 
 # ---- what is asked for

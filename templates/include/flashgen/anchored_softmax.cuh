@@ -25,9 +25,12 @@ template <class T>
 constexpr float kGrown = 0x1p60f;
 template <>
 constexpr float kGrown<half_t> = 0x1p14f;
-// The same where exponentials that are there are scaled instead, and where maxima are looked at before.
-constexpr float kOutgrown = 0x1p14f;
-constexpr float kReach = 13.0f;
+// The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
+// there.
+template <class T>
+constexpr float kReach = 59.0f;
+template <>
+constexpr float kReach<half_t> = 13.0f;
 
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
@@ -49,6 +52,8 @@ constexpr float kHighCap = 216.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
+// By how many powers of two a factor may lower what a row has so far without being 0.
+constexpr float kMostAtOnce = 120.0f;
 
 // What is done about a row that has grown far above its anchor, with the scores it has.
 enum class Regrowth {
@@ -90,7 +95,7 @@ struct AnchoredSoftmax {
   static constexpr bool checks = regrowth == Regrowth::checked;
 
   // How far above its anchor a row's maximum may be.
-  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach : kSpan<T>;
+  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
 
   RowStatistics rows;
   // See anchor().
@@ -172,8 +177,16 @@ struct AnchoredSoftmax {
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
     const float most = is_little ? Ahead<T>::little : highest > kHighCap ? Ahead<T>::most : Ahead<T>::more;
-    const float room = highest - (kReach - 1.0f) - found;
+    const float room = highest - (kReach<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
+  }
+
+  // The same for a row that may have one, which it is not moved below; and no further at once than what the
+  // row has so far can be scaled by, if that counts.
+  FLASHGEN_DEVICE float anchor_ahead_in(i32 row, float found, float highest) const {
+    const float anchor = rows.anchor[row], ahead = maximum(anchor, anchor_ahead(found, highest));
+    const float most = anchor == kNowhere ? ahead : maximum(anchor + kMostAtOnce, found);
+    return ahead < most ? ahead : most;
   }
 
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
@@ -224,7 +237,7 @@ struct AnchoredSoftmax {
 
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return foresees && are_scaled && (tile_sum[0] > kOutgrown || tile_sum[1] > kOutgrown);
+    return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
   }
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
@@ -234,7 +247,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float largest = row_maximum(tile_sum[h]);
       // Whole powers of two, so that nothing is rounded.
-      const i32 power = largest > kOutgrown ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
+      const i32 power = largest > kGrown<T> ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
       rows.anchor[h] += static_cast<float>(power);
@@ -254,7 +267,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) {
       const float before = shift(h), found = highest(exponents, h, 1);
       const bool outgrows = found > (rows.anchor[h] == kNowhere ? -kInfinity : kFinite);
-      const float ahead = maximum(rows.anchor[h], anchor_ahead(found + before, top));
+      const float ahead = anchor_ahead_in(h, found + before, top);
       move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
       less[h] = shift(h) - before;
     }
@@ -295,7 +308,7 @@ struct AnchoredSoftmax {
 
   // Up to where neither of a lane's two rows reaches far above its anchor.
   FLASHGEN_DEVICE float lowest_reach() const {
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach - 0.125f);
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
   }
 
   // The largest score of a row, over every `every`-th block of columns.

@@ -267,9 +267,12 @@ struct SharesOfCap {
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
       const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
-      powers[2 * i] = fused_multiply_add(of_pair * last[i], first - 1.0f, -shift);
-      powers[2 * i + 1] =
-          fused_multiply_add(fused_multiply_add(of_pair, first, of_pair), second - 1.0f, -shift);
+      // Divisors once more, times what they share: the powers are there, and they need no registers
+      // meanwhile.
+      const float by_second = fused_multiply_add(of_pair, second, of_pair);
+      const float by_first = fused_multiply_add(of_pair, first, of_pair);
+      powers[2 * i] = fused_multiply_add(by_second, first - 1.0f, -shift);
+      powers[2 * i + 1] = fused_multiply_add(by_first, second - 1.0f, -shift);
     }
     return maximum(pairs[0], pairs[1]);
   }

@@ -66,7 +66,7 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   for (i32 row = 0; row < 2; ++row) {
     const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
     are_large = are_large && !(maximum(found[row], of_lane) < capped.share.least_sum());
-    ahead[row] = maximum(anchor, Softmax::anchor_ahead(found[row], top));
+    ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
   const bool settles = !warp_any(!is_safe);

@@ -97,6 +97,7 @@ struct Step {
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;
 
+  FLASHGEN_DEVICE static Step none() { return {{}, 0, -1, {}, 0}; }
   FLASHGEN_DEVICE bool exists() const { return rows.exists != 0; }
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
 };

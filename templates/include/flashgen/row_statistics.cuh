@@ -18,8 +18,14 @@ struct RowStatistics {
     for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
   }
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
+  // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
+  // logarithm of all of the sum would be as far from zero, and rounded accordingly.
   FLASHGEN_DEVICE float log_sum_exp(i32 h) const {
-    return sum[h] == 0.0f ? -kInfinity : (anchor[h] + log2_approx(sum[h])) * kLn2;
+    const u32 bits = bits_of(sum[h]);
+    const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
+    const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
+    const float finite = (anchor[h] + power + rest) * kLn2;
+    return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };
 
