@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from flashgen.arch import Arch
@@ -74,15 +77,52 @@ def _compiled(attention: AttentionPlan) -> Variant:
     from flashgen.sources import sources_of
 
     cache = default_cache()
+    sources = sources_of(attention, asked_meanwhile)
     loadables = {}
-    for role, source in sources_of(attention, asked_meanwhile).items():
-        compiled, renew = partial(_binary, cache, source), partial(_renewed, cache, source)
-        if source.plan.captured is None:
-            loadables[role] = Loadable(source.plan, source, compiled(), renew=renew)
-        else:
-            # Not every caller wants these gradients, and nobody wants to wait for them without need.
-            loadables[role] = Loadable(source.plan, source, compile=compiled, renew=renew)
+    # Not every caller wants gradients of what was captured, and nobody wants to wait for them without need.
+    with _others_ahead(cache, [source for source in sources.values() if source.plan.captured is None]):
+        for role, source in sources.items():
+            compiled, renew = partial(_binary, cache, source), partial(_renewed, cache, source)
+            if source.plan.captured is None:
+                loadables[role] = Loadable(source.plan, source, compiled(), renew=renew)
+            else:
+                loadables[role] = Loadable(source.plan, source, compile=compiled, renew=renew)
     return Variant(attention, loadables)
+
+
+@contextmanager
+def _others_ahead(cache: Cache, sources: list[KernelSource]) -> Iterator[None]:
+    """Around the compiling of these in their order: threads compile the last ones meanwhile, if processors are free.
+
+    What goes wrong there is not for them to say: the cache then has no binary, and whoever asks for it gets the error.
+    """
+    left = [source for source in sources if not cache.holds(source)]
+    threads: list[Thread] = []
+
+    def compile_last() -> None:
+        while left:
+            # Another thread may have been quicker.
+            with suppress(Exception):
+                _binary(cache, left.pop())
+
+    try:
+        for _ in range(min(len(left), _processors()) - 1):
+            thread = Thread(target=compile_last, name="flashgen compiles ahead")
+            # Without one the kernels are compiled one after another.
+            with suppress(RuntimeError):
+                thread.start()
+                threads.append(thread)
+        yield
+    finally:
+        # Also after an error: a process forked while a thread is inside the compiler may find it locked.
+        left.clear()
+        for thread in threads:
+            thread.join()
+
+
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _binary(cache: Cache, source: KernelSource) -> Binary:

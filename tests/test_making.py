@@ -179,3 +179,81 @@ def test_where_no_thread_can_be_had_the_compiler_is_asked_all_the_same(
     make()
     assert len(compiled) == 1
     assert compiler_build_id.cache_info().currsize == 1
+
+
+BOTH = fg.AttentionSpec(16, dtype="fp16")
+PARTS = ("prepare", "main", "finish")
+BOTH_NAMES = [f"{role}_d16_fp16_sm80" for role in ("forward", *(f"backward_{part}" for part in PARTS))]
+
+
+@pytest.fixture
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "_processors", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_processors")
+def test_kernels_are_compiled_two_at_a_time_and_each_once(monkeypatch: pytest.MonkeyPatch, compiled: list[str]) -> None:
+    pretended = making._compile
+    first_two = threading.Barrier(2)
+
+    def compile_together(source: KernelSource) -> Binary:
+        if source.name in (BOTH_NAMES[0], BOTH_NAMES[-1]):
+            first_two.wait(PATIENCE)
+        return pretended(source)
+
+    monkeypatch.setattr(making, "_compile", compile_together)
+    assert list(make(spec=BOTH).kernels) == ["forward", *PARTS]
+    assert sorted(compiled) == sorted(BOTH_NAMES)
+
+
+def test_on_one_processor_kernels_are_compiled_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str], started: list[threading.Thread]
+) -> None:
+    compiler_build_id()
+    monkeypatch.setattr(making, "_processors", lambda: 1)
+    make(spec=BOTH)
+    assert compiled == BOTH_NAMES
+    assert started == []
+
+
+@pytest.mark.usefixtures("two_processors")
+def test_where_all_is_in_the_cache_no_thread_is_started(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str], started: list[threading.Thread]
+) -> None:
+    make(spec=BOTH)
+    assert len(compiled) == 4
+    started.clear()
+    make(spec=BOTH)
+    assert len(compiled) == 4
+    assert started == []
+
+
+@pytest.mark.usefixtures("two_processors")
+@pytest.mark.parametrize("wrong", BOTH_NAMES)
+def test_a_kernel_that_does_not_compile_is_reported_whoever_compiled_it_and_no_thread_is_left(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str], started: list[threading.Thread], wrong: str
+) -> None:
+    pretended = making._compile
+
+    def refuse_one(source: KernelSource) -> Binary:
+        if source.name == wrong:
+            raise CompileError(f"{wrong} does not compile")
+        return pretended(source)
+
+    monkeypatch.setattr(making, "_compile", refuse_one)
+    with pytest.raises(CompileError, match=f"{wrong} does not compile"):
+        make(spec=BOTH)
+    assert not any(thread.is_alive() for thread in started)
+    assert wrong not in compiled
+
+
+@pytest.mark.usefixtures("two_processors")
+def test_where_no_thread_can_be_had_kernels_are_compiled_one_after_another(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    make(spec=BOTH)
+    assert compiled == BOTH_NAMES

@@ -109,6 +109,10 @@ class Cache:
                 self._memory[key] = binary
         return binary
 
+    def holds(self, source: KernelSource) -> bool:
+        """Whether the binary of ``source`` is there, in memory from now on."""
+        return self.get(_key_of(source)[0]) is not None
+
     def put(self, key: str, binary: Binary, build_id: str = "") -> None:
         """Keep ``binary`` under ``key``, in memory and, if the disk takes it, for other processes."""
         self._memory[check_key(key)] = binary

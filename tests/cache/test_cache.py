@@ -77,6 +77,18 @@ def test_a_source_is_compiled_once_and_then_found(cache: Cache, make_source, mak
     assert cache.info().compilers == ("CL-1", "CL-2")
 
 
+def test_it_says_whether_a_source_has_a_binary_and_compiles_nothing(
+    cache: Cache, make_source, make_binary, monkeypatch
+):
+    monkeypatch.setattr("flashgen.compile.compiler_build_id", lambda: "CL-1")
+    source, other = make_source(), make_source(text="__global__ void g() {}")
+    assert not cache.holds(source)
+    cache.get_or_compile(source, lambda source: make_binary())
+    assert cache.holds(source)
+    assert Cache(cache.root).holds(source)
+    assert not cache.holds(other)
+
+
 def test_info_counts_what_is_on_disk(cache: Cache, make_binary, make_key):
     for i in range(3):
         cache.put(make_key(i), make_binary(i, 20_000), "CL-7")

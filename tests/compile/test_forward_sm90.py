@@ -207,8 +207,8 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    # So is how far ahead of maxima two anchors begin, of a quarter of the columns or of all. A step's text stands twice.
-    # Results are written in each, and where a stream ends, with the whole powers of two in the sums of two rows.
+    # So is how far ahead of maxima two anchors begin, of a quarter of the columns or of all. A step's text stands
+    # twice; results are written in each, and where a stream ends, with the whole powers of two in the sums of two rows.
     copies, anchors, sums = 2, 4, 2
     expected = copies * (1 + anchors) + (copies + 1) * sums
     assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= expected
