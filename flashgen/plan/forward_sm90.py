@@ -64,6 +64,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     capped = is_capped(spec)
     foresees = capped and not running
     fine_cap = capped and has_fine_cap(spec)
+    retakes = not keeps and not running and not foresees
     return KernelPlan(
         name=kernel_name(
             spec, "forward", arch, "runningmax" if running else "", "anycap" if capped and not fine_cap else ""
@@ -128,7 +129,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("o_tile", row.o_tile),
                 ("keeps_scores", keeps),
                 ("values_first", row.values_first),
-                ("retakes", not keeps and not running and not foresees),
+                ("retakes", retakes),
                 ("foresees", foresees),
                 ("skips", row.tile_q > row.tile_kv),
                 ("inspector", looks_through(spec)),
@@ -143,6 +144,9 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 # for others. Where a mask looks something up for each pair there are no registers for that, and
                 # without a softcap nothing is gained.
                 ("one_text", capped and not looks_up_pairs(spec)),
+                # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
+                # as scores may be made once more, or under a softcap where a band cuts.
+                ("lanes_again", retakes or (capped and not is_listed(spec))),
             )
             if on
         ),

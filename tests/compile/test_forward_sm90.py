@@ -110,6 +110,15 @@ def copies_of_a_step(kernel: KernelPlan) -> int:
     return 2 if "keeps_scores" in kernel.switches and not kernel.switches & {"capped", "values_first"} else 1
 
 
+def is_wait(line: str) -> bool:
+    """Whether it waits for products."""
+    return line.startswith("WARPGROUP.DEPBAR")
+
+
+def is_exponential(line: str) -> bool:
+    return line.startswith("MUFU.EX2")
+
+
 @each(BUILT)
 def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
@@ -131,7 +140,7 @@ def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int]
     kernel = forward(dims, name, dtype)
     steps = code(kernel)
     # A step of either set of registers waits for its scores alone, and then for the output.
-    scores_came = [i for i, line in enumerate(steps.lines) if "WARPGROUP.DEPBAR" in line and line.endswith("0x1")]
+    scores_came = [i for i, line in enumerate(steps.lines) if is_wait(line) and line.endswith("0x1")]
     assert len(scores_came) == copies_of_a_step(kernel)
     for first in scores_came:
         passed, waits = steps.may_follow(first, is_wait)
@@ -141,14 +150,6 @@ def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int]
             assert steps.lines[wait].endswith("0x0")
             after, _ = steps.may_follow(wait, is_product)
             assert not [i for i in after if is_exponential(steps.lines[i])]
-
-
-def is_wait(line: str) -> bool:
-    return "WARPGROUP.DEPBAR" in line
-
-
-def is_exponential(line: str) -> bool:
-    return line.startswith("MUFU.EX2")
 
 
 @each([build for build in BUILT if forward(*build).switches & {"capped", "values_first"} == {"values_first"}])
@@ -207,8 +208,8 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    # So is how far ahead of maxima two anchors begin, of a quarter of the columns or of all. A step's text stands
-    # twice; results are written in each, and where a stream ends, with the whole powers of two in the sums of two rows.
+    # In each of the two texts of a step. So is how far ahead of maxima two anchors begin, of a quarter of the columns
+    # or of all; and where results are written, in each text and at a stream's end, the powers of two in two sums.
     copies, anchors, sums = 2, 4, 2
     expected = copies * (1 + anchors) + (copies + 1) * sums
     assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= expected
