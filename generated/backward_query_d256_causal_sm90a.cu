@@ -1933,8 +1933,8 @@ struct WgmmaTail<true, a, b> {
 template <class T, Major... majors>
 using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The numbers
-// after n are those of the operands that follow the accumulators: %{n / 2} and so on.
+// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The operands
+// that follow the accumulators have the numbers from n / 2 on.
 template <i32 n>
 struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
@@ -2007,6 +2007,44 @@ struct Wgmma {
 #define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
 #define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
 
+#define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
+#define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
+#define WGMMA_FROM_24 12, 13, 14, 15, WGMMA_FROM_32
+#define WGMMA_FROM_32 16, 17, 18, 19, WGMMA_FROM_40
+#define WGMMA_FROM_40 20, 21, 22, 23, WGMMA_FROM_48
+#define WGMMA_FROM_48 24, 25, 26, 27, WGMMA_FROM_56
+#define WGMMA_FROM_56 28, 29, 30, 31, WGMMA_FROM_64
+#define WGMMA_FROM_64 32, 33, 34, 35, WGMMA_FROM_72
+#define WGMMA_FROM_72 36, 37, 38, 39, WGMMA_FROM_80
+#define WGMMA_FROM_80 40, 41, 42, 43, WGMMA_FROM_88
+#define WGMMA_FROM_88 44, 45, 46, 47, WGMMA_FROM_96
+#define WGMMA_FROM_96 48, 49, 50, 51, WGMMA_FROM_104
+#define WGMMA_FROM_104 52, 53, 54, 55, WGMMA_FROM_112
+#define WGMMA_FROM_112 56, 57, 58, 59, WGMMA_FROM_120
+#define WGMMA_FROM_120 60, 61, 62, 63, WGMMA_FROM_128
+#define WGMMA_FROM_128 64, 65, 66, 67, WGMMA_FROM_136
+#define WGMMA_FROM_136 68, 69, 70, 71, WGMMA_FROM_144
+#define WGMMA_FROM_144 72, 73, 74, 75, WGMMA_FROM_152
+#define WGMMA_FROM_152 76, 77, 78, 79, WGMMA_FROM_160
+#define WGMMA_FROM_160 80, 81, 82, 83, WGMMA_FROM_168
+#define WGMMA_FROM_168 84, 85, 86, 87, WGMMA_FROM_176
+#define WGMMA_FROM_176 88, 89, 90, 91, WGMMA_FROM_184
+#define WGMMA_FROM_184 92, 93, 94, 95, WGMMA_FROM_192
+#define WGMMA_FROM_192 96, 97, 98, 99, WGMMA_FROM_200
+#define WGMMA_FROM_200 100, 101, 102, 103, WGMMA_FROM_208
+#define WGMMA_FROM_208 104, 105, 106, 107, WGMMA_FROM_216
+#define WGMMA_FROM_216 108, 109, 110, 111, WGMMA_FROM_224
+#define WGMMA_FROM_224 112, 113, 114, 115, WGMMA_FROM_232
+#define WGMMA_FROM_232 116, 117, 118, 119, WGMMA_FROM_240
+#define WGMMA_FROM_240 120, 121, 122, 123, WGMMA_FROM_248
+#define WGMMA_FROM_248 124, 125, 126, 127, WGMMA_FROM_256
+#define WGMMA_FROM_256 128, 129, 130, 131, WGMMA_FROM_264
+#define WGMMA_FROM_264 132, 133, 134, 135, WGMMA_FROM_272
+#define WGMMA_FROM_272 136, 137, 138, 139, WGMMA_FROM_280
+#define WGMMA_FROM_280 140, 141, 142, 143, WGMMA_FROM_288
+#define WGMMA_FROM_288 144, 145, 146, 147, WGMMA_FROM_296
+#define WGMMA_FROM_296 148, 149, 150, 151
+
 #define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
   " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
@@ -2028,48 +2066,55 @@ struct Wgmma {
                    "C"(Tail::text));                                                                     \
   }
 
-#define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)        \
-  template <>                                                 \
-  struct Wgmma<n> {                                           \
-    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)             \
-    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)             \
-    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
-    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
+#define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
+  template <>                                                  \
+  struct Wgmma<n> {                                            \
+    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
+    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
   };
+#define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
+#define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-WGMMA_SHAPE(8, 4, 5, 6, 7, 8, 9, 10, 11)
-WGMMA_SHAPE(16, 8, 9, 10, 11, 12, 13, 14, 15)
-WGMMA_SHAPE(24, 12, 13, 14, 15, 16, 17, 18, 19)
-WGMMA_SHAPE(32, 16, 17, 18, 19, 20, 21, 22, 23)
-WGMMA_SHAPE(40, 20, 21, 22, 23, 24, 25, 26, 27)
-WGMMA_SHAPE(48, 24, 25, 26, 27, 28, 29, 30, 31)
-WGMMA_SHAPE(56, 28, 29, 30, 31, 32, 33, 34, 35)
-WGMMA_SHAPE(64, 32, 33, 34, 35, 36, 37, 38, 39)
-WGMMA_SHAPE(72, 36, 37, 38, 39, 40, 41, 42, 43)
-WGMMA_SHAPE(80, 40, 41, 42, 43, 44, 45, 46, 47)
-WGMMA_SHAPE(88, 44, 45, 46, 47, 48, 49, 50, 51)
-WGMMA_SHAPE(96, 48, 49, 50, 51, 52, 53, 54, 55)
-WGMMA_SHAPE(104, 52, 53, 54, 55, 56, 57, 58, 59)
-WGMMA_SHAPE(112, 56, 57, 58, 59, 60, 61, 62, 63)
-WGMMA_SHAPE(120, 60, 61, 62, 63, 64, 65, 66, 67)
-WGMMA_SHAPE(128, 64, 65, 66, 67, 68, 69, 70, 71)
-WGMMA_SHAPE(136, 68, 69, 70, 71, 72, 73, 74, 75)
-WGMMA_SHAPE(144, 72, 73, 74, 75, 76, 77, 78, 79)
-WGMMA_SHAPE(152, 76, 77, 78, 79, 80, 81, 82, 83)
-WGMMA_SHAPE(160, 80, 81, 82, 83, 84, 85, 86, 87)
-WGMMA_SHAPE(168, 84, 85, 86, 87, 88, 89, 90, 91)
-WGMMA_SHAPE(176, 88, 89, 90, 91, 92, 93, 94, 95)
-WGMMA_SHAPE(184, 92, 93, 94, 95, 96, 97, 98, 99)
-WGMMA_SHAPE(192, 96, 97, 98, 99, 100, 101, 102, 103)
-WGMMA_SHAPE(200, 100, 101, 102, 103, 104, 105, 106, 107)
-WGMMA_SHAPE(208, 104, 105, 106, 107, 108, 109, 110, 111)
-WGMMA_SHAPE(216, 108, 109, 110, 111, 112, 113, 114, 115)
-WGMMA_SHAPE(224, 112, 113, 114, 115, 116, 117, 118, 119)
-WGMMA_SHAPE(232, 116, 117, 118, 119, 120, 121, 122, 123)
-WGMMA_SHAPE(240, 120, 121, 122, 123, 124, 125, 126, 127)
-WGMMA_SHAPE(248, 124, 125, 126, 127, 128, 129, 130, 131)
-WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
-
+// A kernel may say which ones it uses, as compilers take some time for each.
+#ifdef WGMMA_SHAPES
+WGMMA_SHAPES(WGMMA_SHAPE)
+#else
+WGMMA_SHAPE(8)
+WGMMA_SHAPE(16)
+WGMMA_SHAPE(24)
+WGMMA_SHAPE(32)
+WGMMA_SHAPE(40)
+WGMMA_SHAPE(48)
+WGMMA_SHAPE(56)
+WGMMA_SHAPE(64)
+WGMMA_SHAPE(72)
+WGMMA_SHAPE(80)
+WGMMA_SHAPE(88)
+WGMMA_SHAPE(96)
+WGMMA_SHAPE(104)
+WGMMA_SHAPE(112)
+WGMMA_SHAPE(120)
+WGMMA_SHAPE(128)
+WGMMA_SHAPE(136)
+WGMMA_SHAPE(144)
+WGMMA_SHAPE(152)
+WGMMA_SHAPE(160)
+WGMMA_SHAPE(168)
+WGMMA_SHAPE(176)
+WGMMA_SHAPE(184)
+WGMMA_SHAPE(192)
+WGMMA_SHAPE(200)
+WGMMA_SHAPE(208)
+WGMMA_SHAPE(216)
+WGMMA_SHAPE(224)
+WGMMA_SHAPE(232)
+WGMMA_SHAPE(240)
+WGMMA_SHAPE(248)
+WGMMA_SHAPE(256)
+#endif
+#line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -2093,6 +2138,95 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b) {
   Wgmma<n>::template set_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), 0);
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/ptx/wgmma_fours.cuh"
+// Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
+// more time for the accumulators that go into statements and come out of them than for all else about
+// products. For kernels that say which shapes they use.
+
+namespace flashgen {
+
+template <i32 n>
+struct WgmmaFours {
+  static_assert(n == 0,
+                "a kernel says which shapes it uses: #define WGMMA_SHAPES(shape) shape(64) shape(128)");
+};
+
+#define WGMMA_PRODUCT(n, a, b, type, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
+#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
+// What follows adds to what was there.
+#define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
+#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
+#define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+#define WGMMA_SS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)                           \
+  template <class Type, class Tail>                                                                          \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4],                \
+                                       i32 accumulate) {                                                     \
+    asm volatile(WGMMA_BEGIN(i8) WGMMA_PRODUCT(n, "%" #i0, i1, i9, i10)                                      \
+                     WGMMA_ADD WGMMA_PRODUCT(n, "%" #i2, i3, i9, i10) WGMMA_PRODUCT(n, "%" #i4, i5, i9, i10) \
+                         WGMMA_PRODUCT(n, "%" #i6, i7, i9, i10) "}"                                          \
+                 : WGMMA_REGISTERS_##n(c)                                                                    \
+                 : "l"(a[0]), "l"(b[0]), "l"(a[1]), "l"(b[1]), "l"(a[2]), "l"(b[2]), "l"(a[3]), "l"(b[3]),   \
+                   "r"(accumulate), "C"(Type::name), "C"(Tail::text));                                       \
+  }
+
+#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
+                      i16, i17, i18, i19, i20, i21, i22, ...)                                               \
+  template <class Type, class Tail>                                                                         \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4],            \
+                                       i32 accumulate) {                                                    \
+    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
+                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
+                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
+                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
+                 : WGMMA_REGISTERS_##n(c)                                                                   \
+                 : WGMMA_REGISTERS_OF(a[0]), WGMMA_REGISTERS_OF(a[1]), WGMMA_REGISTERS_OF(a[2]),            \
+                   WGMMA_REGISTERS_OF(a[3]), "l"(b[0]), "l"(b[1]), "l"(b[2]), "l"(b[3]), "r"(accumulate),   \
+                   "C"(Type::name), "C"(Tail::text));                                                       \
+  }
+
+#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
+  template <>                                                                                \
+  struct WgmmaFours<n> {                                                                     \
+    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+  };
+#define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
+
+#ifdef WGMMA_SHAPES
+WGMMA_SHAPES(WGMMA_FOURS)
+#endif
+#line 63
+// d = the sum of four products a * b, plus what d held.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                   const MatrixDescriptor (&b)[4]) {
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 1);
+}
+
+// The same where nothing d held before matters.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                         const MatrixDescriptor (&b)[4]) {
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
+}
+
+// With the left operands in registers, plus what d held if `accumulate`.
+template <class T, i32 n, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
+                                   bool accumulate) {
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, right, accumulate);
 }
 
 }  // namespace flashgen
@@ -2245,21 +2379,6 @@ FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[coun
   for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
 }
 
-// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
-template <class QTile, class KTile>
-FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
-  using T = typename QTile::Element;
-  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
-  wgmma_fence();
-  wgmma_ss_first<T, KTile::rows>(scores, left, right);
-#pragma unroll
-  for (i32 step = 1; step < QTile::steps; ++step) {
-    wgmma_ss<T, KTile::rows>(scores, left.advanced(QTile::along_columns(step)),
-                             right.advanced(KTile::along_columns(step)), true);
-  }
-  wgmma_commit();
-}
-
 // Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
@@ -2290,7 +2409,7 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`.
+// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
                                   bool kept = true) {

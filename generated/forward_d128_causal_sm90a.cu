@@ -25,6 +25,10 @@
 //            doubts          230400 to 230608  which tiles of queries bad values may have reached
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 
+#line 5 "kernels/forward_sm90.cu.j2"
+// The products that it makes, by their columns: S and O.
+#define WGMMA_SHAPES(shape) shape(128)
+
 // The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
 
 #if defined(FLASHGEN_EMULATOR)
@@ -1472,8 +1476,8 @@ struct WgmmaTail<true, a, b> {
 template <class T, Major... majors>
 using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The numbers
-// after n are those of the operands that follow the accumulators: %{n / 2} and so on.
+// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The operands
+// that follow the accumulators have the numbers from n / 2 on.
 template <i32 n>
 struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
@@ -1546,6 +1550,44 @@ struct Wgmma {
 #define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
 #define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
 
+#define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
+#define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
+#define WGMMA_FROM_24 12, 13, 14, 15, WGMMA_FROM_32
+#define WGMMA_FROM_32 16, 17, 18, 19, WGMMA_FROM_40
+#define WGMMA_FROM_40 20, 21, 22, 23, WGMMA_FROM_48
+#define WGMMA_FROM_48 24, 25, 26, 27, WGMMA_FROM_56
+#define WGMMA_FROM_56 28, 29, 30, 31, WGMMA_FROM_64
+#define WGMMA_FROM_64 32, 33, 34, 35, WGMMA_FROM_72
+#define WGMMA_FROM_72 36, 37, 38, 39, WGMMA_FROM_80
+#define WGMMA_FROM_80 40, 41, 42, 43, WGMMA_FROM_88
+#define WGMMA_FROM_88 44, 45, 46, 47, WGMMA_FROM_96
+#define WGMMA_FROM_96 48, 49, 50, 51, WGMMA_FROM_104
+#define WGMMA_FROM_104 52, 53, 54, 55, WGMMA_FROM_112
+#define WGMMA_FROM_112 56, 57, 58, 59, WGMMA_FROM_120
+#define WGMMA_FROM_120 60, 61, 62, 63, WGMMA_FROM_128
+#define WGMMA_FROM_128 64, 65, 66, 67, WGMMA_FROM_136
+#define WGMMA_FROM_136 68, 69, 70, 71, WGMMA_FROM_144
+#define WGMMA_FROM_144 72, 73, 74, 75, WGMMA_FROM_152
+#define WGMMA_FROM_152 76, 77, 78, 79, WGMMA_FROM_160
+#define WGMMA_FROM_160 80, 81, 82, 83, WGMMA_FROM_168
+#define WGMMA_FROM_168 84, 85, 86, 87, WGMMA_FROM_176
+#define WGMMA_FROM_176 88, 89, 90, 91, WGMMA_FROM_184
+#define WGMMA_FROM_184 92, 93, 94, 95, WGMMA_FROM_192
+#define WGMMA_FROM_192 96, 97, 98, 99, WGMMA_FROM_200
+#define WGMMA_FROM_200 100, 101, 102, 103, WGMMA_FROM_208
+#define WGMMA_FROM_208 104, 105, 106, 107, WGMMA_FROM_216
+#define WGMMA_FROM_216 108, 109, 110, 111, WGMMA_FROM_224
+#define WGMMA_FROM_224 112, 113, 114, 115, WGMMA_FROM_232
+#define WGMMA_FROM_232 116, 117, 118, 119, WGMMA_FROM_240
+#define WGMMA_FROM_240 120, 121, 122, 123, WGMMA_FROM_248
+#define WGMMA_FROM_248 124, 125, 126, 127, WGMMA_FROM_256
+#define WGMMA_FROM_256 128, 129, 130, 131, WGMMA_FROM_264
+#define WGMMA_FROM_264 132, 133, 134, 135, WGMMA_FROM_272
+#define WGMMA_FROM_272 136, 137, 138, 139, WGMMA_FROM_280
+#define WGMMA_FROM_280 140, 141, 142, 143, WGMMA_FROM_288
+#define WGMMA_FROM_288 144, 145, 146, 147, WGMMA_FROM_296
+#define WGMMA_FROM_296 148, 149, 150, 151
+
 #define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
   " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
@@ -1567,48 +1609,55 @@ struct Wgmma {
                    "C"(Tail::text));                                                                     \
   }
 
-#define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)        \
-  template <>                                                 \
-  struct Wgmma<n> {                                           \
-    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)             \
-    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)             \
-    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
-    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
+#define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
+  template <>                                                  \
+  struct Wgmma<n> {                                            \
+    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
+    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
   };
+#define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
+#define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-WGMMA_SHAPE(8, 4, 5, 6, 7, 8, 9, 10, 11)
-WGMMA_SHAPE(16, 8, 9, 10, 11, 12, 13, 14, 15)
-WGMMA_SHAPE(24, 12, 13, 14, 15, 16, 17, 18, 19)
-WGMMA_SHAPE(32, 16, 17, 18, 19, 20, 21, 22, 23)
-WGMMA_SHAPE(40, 20, 21, 22, 23, 24, 25, 26, 27)
-WGMMA_SHAPE(48, 24, 25, 26, 27, 28, 29, 30, 31)
-WGMMA_SHAPE(56, 28, 29, 30, 31, 32, 33, 34, 35)
-WGMMA_SHAPE(64, 32, 33, 34, 35, 36, 37, 38, 39)
-WGMMA_SHAPE(72, 36, 37, 38, 39, 40, 41, 42, 43)
-WGMMA_SHAPE(80, 40, 41, 42, 43, 44, 45, 46, 47)
-WGMMA_SHAPE(88, 44, 45, 46, 47, 48, 49, 50, 51)
-WGMMA_SHAPE(96, 48, 49, 50, 51, 52, 53, 54, 55)
-WGMMA_SHAPE(104, 52, 53, 54, 55, 56, 57, 58, 59)
-WGMMA_SHAPE(112, 56, 57, 58, 59, 60, 61, 62, 63)
-WGMMA_SHAPE(120, 60, 61, 62, 63, 64, 65, 66, 67)
-WGMMA_SHAPE(128, 64, 65, 66, 67, 68, 69, 70, 71)
-WGMMA_SHAPE(136, 68, 69, 70, 71, 72, 73, 74, 75)
-WGMMA_SHAPE(144, 72, 73, 74, 75, 76, 77, 78, 79)
-WGMMA_SHAPE(152, 76, 77, 78, 79, 80, 81, 82, 83)
-WGMMA_SHAPE(160, 80, 81, 82, 83, 84, 85, 86, 87)
-WGMMA_SHAPE(168, 84, 85, 86, 87, 88, 89, 90, 91)
-WGMMA_SHAPE(176, 88, 89, 90, 91, 92, 93, 94, 95)
-WGMMA_SHAPE(184, 92, 93, 94, 95, 96, 97, 98, 99)
-WGMMA_SHAPE(192, 96, 97, 98, 99, 100, 101, 102, 103)
-WGMMA_SHAPE(200, 100, 101, 102, 103, 104, 105, 106, 107)
-WGMMA_SHAPE(208, 104, 105, 106, 107, 108, 109, 110, 111)
-WGMMA_SHAPE(216, 108, 109, 110, 111, 112, 113, 114, 115)
-WGMMA_SHAPE(224, 112, 113, 114, 115, 116, 117, 118, 119)
-WGMMA_SHAPE(232, 116, 117, 118, 119, 120, 121, 122, 123)
-WGMMA_SHAPE(240, 120, 121, 122, 123, 124, 125, 126, 127)
-WGMMA_SHAPE(248, 124, 125, 126, 127, 128, 129, 130, 131)
-WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
-
+// A kernel may say which ones it uses, as compilers take some time for each.
+#ifdef WGMMA_SHAPES
+WGMMA_SHAPES(WGMMA_SHAPE)
+#else
+WGMMA_SHAPE(8)
+WGMMA_SHAPE(16)
+WGMMA_SHAPE(24)
+WGMMA_SHAPE(32)
+WGMMA_SHAPE(40)
+WGMMA_SHAPE(48)
+WGMMA_SHAPE(56)
+WGMMA_SHAPE(64)
+WGMMA_SHAPE(72)
+WGMMA_SHAPE(80)
+WGMMA_SHAPE(88)
+WGMMA_SHAPE(96)
+WGMMA_SHAPE(104)
+WGMMA_SHAPE(112)
+WGMMA_SHAPE(120)
+WGMMA_SHAPE(128)
+WGMMA_SHAPE(136)
+WGMMA_SHAPE(144)
+WGMMA_SHAPE(152)
+WGMMA_SHAPE(160)
+WGMMA_SHAPE(168)
+WGMMA_SHAPE(176)
+WGMMA_SHAPE(184)
+WGMMA_SHAPE(192)
+WGMMA_SHAPE(200)
+WGMMA_SHAPE(208)
+WGMMA_SHAPE(216)
+WGMMA_SHAPE(224)
+WGMMA_SHAPE(232)
+WGMMA_SHAPE(240)
+WGMMA_SHAPE(248)
+WGMMA_SHAPE(256)
+#endif
+#line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -1632,6 +1681,95 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b) {
   Wgmma<n>::template set_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), 0);
+}
+
+}  // namespace flashgen
+
+#line 3 "flashgen/ptx/wgmma_fours.cuh"
+// Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
+// more time for the accumulators that go into statements and come out of them than for all else about
+// products. For kernels that say which shapes they use.
+
+namespace flashgen {
+
+template <i32 n>
+struct WgmmaFours {
+  static_assert(n == 0,
+                "a kernel says which shapes it uses: #define WGMMA_SHAPES(shape) shape(64) shape(128)");
+};
+
+#define WGMMA_PRODUCT(n, a, b, type, tail) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
+#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
+// What follows adds to what was there.
+#define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
+#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
+#define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+#define WGMMA_SS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)                           \
+  template <class Type, class Tail>                                                                          \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4],                \
+                                       i32 accumulate) {                                                     \
+    asm volatile(WGMMA_BEGIN(i8) WGMMA_PRODUCT(n, "%" #i0, i1, i9, i10)                                      \
+                     WGMMA_ADD WGMMA_PRODUCT(n, "%" #i2, i3, i9, i10) WGMMA_PRODUCT(n, "%" #i4, i5, i9, i10) \
+                         WGMMA_PRODUCT(n, "%" #i6, i7, i9, i10) "}"                                          \
+                 : WGMMA_REGISTERS_##n(c)                                                                    \
+                 : "l"(a[0]), "l"(b[0]), "l"(a[1]), "l"(b[1]), "l"(a[2]), "l"(b[2]), "l"(a[3]), "l"(b[3]),   \
+                   "r"(accumulate), "C"(Type::name), "C"(Tail::text));                                       \
+  }
+
+#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
+                      i16, i17, i18, i19, i20, i21, i22, ...)                                               \
+  template <class Type, class Tail>                                                                         \
+  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4],            \
+                                       i32 accumulate) {                                                    \
+    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
+                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
+                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
+                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
+                 : WGMMA_REGISTERS_##n(c)                                                                   \
+                 : WGMMA_REGISTERS_OF(a[0]), WGMMA_REGISTERS_OF(a[1]), WGMMA_REGISTERS_OF(a[2]),            \
+                   WGMMA_REGISTERS_OF(a[3]), "l"(b[0]), "l"(b[1]), "l"(b[2]), "l"(b[3]), "r"(accumulate),   \
+                   "C"(Type::name), "C"(Tail::text));                                                       \
+  }
+
+#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
+  template <>                                                                                \
+  struct WgmmaFours<n> {                                                                     \
+    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
+    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
+  };
+#define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
+
+#ifdef WGMMA_SHAPES
+WGMMA_SHAPES(WGMMA_FOURS)
+#endif
+#line 63
+// d = the sum of four products a * b, plus what d held.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                   const MatrixDescriptor (&b)[4]) {
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 1);
+}
+
+// The same where nothing d held before matters.
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                         const MatrixDescriptor (&b)[4]) {
+  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
+}
+
+// With the left operands in registers, plus what d held if `accumulate`.
+template <class T, i32 n, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
+                                   bool accumulate) {
+  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
+  WgmmaFours<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, right, accumulate);
 }
 
 }  // namespace flashgen
@@ -1784,21 +1922,6 @@ FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[coun
   for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
 }
 
-// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
-template <class QTile, class KTile>
-FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
-  using T = typename QTile::Element;
-  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
-  wgmma_fence();
-  wgmma_ss_first<T, KTile::rows>(scores, left, right);
-#pragma unroll
-  for (i32 step = 1; step < QTile::steps; ++step) {
-    wgmma_ss<T, KTile::rows>(scores, left.advanced(QTile::along_columns(step)),
-                             right.advanced(KTile::along_columns(step)), true);
-  }
-  wgmma_commit();
-}
-
 // Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
@@ -1829,7 +1952,7 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`.
+// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
                                   bool kept = true) {
@@ -2951,6 +3074,72 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
+#line 3 "flashgen/issue_in_fours.cuh"
+// The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
+// told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
+// it is unrolled, and all that they do before takes longer.
+
+namespace flashgen {
+
+template <class QTile, class KTile, i32 step = 0>
+FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
+                                       MatrixDescriptor right) {
+  using T = typename QTile::Element;
+  const auto a = [&](i32 i) { return left.advanced(QTile::along_columns(step + i)); };
+  const auto b = [&](i32 i) { return right.advanced(KTile::along_columns(step + i)); };
+  if constexpr (step + 4 <= QTile::steps) {
+    const MatrixDescriptor four_a[4] = {a(0), a(1), a(2), a(3)}, four_b[4] = {b(0), b(1), b(2), b(3)};
+    if constexpr (step == 0) {
+      wgmma_ss_first_four<T, KTile::rows>(scores, four_a, four_b);
+    } else {
+      wgmma_ss_four<T, KTile::rows>(scores, four_a, four_b);
+    }
+    issue_scores_from<QTile, KTile, step + 4>(scores, left, right);
+  } else if constexpr (step < QTile::steps) {
+    wgmma_ss<T, KTile::rows>(scores, a(0), b(0), true);
+    issue_scores_from<QTile, KTile, step + 1>(scores, left, right);
+  }
+}
+
+// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
+template <class QTile, class KTile>
+FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
+  static_assert(QTile::steps >= 4, "the first four steps are issued together");
+  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
+  wgmma_fence();
+  issue_scores_from<QTile, KTile>(scores, left, right);
+  wgmma_commit();
+}
+
+template <class VTile, i32 step = 0>
+FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                       MatrixDescriptor right, bool kept) {
+  using T = typename VTile::Element;
+  constexpr i32 steps = VTile::rows / 16;
+  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(step + i)); };
+  if constexpr (step + 4 <= steps) {
+    const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
+    wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
+    issue_output_from<VTile, step + 4>(out, probabilities, right, true);
+  } else if constexpr (step < steps) {
+    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
+    issue_output_from<VTile, step + 1>(out, probabilities, right, true);
+  }
+}
+
+// Issues O += P V, or O = P V where O is not to be `kept`.
+template <class VTile>
+FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                           VTile v, bool kept) {
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+  issue_output_from<VTile>(out, probabilities, right, kept);
+  wgmma_commit();
+}
+
+}  // namespace flashgen
+
 #line 4 "flashgen/listed.cuh"
 // What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
 
@@ -3221,7 +3410,7 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
 
 }  // namespace flashgen
 
-#line 9 "flashgen/forward_sm90.cuh"
+#line 10 "flashgen/forward_sm90.cuh"
 // What the forward kernel for Hopper is made of.
 
 namespace flashgen {
@@ -3344,11 +3533,14 @@ template <class Tile>
 FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
   constexpr i32 chunks = Tile::bytes / kChunkBytes;
+  const auto place_of = [&](i32 i) -> Vec16& { return *reinterpret_cast<Vec16*>(tile + i * kChunkBytes); };
   bool found = false;
-#pragma unroll 3
+  // The next chunk is on its way meanwhile.
+  Vec16 next = place_of(first);
+#pragma unroll 1
   for (i32 i = first; i < chunks; i += step) {
-    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
-    Vec16 chunk = place;
+    Vec16 chunk = next;
+    if (i + step < chunks) next = place_of(i + step);
     u32 bad = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
@@ -3357,7 +3549,7 @@ FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
       chunk.words[w] &= ~((signs >> 15) * 0xffffu);
     }
     if (bad == 0) continue;
-    place = chunk;
+    place_of(i) = chunk;
     found = true;
   }
   return found;
@@ -3379,11 +3571,18 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-#pragma unroll 2
-    for (i32 key = tile * tile_kv; key < end; key += together) {
+    const auto values_at = [&](i32 key) {
       Vec16 values = {};
       if (mine < together && key + mine < end)
         values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
+      return values;
+    };
+    // The next values are on their way meanwhile; the rest stands here once, as it is long where masks are.
+    Vec16 next = values_at(tile * tile_kv);
+#pragma unroll 1
+    for (i32 key = tile * tile_kv; key < end; key += together) {
+      const Vec16 values = next;
+      next = values_at(key + together);
       // Half of the lanes ask for all rows whether they attend to one key, half for the next.
       u32 attends = 0;
 #pragma unroll
@@ -3554,7 +3753,7 @@ struct Doubts {
 
 }  // namespace flashgen
 
-#line 22 "kernels/forward_sm90.cu.j2"
+#line 27 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3630,19 +3829,19 @@ constexpr u32 kDoubts = 230400;         // which tiles of queries bad values may
 constexpr u32 kBytes = 230608;
 }  // namespace smem
 
-#line 32
+#line 37
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 40
+#line 45
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
-#line 45
+#line 50
 using TileDoubts = Doubts<kConfig.tile_slots, 4 + Shape::consumer_warps, Shape::consumer_warps>;
 
-#line 48
+#line 53
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -3668,11 +3867,11 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 80
+#line 85
   FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
     return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
   }
-#line 85
+#line 90
   static_assert(smem::kDoubts + sizeof(TileDoubts) <= smem::kBytes, "the plan leaves room for what is in doubt");
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
   // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
@@ -3686,7 +3885,7 @@ struct Shared {
   FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 99
+#line 104
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3701,14 +3900,14 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 114
+#line 119
 // Whether the mask cuts through a tile of keys. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE bool cuts(const Params& p, const RowTile& rows, i32 key_tile) {
-#line 120
+#line 125
   return !mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv).has(key_tile);
 }
 
-#line 126
+#line 131
 FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer, bool looks_through) {
   const i32 row = rows.first_q + consumer * kWarpgroupRows;
   const i32 row_end = larger(row + 1, smaller(row + kWarpgroupRows, p.len_q));
@@ -3718,54 +3917,57 @@ FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consume
   return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv), looks_through};
 }
 
-#line 136
+#line 141
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 140
+#line 145
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 144
+#line 149
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 151
-    reach = shared.reach(tile_at, consumer);
-#line 154
-    shared.doubts().say(tile_at.slot(), thread);
 #line 156
+    reach = shared.reach(tile_at, consumer);
+#line 159
+    shared.doubts().say(tile_at.slot(), thread);
+#line 161
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 162
+#line 167
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 168
+#line 173
     return step;
   }
 
-  // The step after one whose keys have been passed by k_at.
+  // The step after one whose keys have been passed by k_at; the first one after one that does not exist.
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 179
+#line 184
     --next.key_tile;
-#line 181
+#line 186
     return next;
   }
 
-#line 185
-  // Behind the last step, the first one of the tiles of queries that are taken once more, if there are any.
+#line 190
+  // Behind the last step, whether tiles of queries are told of that are taken once more; and the first step of these.
+  FLASHGEN_DEVICE bool is_told_more(const Shared& shared, Thread thread) const {
+    return shared.doubts().is_first_end(thread) && warp_any(shared.doubts().are_left());
+  }
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
-    if (!shared.doubts().is_first_end(thread) || !warp_any(shared.doubts().are_left())) return {};
+    if (!is_told_more(shared, thread)) return {};
     return next_tile(p, shared, thread);
   }
 };
@@ -3824,92 +4026,88 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return rows;
   };
 
-  const auto load_values = [&](i32 head, i32 sequence, i32 tile) {
-    if (elected) {
-      shared.v_ring.wait_empty(v_at);
-      mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
-      const u32 full = shared.v_ring.full(v_at);
-      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
-    }
-    v_at.advance();
-  };
-  // Keys run one tile ahead of values, where they lead also from one tile of queries to the next: which tile
-  // of values is still to be brought, if any, and of which head.
+  // Values come behind the keys of the next step. Where keys lead, also from one tile of queries to the next: which
+  // tile of them is still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
-  const auto load_values_left = [&]() {
-    if (!kConfig.keys_lead || values_left < 0) return;
-    load_values(left_head, left_sequence, values_left);
-    values_left = -1;
-  };
 
-  // A tile of queries with its keys and values; gives the next one.
-  const auto bring = [&](const RowTile& rows) {
-    // Drawn late, no block has a tile waiting that another could begin.
-    i32 drawn = !kConfig.draws_late && elected ? draw() : 0;
+  // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
+  // is told of in one place: compilers make a copy of each, and take their time for it.
+  RowTile rows = {};
+  i32 drawn = block_idx_x();
+  for (;;) {
     const i32 head_kv = rows.head / p.group;
-    const Range keys = keys_of(p, rows);
-#line 115
+    Range keys = {0, 0};
+    if (rows.exists) keys = keys_of(p, rows);
+#line 106
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 121
+#line 112
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
       }
       k_at.advance();
     };
-    // The last values, which may have time until the next first keys have come.
-    const auto leave_values = [&](i32 tile) {
-      if (kConfig.keys_lead) {
-        values_left = tile;
-        left_head = head_kv;
-        left_sequence = rows.sequence;
-      } else {
-        load_values(head_kv, rows.sequence, tile);
+    // Elsewhere the head is known, and the tile, and there are no registers to spare.
+    const auto load_values_left = [&](i32 tile) {
+#line 123
+      const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
+#line 125
+      if (left < 0) return;
+      if (elected) {
+        shared.v_ring.wait_empty(v_at);
+        mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
+        const u32 full = shared.v_ring.full(v_at);
+        const i32 head = kConfig.keys_lead ? left_head : head_kv;
+        const i32 sequence = kConfig.keys_lead ? left_sequence : rows.sequence;
+        shared.v.slot(v_at.slot()).load(p.v_map, full, left * kConfig.tile_kv, head, sequence);
       }
+      v_at.advance();
+      values_left = -1;
     };
     RowTile next = {};
     bool announced = false;
-#line 170
-    // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
-    // without a slot behind the first keys, which have room sooner.
-    for (i32 tile = keys.end - 1; tile >= keys.begin; --tile) {
-      load_keys(tile);
-      const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
-      if (draws && elected) drawn = draw();
-      if (tile + 1 == keys.end) {
-        load_values_left();
-        load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-      } else {
-        load_values(head_kv, rows.sequence, tile + 1);
+#pragma unroll 1
+    for (i32 tile = keys.end - 1;; --tile) {
+#line 154
+      const bool is_over = tile < keys.begin, is_first = tile + 1 == keys.end;
+      if (!is_over) {
+        load_keys(tile);
+#line 158
+        // Drawn late, no block has a tile waiting that another could begin.
+        const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
+        if (draws && elected) drawn = draw();
       }
+#line 163
+      // The last values may have time until the next first keys have come, but not where room for the next queries
+      // may come only after them.
+      if (!is_over || !kConfig.keys_lead || !announced || !next.exists) load_values_left(tile);
+      // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
+      // without a slot behind the first keys, which have room sooner.
+      if (!is_over && is_first) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
       const bool is_time = !kConfig.draws_late || tile <= keys.begin + 1;
-      if (!announced && tile + 1 < keys.end && kConfig.q_slots > 1 && is_time) {
+      if (!announced && (is_over || (!is_first && kConfig.q_slots > 1 && is_time))) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
+      if (is_over) break;
+#line 178
+      values_left = tile;
+      left_head = head_kv;
+      left_sequence = rows.sequence;
     }
-    leave_values(keys.begin);
-#line 190
-    if (!announced) {
-      // Room for the next queries may come only after these.
-      load_values_left();
-      next = announce(shuffle(drawn, 0));
+    rows = next;
+    if (!rows.exists) {
+#line 185
+      // Which tiles are in doubt is known when all are done with.
+      if (!warp_any(elected && !shared.doubts().repeats() && shared.doubts().are_left())) break;
+      if (elected) shared.doubts().repeat();
+      warp_sync();
     }
-    return next;
-  };
-#line 198
-  for (i32 first = block_idx_x();;) {
-    for (RowTile rows = announce(first); rows.exists;) rows = bring(rows);
-    load_values_left();
-    // Which tiles are in doubt is known when all are done with.
-    if (!warp_any(elected && !shared.doubts().repeats() && shared.doubts().are_left())) break;
-    if (elected) shared.doubts().repeat();
-    warp_sync();
-    first = shuffle(elected ? shared.doubts().draw() : 0, 0);
+#line 193
+    if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 211
   if (elected) leave_counters(p);
 }
 
@@ -3920,12 +4118,17 @@ FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread threa
   constexpr i32 warps = 3;
   const i32 warp = thread.warp - 1;
   Follower at = {0};
-  Step step = at.next_tile(p, shared, thread);
-  while (step.exists()) {
+  Step step = {};
+  for (;;) {
+    step = at.after(step, p, shared, thread);
+    if (!step.exists()) {
+      if (at.is_told_more(shared, thread)) continue;
+      break;
+    }
     shared.v_ring.wait_full(at.v_at);
-#line 14
+#line 19
     if (at.reach.looks_through && cuts(p, step.rows, step.key_tile)) {
-#line 16
+#line 21
       u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
       const i32 first = warp * kWarpSize + thread.lane;
       const bool found = take_out_bad_values<Shape::VTile>(values, first, warps * kWarpSize);
@@ -3938,10 +4141,8 @@ FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread threa
     if (thread.lane == 0) mbarrier_arrive(shared.looked_through(at.v_at.slot()));
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
-#line 32
+#line 37
     at.k_at.advance();
-    step = at.after(step, p, shared, thread);
-    if (!step.exists()) step = at.once_more(p, shared, thread);
   }
 }
 
@@ -4135,7 +4336,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
 #line 31
-    issue_output(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
+    issue_output_in_fours(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
     pass_turn();
   };
   // The first scores, with nothing to overlap, and out of turn.
@@ -4251,13 +4452,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   }
 #line 190
-  // Nobody else takes the turn after the last one.
-  if (consumer == 0) take_turn();
+  // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
+  if (self.again().warp / 4 == 1) take_turn();
 #line 193
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 212 "kernels/forward_sm90.cu.j2"
+#line 220 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4269,13 +4470,13 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps + inspectors);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * (consumer_warps + inspectors));
-#line 224
+#line 232
     shared.doubts().init();
     for (i32 slot = 0; slot < kConfig.stages; ++slot) {
       mbarrier_init(shared.looked_through(slot), inspectors);
       for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
     }
-#line 230
+#line 238
     fence_mbarrier_init();
   }
   if (thread.index() == kWarpSize) {
@@ -4292,9 +4493,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 247
+#line 255
     if (thread.warp != 0) inspect(p, shared, thread);
-#line 249
+#line 257
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -181,6 +181,8 @@ FLASHGEN_DEVICE i32 extreme_in(const Captured<T, rank>& tensor, i64 offset, cons
     if (low[axis] > high[axis]) return found;
     const i32 last = tensor.sizes[axis] - 1;
     const i32 begin = larger(0, smaller(low[axis], last)), end = larger(0, smaller(high[axis], last));
+    // Rectangles are a few elements wide, and assemblers would make eight copies of the loops about them.
+#pragma unroll 1
     for (i32 i = begin; i <= end; ++i) {
       const i32 other = extreme_in<largest, axis + 1>(tensor, offset + tensor.strides[axis] * i, low, high);
       found = largest ? larger(found, other) : smaller(found, other);

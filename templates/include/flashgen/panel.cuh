@@ -147,21 +147,6 @@ FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[coun
   for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
 }
 
-// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
-template <class QTile, class KTile>
-FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
-  using T = typename QTile::Element;
-  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
-  wgmma_fence();
-  wgmma_ss_first<T, KTile::rows>(scores, left, right);
-#pragma unroll
-  for (i32 step = 1; step < QTile::steps; ++step) {
-    wgmma_ss<T, KTile::rows>(scores, left.advanced(QTile::along_columns(step)),
-                             right.advanced(KTile::along_columns(step)), true);
-  }
-  wgmma_commit();
-}
-
 // Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
@@ -192,7 +177,7 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`.
+// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
                                   bool kept = true) {

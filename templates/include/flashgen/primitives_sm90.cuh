@@ -9,4 +9,5 @@
 #include "flashgen/ptx/grid.cuh"
 #include "flashgen/ptx/warpgroup.cuh"
 #include "flashgen/ptx/wgmma.cuh"
+#include "flashgen/ptx/wgmma_fours.cuh"
 #endif

@@ -79,4 +79,22 @@ FLASHGEN_DEVICE void setmaxnreg_dec(FLASHGEN_EMU_SITE) {
   flashgen_emu_setmaxnreg(registers, false, site);
 }
 
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                   const MatrixDescriptor (&b)[4], FLASHGEN_EMU_SITE) {
+  for (i32 i = 0; i < 4; ++i) wgmma_ss<T, n, a_major, b_major>(d, a[i], b[i], true, site);
+}
+
+template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
+                                         const MatrixDescriptor (&b)[4], FLASHGEN_EMU_SITE) {
+  for (i32 i = 0; i < 4; ++i) wgmma_ss<T, n, a_major, b_major>(d, a[i], b[i], i > 0, site);
+}
+
+template <class T, i32 n, Major b_major = Major::k>
+FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
+                                   bool accumulate, FLASHGEN_EMU_SITE) {
+  for (i32 i = 0; i < 4; ++i) wgmma_rs<T, n, b_major>(d, a[i], b[i], i > 0 || accumulate, site);
+}
+
 }  // namespace flashgen

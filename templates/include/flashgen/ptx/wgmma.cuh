@@ -83,8 +83,8 @@ struct WgmmaTail<true, a, b> {
 template <class T, Major... majors>
 using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The numbers
-// after n are those of the operands that follow the accumulators: %{n / 2} and so on.
+// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The operands
+// that follow the accumulators have the numbers from n / 2 on.
 template <i32 n>
 struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
@@ -157,6 +157,44 @@ struct Wgmma {
 #define WGMMA_REGISTERS_248(c) WGMMA_REGISTERS_240(c), WGMMA_FOUR(c, 120)
 #define WGMMA_REGISTERS_256(c) WGMMA_REGISTERS_248(c), WGMMA_FOUR(c, 124)
 
+#define WGMMA_FROM_8 4, 5, 6, 7, WGMMA_FROM_16
+#define WGMMA_FROM_16 8, 9, 10, 11, WGMMA_FROM_24
+#define WGMMA_FROM_24 12, 13, 14, 15, WGMMA_FROM_32
+#define WGMMA_FROM_32 16, 17, 18, 19, WGMMA_FROM_40
+#define WGMMA_FROM_40 20, 21, 22, 23, WGMMA_FROM_48
+#define WGMMA_FROM_48 24, 25, 26, 27, WGMMA_FROM_56
+#define WGMMA_FROM_56 28, 29, 30, 31, WGMMA_FROM_64
+#define WGMMA_FROM_64 32, 33, 34, 35, WGMMA_FROM_72
+#define WGMMA_FROM_72 36, 37, 38, 39, WGMMA_FROM_80
+#define WGMMA_FROM_80 40, 41, 42, 43, WGMMA_FROM_88
+#define WGMMA_FROM_88 44, 45, 46, 47, WGMMA_FROM_96
+#define WGMMA_FROM_96 48, 49, 50, 51, WGMMA_FROM_104
+#define WGMMA_FROM_104 52, 53, 54, 55, WGMMA_FROM_112
+#define WGMMA_FROM_112 56, 57, 58, 59, WGMMA_FROM_120
+#define WGMMA_FROM_120 60, 61, 62, 63, WGMMA_FROM_128
+#define WGMMA_FROM_128 64, 65, 66, 67, WGMMA_FROM_136
+#define WGMMA_FROM_136 68, 69, 70, 71, WGMMA_FROM_144
+#define WGMMA_FROM_144 72, 73, 74, 75, WGMMA_FROM_152
+#define WGMMA_FROM_152 76, 77, 78, 79, WGMMA_FROM_160
+#define WGMMA_FROM_160 80, 81, 82, 83, WGMMA_FROM_168
+#define WGMMA_FROM_168 84, 85, 86, 87, WGMMA_FROM_176
+#define WGMMA_FROM_176 88, 89, 90, 91, WGMMA_FROM_184
+#define WGMMA_FROM_184 92, 93, 94, 95, WGMMA_FROM_192
+#define WGMMA_FROM_192 96, 97, 98, 99, WGMMA_FROM_200
+#define WGMMA_FROM_200 100, 101, 102, 103, WGMMA_FROM_208
+#define WGMMA_FROM_208 104, 105, 106, 107, WGMMA_FROM_216
+#define WGMMA_FROM_216 108, 109, 110, 111, WGMMA_FROM_224
+#define WGMMA_FROM_224 112, 113, 114, 115, WGMMA_FROM_232
+#define WGMMA_FROM_232 116, 117, 118, 119, WGMMA_FROM_240
+#define WGMMA_FROM_240 120, 121, 122, 123, WGMMA_FROM_248
+#define WGMMA_FROM_248 124, 125, 126, 127, WGMMA_FROM_256
+#define WGMMA_FROM_256 128, 129, 130, 131, WGMMA_FROM_264
+#define WGMMA_FROM_264 132, 133, 134, 135, WGMMA_FROM_272
+#define WGMMA_FROM_272 136, 137, 138, 139, WGMMA_FROM_280
+#define WGMMA_FROM_280 140, 141, 142, 143, WGMMA_FROM_288
+#define WGMMA_FROM_288 144, 145, 146, 147, WGMMA_FROM_296
+#define WGMMA_FROM_296 148, 149, 150, 151
+
 #define WGMMA_TEXT(n, a, b, accumulate, type, tail)                                                       \
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "%" #type \
   " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n}"
@@ -178,47 +216,54 @@ struct Wgmma {
                    "C"(Tail::text));                                                                     \
   }
 
-#define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)        \
-  template <>                                                 \
-  struct Wgmma<n> {                                           \
-    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)             \
-    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)             \
-    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
-    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7) \
+#define WGMMA_SHAPE_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, ...) \
+  template <>                                                  \
+  struct Wgmma<n> {                                            \
+    WGMMA_SS(add_ss, "+f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_SS(set_ss, "=f", n, i0, i1, i2, i3, i4)              \
+    WGMMA_RS(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
+    WGMMA_RS(set_rs, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7)  \
   };
+#define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
+#define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-WGMMA_SHAPE(8, 4, 5, 6, 7, 8, 9, 10, 11)
-WGMMA_SHAPE(16, 8, 9, 10, 11, 12, 13, 14, 15)
-WGMMA_SHAPE(24, 12, 13, 14, 15, 16, 17, 18, 19)
-WGMMA_SHAPE(32, 16, 17, 18, 19, 20, 21, 22, 23)
-WGMMA_SHAPE(40, 20, 21, 22, 23, 24, 25, 26, 27)
-WGMMA_SHAPE(48, 24, 25, 26, 27, 28, 29, 30, 31)
-WGMMA_SHAPE(56, 28, 29, 30, 31, 32, 33, 34, 35)
-WGMMA_SHAPE(64, 32, 33, 34, 35, 36, 37, 38, 39)
-WGMMA_SHAPE(72, 36, 37, 38, 39, 40, 41, 42, 43)
-WGMMA_SHAPE(80, 40, 41, 42, 43, 44, 45, 46, 47)
-WGMMA_SHAPE(88, 44, 45, 46, 47, 48, 49, 50, 51)
-WGMMA_SHAPE(96, 48, 49, 50, 51, 52, 53, 54, 55)
-WGMMA_SHAPE(104, 52, 53, 54, 55, 56, 57, 58, 59)
-WGMMA_SHAPE(112, 56, 57, 58, 59, 60, 61, 62, 63)
-WGMMA_SHAPE(120, 60, 61, 62, 63, 64, 65, 66, 67)
-WGMMA_SHAPE(128, 64, 65, 66, 67, 68, 69, 70, 71)
-WGMMA_SHAPE(136, 68, 69, 70, 71, 72, 73, 74, 75)
-WGMMA_SHAPE(144, 72, 73, 74, 75, 76, 77, 78, 79)
-WGMMA_SHAPE(152, 76, 77, 78, 79, 80, 81, 82, 83)
-WGMMA_SHAPE(160, 80, 81, 82, 83, 84, 85, 86, 87)
-WGMMA_SHAPE(168, 84, 85, 86, 87, 88, 89, 90, 91)
-WGMMA_SHAPE(176, 88, 89, 90, 91, 92, 93, 94, 95)
-WGMMA_SHAPE(184, 92, 93, 94, 95, 96, 97, 98, 99)
-WGMMA_SHAPE(192, 96, 97, 98, 99, 100, 101, 102, 103)
-WGMMA_SHAPE(200, 100, 101, 102, 103, 104, 105, 106, 107)
-WGMMA_SHAPE(208, 104, 105, 106, 107, 108, 109, 110, 111)
-WGMMA_SHAPE(216, 108, 109, 110, 111, 112, 113, 114, 115)
-WGMMA_SHAPE(224, 112, 113, 114, 115, 116, 117, 118, 119)
-WGMMA_SHAPE(232, 116, 117, 118, 119, 120, 121, 122, 123)
-WGMMA_SHAPE(240, 120, 121, 122, 123, 124, 125, 126, 127)
-WGMMA_SHAPE(248, 124, 125, 126, 127, 128, 129, 130, 131)
-WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
+// A kernel may say which ones it uses, as compilers take some time for each.
+#ifdef WGMMA_SHAPES
+WGMMA_SHAPES(WGMMA_SHAPE)
+#else
+WGMMA_SHAPE(8)
+WGMMA_SHAPE(16)
+WGMMA_SHAPE(24)
+WGMMA_SHAPE(32)
+WGMMA_SHAPE(40)
+WGMMA_SHAPE(48)
+WGMMA_SHAPE(56)
+WGMMA_SHAPE(64)
+WGMMA_SHAPE(72)
+WGMMA_SHAPE(80)
+WGMMA_SHAPE(88)
+WGMMA_SHAPE(96)
+WGMMA_SHAPE(104)
+WGMMA_SHAPE(112)
+WGMMA_SHAPE(120)
+WGMMA_SHAPE(128)
+WGMMA_SHAPE(136)
+WGMMA_SHAPE(144)
+WGMMA_SHAPE(152)
+WGMMA_SHAPE(160)
+WGMMA_SHAPE(168)
+WGMMA_SHAPE(176)
+WGMMA_SHAPE(184)
+WGMMA_SHAPE(192)
+WGMMA_SHAPE(200)
+WGMMA_SHAPE(208)
+WGMMA_SHAPE(216)
+WGMMA_SHAPE(224)
+WGMMA_SHAPE(232)
+WGMMA_SHAPE(240)
+WGMMA_SHAPE(248)
+WGMMA_SHAPE(256)
+#endif
 
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>

@@ -1,0 +1,66 @@
+// The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
+// told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
+// it is unrolled, and all that they do before takes longer.
+#pragma once
+#include "flashgen/panel.cuh"
+
+namespace flashgen {
+
+template <class QTile, class KTile, i32 step = 0>
+FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
+                                       MatrixDescriptor right) {
+  using T = typename QTile::Element;
+  const auto a = [&](i32 i) { return left.advanced(QTile::along_columns(step + i)); };
+  const auto b = [&](i32 i) { return right.advanced(KTile::along_columns(step + i)); };
+  if constexpr (step + 4 <= QTile::steps) {
+    const MatrixDescriptor four_a[4] = {a(0), a(1), a(2), a(3)}, four_b[4] = {b(0), b(1), b(2), b(3)};
+    if constexpr (step == 0) {
+      wgmma_ss_first_four<T, KTile::rows>(scores, four_a, four_b);
+    } else {
+      wgmma_ss_four<T, KTile::rows>(scores, four_a, four_b);
+    }
+    issue_scores_from<QTile, KTile, step + 4>(scores, left, right);
+  } else if constexpr (step < QTile::steps) {
+    wgmma_ss<T, KTile::rows>(scores, a(0), b(0), true);
+    issue_scores_from<QTile, KTile, step + 1>(scores, left, right);
+  }
+}
+
+// Issues S = Q K^T, of this warpgroup's 64 rows of Q.
+template <class QTile, class KTile>
+FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) {
+  static_assert(QTile::steps >= 4, "the first four steps are issued together");
+  const MatrixDescriptor left = q.by_columns(), right = k.by_columns();
+  wgmma_fence();
+  issue_scores_from<QTile, KTile>(scores, left, right);
+  wgmma_commit();
+}
+
+template <class VTile, i32 step = 0>
+FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                       MatrixDescriptor right, bool kept) {
+  using T = typename VTile::Element;
+  constexpr i32 steps = VTile::rows / 16;
+  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(step + i)); };
+  if constexpr (step + 4 <= steps) {
+    const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
+    wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
+    issue_output_from<VTile, step + 4>(out, probabilities, right, true);
+  } else if constexpr (step < steps) {
+    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
+    issue_output_from<VTile, step + 1>(out, probabilities, right, true);
+  }
+}
+
+// Issues O += P V, or O = P V where O is not to be `kept`.
+template <class VTile>
+FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
+                                           VTile v, bool kept) {
+  const MatrixDescriptor right = v.by_rows();
+  wgmma_fence();
+  issue_output_from<VTile>(out, probabilities, right, kept);
+  wgmma_commit();
+}
+
+}  // namespace flashgen
