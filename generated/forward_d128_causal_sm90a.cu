@@ -3533,14 +3533,11 @@ template <class Tile>
 FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
   constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  const auto place_of = [&](i32 i) -> Vec16& { return *reinterpret_cast<Vec16*>(tile + i * kChunkBytes); };
   bool found = false;
-  // The next chunk is on its way meanwhile.
-  Vec16 next = place_of(first);
-#pragma unroll 1
+#pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
-    Vec16 chunk = next;
-    if (i + step < chunks) next = place_of(i + step);
+    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
+    Vec16 chunk = place;
     u32 bad = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
@@ -3549,7 +3546,7 @@ FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
       chunk.words[w] &= ~((signs >> 15) * 0xffffu);
     }
     if (bad == 0) continue;
-    place_of(i) = chunk;
+    place = chunk;
     found = true;
   }
   return found;
@@ -3571,18 +3568,11 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-    const auto values_at = [&](i32 key) {
+#pragma unroll 2
+    for (i32 key = tile * tile_kv; key < end; key += together) {
       Vec16 values = {};
       if (mine < together && key + mine < end)
         values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
-      return values;
-    };
-    // The next values are on their way meanwhile; the rest stands here once, as it is long where masks are.
-    Vec16 next = values_at(tile * tile_kv);
-#pragma unroll 1
-    for (i32 key = tile * tile_kv; key < end; key += together) {
-      const Vec16 values = next;
-      next = values_at(key + together);
       // Half of the lanes ask for all rows whether they attend to one key, half for the next.
       u32 attends = 0;
 #pragma unroll
@@ -4026,6 +4016,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return rows;
   };
 
+#line 2 "kernels/forward_sm90/producer_ranges.j2"
   // Values come behind the keys of the next step. Where keys lead, also from one tile of queries to the next: which
   // tile of them is still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
@@ -4038,11 +4029,9 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 head_kv = rows.head / p.group;
     Range keys = {0, 0};
     if (rows.exists) keys = keys_of(p, rows);
-#line 106
     const auto load_keys = [&](i32 tile) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 112
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -4051,9 +4040,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     };
     // Elsewhere the head is known, and the tile, and there are no registers to spare.
     const auto load_values_left = [&](i32 tile) {
-#line 123
       const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
-#line 125
       if (left < 0) return;
       if (elected) {
         shared.v_ring.wait_empty(v_at);
@@ -4070,16 +4057,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     bool announced = false;
 #pragma unroll 1
     for (i32 tile = keys.end - 1;; --tile) {
-#line 154
       const bool is_over = tile < keys.begin, is_first = tile + 1 == keys.end;
       if (!is_over) {
         load_keys(tile);
-#line 158
         // Drawn late, no block has a tile waiting that another could begin.
         const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
         if (draws && elected) drawn = draw();
       }
-#line 163
       // The last values may have time until the next first keys have come, but not where room for the next queries
       // may come only after them.
       if (!is_over || !kConfig.keys_lead || !announced || !next.exists) load_values_left(tile);
@@ -4092,22 +4076,22 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
         announced = true;
       }
       if (is_over) break;
-#line 178
       values_left = tile;
       left_head = head_kv;
       left_sequence = rows.sequence;
     }
     rows = next;
     if (!rows.exists) {
-#line 185
+#line 68
       // Which tiles are in doubt is known when all are done with.
       if (!warp_any(elected && !shared.doubts().repeats() && shared.doubts().are_left())) break;
       if (elected) shared.doubts().repeat();
       warp_sync();
     }
-#line 193
+#line 76
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
+#line 73 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 

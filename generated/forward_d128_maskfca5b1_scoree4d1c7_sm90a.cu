@@ -3534,14 +3534,11 @@ template <class Tile>
 FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
   constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  const auto place_of = [&](i32 i) -> Vec16& { return *reinterpret_cast<Vec16*>(tile + i * kChunkBytes); };
   bool found = false;
-  // The next chunk is on its way meanwhile.
-  Vec16 next = place_of(first);
-#pragma unroll 1
+#pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
-    Vec16 chunk = next;
-    if (i + step < chunks) next = place_of(i + step);
+    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
+    Vec16 chunk = place;
     u32 bad = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
@@ -3550,7 +3547,7 @@ FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
       chunk.words[w] &= ~((signs >> 15) * 0xffffu);
     }
     if (bad == 0) continue;
-    place_of(i) = chunk;
+    place = chunk;
     found = true;
   }
   return found;
@@ -3572,18 +3569,11 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-    const auto values_at = [&](i32 key) {
+#pragma unroll 2
+    for (i32 key = tile * tile_kv; key < end; key += together) {
       Vec16 values = {};
       if (mine < together && key + mine < end)
         values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
-      return values;
-    };
-    // The next values are on their way meanwhile; the rest stands here once, as it is long where masks are.
-    Vec16 next = values_at(tile * tile_kv);
-#pragma unroll 1
-    for (i32 key = tile * tile_kv; key < end; key += together) {
-      const Vec16 values = next;
-      next = values_at(key + together);
       // Half of the lanes ask for all rows whether they attend to one key, half for the next.
       u32 attends = 0;
 #pragma unroll
@@ -3936,11 +3926,17 @@ FLASHGEN_DEVICE i32 extreme_in(const Captured<T, rank>& tensor, i64 offset, cons
     if (low[axis] > high[axis]) return found;
     const i32 last = tensor.sizes[axis] - 1;
     const i32 begin = larger(0, smaller(low[axis], last)), end = larger(0, smaller(high[axis], last));
-    // Rectangles are a few elements wide, and assemblers would make eight copies of the loops about them.
+    // Rectangles are a few elements wide, which are fetched together, the last one more than once perhaps: of
+    // loops that fetch one after another, so that it takes no time, assemblers make eight copies.
+    constexpr i32 together = axis + 1 == rank ? 4 : 1;
 #pragma unroll 1
-    for (i32 i = begin; i <= end; ++i) {
-      const i32 other = extreme_in<largest, axis + 1>(tensor, offset + tensor.strides[axis] * i, low, high);
-      found = largest ? larger(found, other) : smaller(found, other);
+    for (i32 i = begin; i <= end; i += together) {
+#pragma unroll
+      for (i32 n = 0; n < together; ++n) {
+        const i64 there = offset + tensor.strides[axis] * smaller(i + n, end);
+        const i32 other = extreme_in<largest, axis + 1>(tensor, there, low, high);
+        found = largest ? larger(found, other) : smaller(found, other);
+      }
     }
     return found;
   }
@@ -5023,19 +5019,31 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return rows;
   };
 
-  // Values come behind the keys of the next step. Where keys lead, also from one tile of queries to the next: which
-  // tile of them is still to be brought, if any, and of which head.
+#line 2 "kernels/forward_sm90/producer_listed.j2"
+  const auto load_values = [&](i32 head, i32 sequence, i32 tile) {
+    if (elected) {
+      shared.v_ring.wait_empty(v_at);
+      mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
+      const u32 full = shared.v_ring.full(v_at);
+      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
+    }
+    v_at.advance();
+  };
+  // Keys run one tile ahead of values, where they lead also from one tile of queries to the next: which tile
+  // of values is still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
+  const auto load_values_left = [&]() {
+    if (!kConfig.keys_lead || values_left < 0) return;
+    load_values(left_head, left_sequence, values_left);
+    values_left = -1;
+  };
 
-  // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
-  // is told of in one place: compilers make a copy of each, and take their time for it.
-  RowTile rows = {};
-  i32 drawn = block_idx_x();
-  for (;;) {
+  // A tile of queries with its keys and values; gives the next one.
+  const auto bring = [&](const RowTile& rows) {
+    // Drawn late, no block has a tile waiting that another could begin.
+    i32 drawn = !kConfig.draws_late && elected ? draw() : 0;
     const i32 head_kv = rows.head / p.group;
-    Range keys = {0, 0};
-    if (rows.exists) keys = keys_of(p, rows);
-#line 81
+    const Range keys = keys_of(p, rows);
     // It may be otherwise from the next tile of queries on.
     const bool looked_through = looks_through;
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
@@ -5045,7 +5053,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     const i32 first_row = rows.first_q + part % kConfig.consumers * kWarpgroupRows;
     const i32 row_end = smaller(part < kConfig.consumers ? first_row + kWarpgroupRows : end_q(p, rows), p.len_q);
     const Mask::QuerySpan queries = mask.queries_in(first_row, larger(row_end, first_row + 1));
-    TileFacts looked_at = {}, facts = TileFacts::of_empty();
+    TileFacts looked_at = {};
     const auto visited = [&](i32 tile) {
       Mask::KeySpan keys = mask.keys_in(tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
       looked_at = {};
@@ -5058,90 +5066,71 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       return !looked_at.is_empty(kConfig.consumers);
     };
-    Walk<true> walk(keys);
-    i32 tile = -1, following = -1;
-#line 106
     const auto load_keys = [&](i32 tile, const ListedTile& listed) {
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 110
         shared.listed[k_at.slot()] = listed;
-#line 112
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 full = shared.k_ring.full(k_at);
         shared.k.slot(k_at.slot()).load(p.k_map, full, tile * kConfig.tile_kv, head_kv, rows.sequence);
       }
       k_at.advance();
     };
-    // Elsewhere the head is known, and there are no registers to spare.
-    const auto load_values_left = [&]() {
-#line 121
-      const i32 left = values_left;
-#line 125
-      if (left < 0) return;
-      if (elected) {
-        shared.v_ring.wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
-        const u32 full = shared.v_ring.full(v_at);
-        const i32 head = kConfig.keys_lead ? left_head : head_kv;
-        const i32 sequence = kConfig.keys_lead ? left_sequence : rows.sequence;
-        shared.v.slot(v_at.slot()).load(p.v_map, full, left * kConfig.tile_kv, head, sequence);
+    // The last values, which may have time until the next first keys have come.
+    const auto leave_values = [&](i32 tile) {
+      if (kConfig.keys_lead) {
+        values_left = tile;
+        left_head = head_kv;
+        left_sequence = rows.sequence;
+      } else {
+        load_values(head_kv, rows.sequence, tile);
       }
-      v_at.advance();
-      values_left = -1;
     };
     RowTile next = {};
-    bool announced = false, is_first = true;
-#pragma unroll 1
-    for (bool begins = rows.exists;; tile = following) {
-#line 142
-      // Which one follows is known before, as it may be none.
+    bool announced = false;
+    Walk<true> walk(keys);
+    walk.advance(thread, visited);
+    // A tile of queries that attends to nothing has one of keys, too.
+    TileFacts facts = walk.over() ? TileFacts::of_empty() : looked_at.of_lane(walk.lane());
+    i32 tile = walk.over() ? keys.begin : walk.tile, before = -1;
+    while (tile >= 0) {
       if (!walk.over()) walk.advance(thread, visited);
-      following = walk.over() ? -1 : walk.tile;
-      const TileFacts own = facts;
-      if (following >= 0) facts = looked_at.of_lane(walk.lane());
-      if (begins) {
-        // A tile of queries that attends to nothing has one of keys, too.
-        if (following < 0) following = keys.begin;
-        begins = false;
-        continue;
+      const i32 following = walk.over() ? -1 : walk.tile;
+      load_keys(tile, ListedTile::of(tile, following < 0, facts.with(looked_through).bits));
+      facts = looked_at.of_lane(walk.lane());
+      if (before >= 0) {
+        load_values(head_kv, rows.sequence, before);
+      } else {
+        load_values_left();
+        // Those without a slot, behind the first keys, which have room sooner.
+        load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
       }
-#line 154
-      const bool is_over = tile < keys.begin;
-      if (!is_over) {
-        load_keys(tile, ListedTile::of(tile, following < 0, own.with(looked_through).bits));
-      }
-#line 163
-      // The last values may have time until the next first keys have come, but not where room for the next queries
-      // may come only after them.
-      if (!is_over || !kConfig.keys_lead || !announced || !next.exists) load_values_left();
-      // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
-      // without a slot behind the first keys, which have room sooner.
-      if (!is_over && is_first) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
-      const bool is_time = true;
-      if (!announced && (is_over || (!is_first && kConfig.q_slots > 1 && is_time))) {
+      // The next tile's queries come as soon as nothing that frees their slots is still to be brought.
+      if (!announced && before >= 0 && kConfig.q_slots > 1) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
-      if (is_over) break;
-#line 176
-      is_first = false;
-#line 178
-      values_left = tile;
-      left_head = head_kv;
-      left_sequence = rows.sequence;
+      before = tile;
+      tile = following;
     }
-    rows = next;
-    if (!rows.exists) {
-#line 185
-      // Which tiles are in doubt is known when all are done with.
-      if (!warp_any(elected && !shared.doubts().repeats() && shared.doubts().are_left())) break;
-      if (elected) shared.doubts().repeat();
-      warp_sync();
+    leave_values(before);
+    if (!announced) {
+      // Room for the next queries may come only after these.
+      load_values_left();
+      next = announce(shuffle(drawn, 0));
     }
-#line 193
-    if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
+    return next;
+  };
+  for (i32 first = block_idx_x();;) {
+    for (RowTile rows = announce(first); rows.exists;) rows = bring(rows);
+    load_values_left();
+    // Which tiles are in doubt is known when all are done with.
+    if (!warp_any(elected && !shared.doubts().repeats() && shared.doubts().are_left())) break;
+    if (elected) shared.doubts().repeat();
+    warp_sync();
+    first = shuffle(elected ? shared.doubts().draw() : 0, 0);
   }
+#line 73 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 

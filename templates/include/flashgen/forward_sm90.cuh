@@ -129,14 +129,11 @@ template <class Tile>
 FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
   constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  const auto place_of = [&](i32 i) -> Vec16& { return *reinterpret_cast<Vec16*>(tile + i * kChunkBytes); };
   bool found = false;
-  // The next chunk is on its way meanwhile.
-  Vec16 next = place_of(first);
-#pragma unroll 1
+#pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
-    Vec16 chunk = next;
-    if (i + step < chunks) next = place_of(i + step);
+    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
+    Vec16 chunk = place;
     u32 bad = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
@@ -145,7 +142,7 @@ FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
       chunk.words[w] &= ~((signs >> 15) * 0xffffu);
     }
     if (bad == 0) continue;
-    place_of(i) = chunk;
+    place = chunk;
     found = true;
   }
   return found;
@@ -167,18 +164,11 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
   for (i32 tile = keys.begin; tile < keys.end; ++tile) {
     if (!is_cut(tile)) continue;
     const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-    const auto values_at = [&](i32 key) {
+#pragma unroll 2
+    for (i32 key = tile * tile_kv; key < end; key += together) {
       Vec16 values = {};
       if (mine < together && key + mine < end)
         values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
-      return values;
-    };
-    // The next values are on their way meanwhile; the rest stands here once, as it is long where masks are.
-    Vec16 next = values_at(tile * tile_kv);
-#pragma unroll 1
-    for (i32 key = tile * tile_kv; key < end; key += together) {
-      const Vec16 values = next;
-      next = values_at(key + together);
       // Half of the lanes ask for all rows whether they attend to one key, half for the next.
       u32 attends = 0;
 #pragma unroll
