@@ -109,6 +109,11 @@ WARPGROUP = """
   wgmma_fence();
   wgmma_ss_first<e4m3_t, 64>(accumulators, operand, operand);
   wgmma_rs_first<e5m2_t, 64>(accumulators, r4, operand);
+  const MatrixDescriptor operands[4] = {operand, operand.advanced(32), operand.advanced(64), operand.advanced(96)};
+  const u32 registers[4][4] = { {r4[0]}, {r4[1]}, {r4[2]}, {r4[3]} };
+  wgmma_ss_first_four<half_t, 64>(accumulators, operands, operands);
+  wgmma_ss_four<half_t, 64>(accumulators, operands, operands);
+  wgmma_rs_four<bfloat16_t, 64>(accumulators, registers, operands, thread_idx() < 0);
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_pin(accumulators);
@@ -134,7 +139,9 @@ def test_every_architecture_compiles_every_primitive_it_has(source: Source, name
     body += (HOPPER if arch.has_vector_reduction else "") + (WARPGROUP if name == "sm_90a" else "")
     text = (
         TOP.replace("primitives", "primitives_sm90").replace(
-            "#include", '#include "flashgen/primitives_packed.cuh"\n#include', 1
+            "#include",
+            '#define WGMMA_SHAPES(shape) shape(64)\n#include "flashgen/primitives_packed.cuh"\n#include',
+            1,
         )
         + "{{ common.kernel(plan) }}(float* out) {\n  FLASHGEN_SHARED_MEMORY(shared);\n"
         + body

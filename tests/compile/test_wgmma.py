@@ -68,6 +68,41 @@ def test_every_width_names_each_of_its_accumulators_once(source: Source, element
         assert len(a.strip("{}").split(", ")) == (4 if in_registers else 1)
 
 
+#: As a kernel names the shapes that it uses.
+SHAPES = "#define WGMMA_SHAPES(shape) shape(8) shape(256)\n"
+FOUR = "const MatrixDescriptor four[4] = {x, x.advanced(32), x.advanced(64), x.advanced(96)};"
+
+
+@pytest.mark.parametrize("n", [8, 256])
+@pytest.mark.parametrize(
+    ("product", "in_registers"),
+    [
+        ("wgmma_ss_four<half_t, N>(d, four, four);", False),
+        ("wgmma_ss_first_four<half_t, N>(d, four, four);", False),
+        ("wgmma_rs_four<half_t, N, Major::mn>(d, {{a[0]}, {a[1]}, {a[2]}, {a[3]}}, four, in[7] != 0);", True),
+    ],
+)
+def test_four_products_are_one_statement_with_the_same_accumulators(
+    source: Source, product: str, in_registers: bool, n: int
+) -> None:
+    product = product.replace("N", str(n), 1).replace("{{", "{ {").replace("}}", "} }")
+    body = f"float d[{n // 2}] = {{}}; {FOUR} {product}\nfor (i32 i = 0; i < {n // 2}; ++i) out[i] = d[i];"
+    ptx = compile_ptx(source(SHAPES + TOP + KERNEL.replace("BODY", body), arch=get_arch("sm_90a")))
+    statement = ptx[ptx.index(".reg .pred p;") :]
+    found = re.findall(r"wgmma\.mma_async\S+ (\{[^}]*\}), (\{[^}]*\}|%rd\d+), (%rd\d+), p", statement)
+    assert len(found) == 4
+    assert len({d for d, *_ in found}) == 1
+    assert len(set(found[0][0].strip("{}").split(", "))) == n // 2
+    assert all(a.startswith("{") == in_registers for _, a, _ in found)
+    assert len({b for *_, b in found}) == 4
+    # The first one may drop what the accumulators held, no other does.
+    assert [line.split()[0] for line in statement.splitlines() if "setp" in line or "wgmma.mma" in line][:3] == [
+        "setp.ne.b32",
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16",
+        "setp.eq.b32",
+    ]
+
+
 @pytest.mark.parametrize(
     "majors", ["Major::k, Major::k", "Major::k, Major::mn", "Major::mn, Major::k", "Major::mn, Major::mn"]
 )
@@ -83,6 +118,10 @@ def test_majors_are_the_last_two_numbers(source: Source, majors: str) -> None:
         ("wgmma_ss<e4m3_t, 8, Major::k, Major::mn>(d, x, x, true)", "8-bit operands of wgmma must be K-major"),
         ("wgmma_rs<e5m2_t, 8, Major::mn>(d, a, x, true)", "8-bit operands of wgmma must be K-major"),
         ("wgmma_ss<half_t, 12>(d, x, x, true)", "wgmma has 8 to 256 columns, in steps of 8"),
+        (
+            "const MatrixDescriptor four[4] = {x, x, x, x}; wgmma_ss_four<half_t, 8>(d, four, four)",
+            "a kernel says which shapes it uses",
+        ),
     ],
 )
 def test_forms_that_do_not_exist_do_not_compile(source: Source, product: str, message: str) -> None:

@@ -1,5 +1,6 @@
 // Matrix products of a warpgroup. Shared memory holds arbitrary numbers, and what a descriptor makes of them
 // is the question: strides, swizzles and steps along K come with the launch.
+#define WGMMA_SHAPES(shape) shape(8) shape(16) shape(32) shape(64) shape(96) shape(128) shape(192) shape(256)
 #include "flashgen/primitives_sm90.cuh"
 using namespace flashgen;
 
@@ -26,8 +27,9 @@ struct Params {
 enum class Type { kHalf, kBfloat16, kE4m3, kE5m2 };
 enum class Left { kShared, kSharedMn, kRegisters };
 // What becomes of the accumulators' old contents: kept, dropped at run time, dropped by the function that
-// takes none; and kept with the next product issued before the last one is waited for.
-enum class Start { kKeep, kDrop, kFirst, kKeepPipelined };
+// takes none; kept with the next product issued before the last one is waited for; and kept or dropped with
+// all four products as one statement.
+enum class Start { kKeep, kDrop, kFirst, kKeepPipelined, kKeepFour, kFirstFour };
 
 struct Variant {
   Type type;
@@ -78,6 +80,21 @@ FLASHGEN_DEVICE void multiply(float (&d)[variant.n / 2], const u32 (&registers)[
 }
 
 template <Variant variant>
+FLASHGEN_DEVICE void multiply_four(float (&d)[variant.n / 2], const u32 (&registers)[kSteps][4],
+                                   const MatrixDescriptor (&a)[kSteps], const MatrixDescriptor (&b)[kSteps]) {
+  using T = typename ElementOf<variant.type>::type_;
+  constexpr Major left = variant.left == Left::kSharedMn ? Major::mn : Major::k;
+  constexpr bool keep = variant.start == Start::kKeepFour;
+  if constexpr (variant.left == Left::kRegisters) {
+    wgmma_rs_four<T, variant.n, variant.right>(d, registers, b, keep);
+  } else if constexpr (keep) {
+    wgmma_ss_four<T, variant.n, left, variant.right>(d, a, b);
+  } else {
+    wgmma_ss_first_four<T, variant.n, left, variant.right>(d, a, b);
+  }
+}
+
+template <Variant variant>
 FLASHGEN_DEVICE void run(const Params& params) {
   FLASHGEN_SHARED_MEMORY(shared);
   u8* shared_b = shared + 4 * params.a_words;
@@ -104,14 +121,25 @@ FLASHGEN_DEVICE void run(const Params& params) {
   for (i32 i = 0; i < count; ++i) d[i] = 7.0f;
   wgmma_pin(d);
   wgmma_fence();
+  if constexpr (variant.start == Start::kKeepFour || variant.start == Start::kFirstFour) {
+    MatrixDescriptor four_a[kSteps], four_b[kSteps];
 #pragma unroll
-  for (i32 step = 0; step < kSteps; ++step) {
-    multiply<variant>(d, registers[step], a.advanced(params.a_offsets[step]),
-                      b.advanced(params.b_offsets[step]), step);
+    for (i32 step = 0; step < kSteps; ++step) {
+      four_a[step] = a.advanced(params.a_offsets[step]);
+      four_b[step] = b.advanced(params.b_offsets[step]);
+    }
+    multiply_four<variant>(d, registers, four_a, four_b);
     wgmma_commit();
-    if constexpr (variant.start == Start::kKeepPipelined) {
-      wgmma_wait<1>();
-      wgmma_fence();
+  } else {
+#pragma unroll
+    for (i32 step = 0; step < kSteps; ++step) {
+      multiply<variant>(d, registers[step], a.advanced(params.a_offsets[step]),
+                        b.advanced(params.b_offsets[step]), step);
+      wgmma_commit();
+      if constexpr (variant.start == Start::kKeepPipelined) {
+        wgmma_wait<1>();
+        wgmma_fence();
+      }
     }
   }
   wgmma_wait<0>();

@@ -144,6 +144,18 @@ CASES = tuple(
                 for left in ("kShared", "kRegisters")
                 for start in ("kDrop", "kFirst", "kKeepPipelined")
             ),
+            # Four products as one statement.
+            *(
+                _wgmma(kind, n, left, right, start=start)
+                for kind, n in (("kHalf", 64), ("kBfloat16", 128), ("kBfloat16", 256))
+                for left, right in (("kShared", "k"), ("kShared", "mn"), ("kRegisters", "k"), ("kRegisters", "mn"))
+                for start in ("kKeepFour", "kFirstFour")
+            ),
+            *(
+                _wgmma(kind, 64, left, start=start)
+                for kind, left in (("kHalf", "kSharedMn"), ("kE4m3", "kShared"), ("kE5m2", "kRegisters"))
+                for start in ("kKeepFour", "kFirstFour")
+            ),
             _SETMAXNREG,
         )
     }.values()
