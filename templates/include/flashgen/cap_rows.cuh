@@ -38,6 +38,15 @@ struct CapRows {
   FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
 };
 
+// Whether it is so for lanes that have different places in their rows.
+FLASHGEN_DEVICE bool are_several(bool is_so) {
+  u32 places = warp_ballot(is_so);
+  places |= places >> 16;
+  places |= places >> 8;
+  places = (places | places >> 4) & 15;
+  return (places & (places - 1)) != 0;
+}
+
 template <class Softmax>
 FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest,
                                          float largest) const {
@@ -53,12 +62,11 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   const float found[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
   const bool begins_rows = warp_any(softmax.has_no_anchor());
   // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
-  // rows have other keys; in a first tile one key is enough, as it is likely that there are more.
-  u32 near = warp_ballot(largest >= 0.625f * limit);
-  near |= near >> 16;
-  near |= near >> 8;
-  near = (near | near >> 4) & 15;
-  const bool are_many = begins_rows || stage != kBelow || (near & (near - 1)) != 0;
+  // rows have other keys.
+  const bool are_many = begins_rows || stage != kBelow || are_several(largest >= 0.625f * limit);
+  // In a first tile one key is enough, as it is likely that there are more, and so are several near the
+  // limit.
+  const bool are_near = begins_rows && are_several(largest >= 0.8f * limit);
   const bool are_some = warp_any(largest >= limit);
   bool are_large = true, is_safe = true;
   float ahead[2];
@@ -70,8 +78,8 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
   const bool settles = !warp_any(!is_safe);
-  const bool begins =
-      Softmax::foresees && are_some && are_many && !warp_any(!are_large) && (settles || Shares::are_bounded);
+  const bool begins = Softmax::foresees && (are_near || (are_some && are_many)) && !warp_any(!are_large) &&
+                      (settles || Shares::are_bounded);
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
