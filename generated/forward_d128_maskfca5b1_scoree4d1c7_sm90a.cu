@@ -5048,8 +5048,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 
   // A tile of queries with its keys and values; gives the next one.
   const auto bring = [&](const RowTile& rows) {
-    // Drawn late, no block has a tile waiting that another could begin.
-    i32 drawn = !kConfig.draws_late && elected ? draw() : 0;
+    const i32 drawn = elected ? draw() : 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
     // It may be otherwise from the next tile of queries on.
