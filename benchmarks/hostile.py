@@ -113,6 +113,15 @@ def outliers(q: Tensor, k: Tensor, v: Tensor) -> None:
     k[..., :: k.shape[-1] // 4] *= 15
 
 
+def bad(keys: slice) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """Values that are not numbers, which with a mask not every query attends to."""
+
+    def change(q: Tensor, k: Tensor, v: Tensor) -> None:
+        v[:, keys] = float("nan")
+
+    return change
+
+
 #: What is done to N(0,1) data.
 DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "N(0,1)": lambda q, k, v: None,
@@ -129,6 +138,9 @@ DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "falling by 300": along(240, -60),
     "Cauchy": cauchy,
     "outlier channels": outliers,
+    "one bad value": bad(slice(1000, 1001)),
+    "bad values": bad(slice(50, None, 100)),
+    "all values bad": bad(slice(None)),
 }
 
 
@@ -144,13 +156,19 @@ def error_ratio(cell: Cell, inputs: list[Tensor], out: Tensor, lse: Tensor) -> f
     """The largest error of sampled rows over the largest allowed."""
     q, k, v = inputs
     rows = torch.linspace(0, q.shape[1] - 1, SAMPLED, device=q.device).long()
-    sampled = q[0, rows], k[0], v[0]
+    sampled = q[0, rows], k[0], v[0].nan_to_num(0, 0, 0)
     allowed = torch.arange(k.shape[1], device=q.device) <= rows[:, None] if cell.causal else None
     exact, exact_lse, p = attention(cell, *sampled, allowed, torch.float64)
     rounded, *_ = attention(cell, *sampled, allowed, torch.float32)
     found, found_lse = out[0, rows].double(), lse[0, :, rows].double()
-    # Two rounding steps; eps is the distance between neighbours.
-    step = torch.finfo(q.dtype).eps * exact.abs().max()
+    # What is not a number is so for all who attend to it, and for nobody else.
+    attends = torch.ones(len(rows), k.shape[1], device=q.device) if allowed is None else allowed.float()
+    is_reached = torch.einsum("qk,khd->qhd", attends, (~v[0].isfinite()).float()) > 0
+    if found[is_reached].isfinite().any():
+        return float("inf")
+    found[is_reached] = exact[is_reached]
+    # Two rounding steps; eps is the distance between neighbours. Where all is bad nothing is left to be off.
+    step = torch.finfo(q.dtype).eps * exact.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
     ratio = (found - exact).abs().max() / (2 * (rounded.double() - exact).abs().max() + step)
     lse_limit = LSE_TOLERANCE * exact_lse.abs().clamp(min=1)
     lse_limit = torch.maximum(lse_limit, lse_reach(cell, q[0, rows], k[0], p))

@@ -4,25 +4,22 @@
 // rebuild  flashgen build --head-dim 128 --dtype bf16 --causal --forward-only --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 128, tile_kv 128, stages 2, q_slots 2, 384 threads
-// roles    of 1 warpgroup one warp brings tiles, and three look through V (40 registers a thread); 2 compute,
-//          64 queries each (232)
+// roles    of 1 warpgroup one warp brings tiles (40 registers a thread); 2 compute, 64 queries each (232)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
-// smem     230608 bytes
-//            q                    0 to  65536  Q_i, 2 slots of 128 rows
-//            k                65536 to 131072  K_j, 2 slots
-//            v               131072 to 196608  V_j, 2 slots
-//            o               196608 to 229376  O_i, on its way out
-//            q_barriers      229376 to 229408  for each slot: it is full, it is empty
-//            k_barriers      229504 to 229536
-//            v_barriers      229632 to 229664
-//            tile_barriers   229760 to 229792
-//            tiles           229888 to 229920  which tiles of queries come next
-//            reaches         230016 to 230144  and where each consumer's keys lie
-//            looked_through  230144 to 230160  V_j has no bad values any more
-//            found_bad       230272 to 230304  and when it had some
-//            doubts          230400 to 230608  which tiles of queries bad values may have reached
+// smem     230432 bytes
+//            q                   0 to  65536  Q_i, 2 slots of 128 rows
+//            k               65536 to 131072  K_j, 2 slots
+//            v              131072 to 196608  V_j, 2 slots
+//            o              196608 to 229376  O_i, on its way out
+//            q_barriers     229376 to 229408  for each slot: it is full, it is empty
+//            k_barriers     229504 to 229536
+//            v_barriers     229632 to 229664
+//            tile_barriers  229760 to 229792
+//            tiles          229888 to 229920  which tiles of queries come next
+//            reaches        230016 to 230144  and where each consumer's keys lie
+//            doubts         230144 to 230432  which tiles of queries bad values may have reached
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 
 #line 5 "kernels/forward_sm90.cu.j2"
@@ -958,7 +955,20 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// The same, and what threads of other blocks of the cluster did before they arrived is seen too.
+// The same at once.
+FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
+  u32 ended;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+// Waiting for a while, and what threads of other blocks of the cluster did before they arrived is seen too.
 FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -3470,19 +3480,14 @@ struct ForwardSm90Shape {
 };
 
 // What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
-// pair is allowed (bit i); none is (bit kNone + i). And whether its values are looked through where it is
-// cut.
+// pair is allowed (bit i); none is (bit kNone + i).
 struct TileFacts {
-  static constexpr i32 kLooksThrough = 7, kNone = 8;
+  static constexpr i32 kNone = 8;
   u32 bits;
 
   FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
-  FLASHGEN_DEVICE TileFacts with(bool looks_through) const {
-    return {bits | static_cast<u32>(looks_through) << kLooksThrough};
-  }
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
-  FLASHGEN_DEVICE bool looks_through() const { return (bits >> kLooksThrough & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
     bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
@@ -3508,14 +3513,16 @@ struct Step {
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to. And
-// whether values of tiles that the mask cuts through are looked through.
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to.
 struct alignas(16) Reach {
   Range tile_keys;
   Range keys;
   Range full_keys;
-  i32 looks_through;
 };
+
+// What a tile of queries that exists is to consumers: like most; a block's first one, whose first results are
+// looked at; or one whose values are looked through where the mask cuts.
+constexpr i32 kPlainTile = 1, kFirstTile = 2, kDoubtedTile = 3;
 
 // ---- The output
 
@@ -3525,86 +3532,90 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-// ---- Bad values, see contain.cuh; here warps that have nothing else to do look through V while others
-// compute.
+// ---- Bad values, see contain.cuh and doubts.cuh.
 
-// Takes NaN and infinities out of every `step`-th chunk of a tile, from `first` on; whether there were any.
+// The sign bits of those elements of a word that are minus zero.
+FLASHGEN_DEVICE u32 signs_of_minus_zero(u32 word) {
+  const u32 other = word ^ 0x80008000u;
+  return ~((other & 0x7fff7fffu) + 0x7fff7fffu | other) & 0x80008000u;
+}
+
+// Puts minus zero for NaN and infinities in every `step`-th chunk of a tile, from `first` on, and zero for
+// what was minus zero: it is finite, and tells where there was a bad value. A bit for each 16 rows that had
+// one.
 template <class Tile>
-FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
+FLASHGEN_DEVICE u32 mark_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
-  constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  bool found = false;
+  constexpr i32 chunks = Tile::bytes / kChunkBytes, row_chunks = kPanelBytes / kChunkBytes;
+  u32 found = 0;
 #pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
     Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
     Vec16 chunk = place;
-    u32 bad = 0;
+    u32 bad = 0, changed = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
-      const u32 signs = signs_of_bad<T>(chunk.words[w]);
+      const u32 signs = signs_of_bad<T>(chunk.words[w]), zeros = signs_of_minus_zero(chunk.words[w]);
       bad |= signs;
-      chunk.words[w] &= ~((signs >> 15) * 0xffffu);
+      changed |= signs | zeros;
+      chunk.words[w] = (chunk.words[w] & ~((signs >> 15) * 0xffffu | zeros)) | signs;
     }
-    if (bad == 0) continue;
+    if (changed == 0) continue;
     place = chunk;
-    found = true;
+    if (bad != 0) found |= 1u << (i / row_chunks % Tile::rows / 16);
   }
   return found;
 }
 
-// Puts NaN into those of a warp's 16 results, of queries from `first_q` on, that attend to a bad value in a
-// tile that the mask cuts through. `is_cut(key_tile)` tells which those are.
-template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
-FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
-                                   const Mask& mask, const IsCut& is_cut, Thread thread) {
-  constexpr i32 row_count = 16, chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  // A lane has a chunk of the columns, of one of so many keys at a time.
-  constexpr i32 chunks = columns / chunk_elements, together = kWarpSize / chunks;
-  const i32 chunk = thread.lane % chunks, mine = thread.lane / chunks;
-  const i32 end_q = smaller(first_q + row_count, mask.len_q);
-  // Rows that attend to a bad value: of each two columns of a word a bit for each row.
-  u32 rows[4] = {};
+// Puts NaN into those of a warp's 16 rows of results, of queries from `first_q` on, that attend to a bad
+// value of a tile of keys from `first_key` on, which has some in these `groups` of 16. Which those rows are
+// is a product, too: of ones for the keys that a row attends to, and ones for what is marked.
+template <class VTile, class Mask>
+FLASHGEN_DEVICE void spread_bad_values(Strip<VTile::cols>& results, VTile values, u32 groups,
+                                       const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
+  using T = typename VTile::Element;
+  const u32 one = pack(T{}, 1.0f, 0.0f);
 #pragma unroll 1
-  for (i32 tile = keys.begin; tile < keys.end; ++tile) {
-    if (!is_cut(tile)) continue;
-    const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-#pragma unroll 2
-    for (i32 key = tile * tile_kv; key < end; key += together) {
-      Vec16 values = {};
-      if (mine < together && key + mine < end)
-        values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
-      // Half of the lanes ask for all rows whether they attend to one key, half for the next.
-      u32 attends = 0;
+  for (i32 key = 0; key < VTile::rows; key += 16) {
+    if ((groups >> key / 16 & 1u) == 0) continue;
+    StripBlocks<16> attends = {{{1.0f, 1.0f, 1.0f, 1.0f}, {1.0f, 1.0f, 1.0f, 1.0f}}};
+    mask_keys(attends, 0.0f, mask, first_q, first_key + key, thread);
+    u32 left[4];
 #pragma unroll
-      for (i32 i = 0; i < together; i += 2) {
-        const i32 asked = key + i + thread.lane / row_count, row = first_q + thread.lane % row_count;
-        // Asked for all alike, of what exists.
-        const bool allowed = mask.allows(smaller(row, end_q - 1), smaller(asked, end - 1));
-        const u32 answers = warp_ballot((row < end_q) & (asked < end) & allowed);
-        if (mine / 2 == i / 2) attends = answers >> (mine % 2 * row_count);
+    for (i32 i = 0; i < 4; ++i)
+      left[i] = pack(T{}, attends[0][i / 2][i % 2 * 2], attends[0][i / 2][i % 2 * 2 + 1]);
+    if (!warp_any((left[0] | left[1] | left[2] | left[3]) != 0)) continue;
+    const u32 chunk = values.first_chunk(key, thread);
+    float fewest = 1.0f;
+#pragma unroll
+    for (i32 n = 0; n < VTile::cols / 16; ++n) {
+      u32 words[4];
+      ldmatrix_x4_trans(words, VTile::chunk_after(chunk, n));
+      u32 marks = 0;
+#pragma unroll
+      for (u32& word : words) {
+        word = (signs_of_minus_zero(word) >> 15) * one;
+        marks |= word;
       }
-      attends = (attends & 0xffffu) * 0x10001u;
+      if (!warp_any(marks != 0)) {
+        fewest = 0.0f;
+        continue;
+      }
 #pragma unroll
-      for (i32 w = 0; w < 4; ++w) rows[w] |= (signs_of_bad<T>(values.words[w]) >> 15) * 0xffffu & attends;
+      for (i32 half = 0; half < 2; ++half) {
+        float found[4] = {};
+        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
+        mma_m16n8k16(T{}, found, left, right);
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+          float& result = results[4 * (2 * n + half) + i];
+          result = found[i] > 0.0f ? not_a_number<float>() : result;
+          fewest = found[i] < fewest ? found[i] : fewest;
+        }
+      }
     }
-  }
-  // All lanes of a chunk share what they found, and its rows.
-#pragma unroll
-  for (i32 w = 0; w < 4; ++w) {
-    u32 all = 0;
-#pragma unroll
-    for (i32 i = 0; i < together; ++i)
-      all |= static_cast<u32>(shuffle(static_cast<i32>(rows[w]), chunk + i * chunks));
-    rows[w] = all;
-  }
-#pragma unroll 1
-  for (i32 row = mine < together ? mine : row_count; row < row_count; row += together) {
-    if (((rows[0] | rows[1] | rows[2] | rows[3]) >> row & 0x10001u) == 0) continue;
-    Vec16& place = *reinterpret_cast<Vec16*>(results.at(first_q + row, chunk * chunk_elements));
-    Vec16 result = place;
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) result.words[w] |= (rows[w] >> row & 0x10001u) * not_a_number<T>().bits;
-    place = result;
+    // Where most is bad no more is to be found.
+    if (!warp_any(fewest == 0.0f)) break;
   }
 }
 
@@ -3615,9 +3626,9 @@ FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRow
 //
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
 // (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is not looked through as long as results are finite. A warp whose results are not doubts its tile. Then the
-// block has V looked through for further tiles, and in the end takes those since the first doubtful one once
-// more.
+// is not looked through as long as results are finite. A warp whose results are not doubts its tile. From
+// then on those who compute look through V before they use it, and in the end the block takes the tiles since
+// the first doubtful one once more.
 
 namespace flashgen {
 
@@ -3632,62 +3643,88 @@ FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
   return zero[0] + zero[1] == 0.0f;
 }
 
-// `slots` are those of the ring by which the `warps` of a block learn which tile of queries is next. The
-// `judges` among them compute, and may doubt.
-template <i32 slots, i32 warps, i32 judges>
+// `slots` are those of the ring by which warps learn which tile of queries is next, `stages` those of V. The
+// `judges` are the warps that compute, the last ones of a block.
+template <i32 slots, i32 stages, i32 judges>
 struct Doubts {
-  static_assert(warps <= 16, "what warps say of a slot is read at once");
-  // A warp doubts tile n when it has read of tile n + 1, says so when it reads of n + 2, and is heard when
-  // the slot of that one is filled again. So there are no more than 2 + slots tiles since the first doubtful
-  // one, and one more has a place.
+  static_assert(judges <= kWarpSize, "a lane asks what each of them says");
+  static constexpr i32 kFirstJudge = 4;
+  // A warp doubts tile n before it reads of n + 2, and is heard when the next tile is told of, at the latest
+  // when the slot of that one is filled again. So there are no more than 2 + slots tiles since the first
+  // doubtful one, and one more has a place.
   static constexpr u32 kPlaces = 4 * slots;
   static constexpr u32 kNotYet = ~0u;
   // A number that no tile has.
   static constexpr i32 kNone = 0x7fffffff;
 
-  // Whether a warp doubts some tile: as it says in each slot, and as it knows. And the first such tile.
-  alignas(16) u8 said[slots + 1][16];
-  i32 first[warps];
-  // Whether a warp has come to the end once, which is nothing to keep a register for.
-  u32 ended[warps];
-  // Whether values are looked through, as those who tell of tiles have heard.
-  u32 heard[4];
+  // A phase ends when a slot of V has been looked through, ...
+  alignas(8) u64 looked[stages];
+  // ... a single one when a warp doubts some tile, ...
+  u64 doubted[judges];
+  // ... and when all have no further tile to doubt.
+  u64 settled;
+  // Where each of them found bad values in its share of a slot: a bit for each 16 keys.
+  u32 found[stages][judges];
+  // The parity of the phase of `looked` that comes next, a bit for each slot, as each of them counts.
+  u32 parities[judges];
+  // The first tile that each doubts.
+  i32 first[judges];
+  // Whether it has come to the end once, which is nothing to keep a register for.
+  u32 ended[judges];
   // The last tiles whose values were not looked through, and how many there were in all.
   i32 tiles[kPlaces];
   u32 unseen;
   // Which of these is taken once more next; kNotYet before that is known.
   u32 next;
-  // A phase ends when all warps have no further tile to doubt.
-  alignas(8) u64 settled;
 
   // ---- To be called once, by one thread.
 
   FLASHGEN_DEVICE void init() {
-    for (i32 slot = 0; slot <= slots; ++slot) *reinterpret_cast<Vec16*>(said[slot]) = {};
-    for (i32 warp = 0; warp < warps; ++warp) {
-      first[warp] = kNone;
-      ended[warp] = 0;
+    for (i32 stage = 0; stage < stages; ++stage) mbarrier_init(shared_address(&looked[stage]), judges);
+    for (i32 judge = 0; judge < judges; ++judge) {
+      mbarrier_init(shared_address(&doubted[judge]), 1);
+      parities[judge] = 0;
+      first[judge] = kNone;
+      ended[judge] = 0;
     }
-    for (i32 teller = 0; teller < 4; ++teller) heard[teller] = 0;
+    mbarrier_init(shared_address(&settled), judges);
     unseen = 0;
     next = kNotYet;
-    mbarrier_init(shared_address(&settled), judges);
   }
 
   // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
   // them.
 
+  FLASHGEN_DEVICE static i32 judge_of(Thread thread) { return opaque(thread.warp) - kFirstJudge; }
+
   FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
-    const i32 warp = opaque(thread.warp);
+    const i32 judge = judge_of(thread);
     // What is taken once more has been in doubt before: nothing is written while others read.
-    if (thread.lane != 0 || said[slots][warp] != 0) return;
-    said[slots][warp] = 1;
-    first[warp] = tile;
+    if (thread.lane != 0 || first[judge] != kNone) return;
+    first[judge] = tile;
+    mbarrier_arrive(shared_address(&doubted[judge]));
   }
-  // Before the slot is given back.
-  FLASHGEN_DEVICE void say(i32 slot, Thread thread) {
-    const i32 warp = opaque(thread.warp);
-    if (thread.lane == 0) said[slot][warp] = said[slots][warp];
+  // It has looked through its share of a slot, and each lane found what it did. The parity to wait with.
+  FLASHGEN_DEVICE u32 look_through(i32 slot, u32 groups, Thread thread) {
+    const i32 judge = judge_of(thread);
+    for (i32 i = 1; i < kWarpSize; i *= 2)
+      groups |= static_cast<u32>(shuffle(static_cast<i32>(groups), thread.lane ^ i));
+    const u32 parity = parities[judge] >> slot & 1u;
+    // All of it is done and read.
+    warp_sync();
+    if (thread.lane == 0) {
+      found[slot][judge] = groups;
+      parities[judge] ^= 1u << slot;
+      mbarrier_arrive(shared_address(&looked[slot]));
+    }
+    return parity;
+  }
+  // What all have found, when they are done with the slot.
+  FLASHGEN_DEVICE u32 bad_groups(i32 slot, u32 parity) const {
+    mbarrier_wait(shared_address(&looked[slot]), parity);
+    u32 groups = 0;
+    for (i32 judge = 0; judge < judges; ++judge) groups |= found[slot][judge];
+    return groups;
   }
   FLASHGEN_DEVICE void settle(Thread thread) {
     warp_sync();
@@ -3701,43 +3738,34 @@ struct Doubts {
   FLASHGEN_DEVICE void is_unseen() { ++unseen; }
   // From now on doubtful tiles are drawn, the first one first.
   FLASHGEN_DEVICE void repeat() {
-    for (i32 teller = 0; teller < 4; ++teller) heard[teller] = 1;
     i32 tile = kNone;
-    for (i32 warp = 0; warp < warps; ++warp) tile = smaller(tile, first[warp]);
+    for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
     next = static_cast<u32>(tile);
   }
   FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
   FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
 
-  // ---- For those who tell of tiles.
+  // ---- For a warp.
 
-  // Whether values are looked through from the tile on that comes into this slot, which has been given back.
-  // Each teller has a number below four.
-  FLASHGEN_DEVICE bool look_through(i32 teller, i32 slot) {
-    heard[teller] |= any_of(slot);
-    return heard[teller] != 0;
+  // Whether some tile is in doubt by now, so that values are looked through.
+  FLASHGEN_DEVICE bool are_some(Thread thread) const {
+    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges - 1)]), 0));
   }
 
-  // ---- For all, when they are done with the last tile.
+  // When it is done with the last tile.
 
   FLASHGEN_DEVICE bool is_first_end(Thread thread) {
     // By a vote, so that the assembler knows that lanes agree.
-    const i32 warp = opaque(thread.warp);
-    const bool is_first = warp_any(ended[warp] == 0);
+    const i32 judge = judge_of(thread);
+    const bool is_first = warp_any(ended[judge] == 0);
     warp_sync();
-    if (thread.lane == 0) ended[warp] = 1;
+    if (thread.lane == 0) ended[judge] = 1;
     return is_first;
   }
   // Waits for those who may doubt, and says whether some tile is in doubt.
-  FLASHGEN_DEVICE bool are_left() const {
+  FLASHGEN_DEVICE bool are_left(Thread thread) const {
     mbarrier_wait(shared_address(&settled), 0);
-    return any_of(slots) != 0;
-  }
-
- private:
-  FLASHGEN_DEVICE u32 any_of(i32 slot) const {
-    const Vec16 all = *reinterpret_cast<const Vec16*>(said[slot]);
-    return all.words[0] | all.words[1] | all.words[2] | all.words[3];
+    return are_some(thread);
   }
 };
 
@@ -3811,12 +3839,10 @@ constexpr u32 kQBarriers = 229376;  // for each slot: it is full, it is empty
 constexpr u32 kKBarriers = 229504;
 constexpr u32 kVBarriers = 229632;
 constexpr u32 kTileBarriers = 229760;
-constexpr u32 kTiles = 229888;          // which tiles of queries come next
-constexpr u32 kReaches = 230016;        // and where each consumer's keys lie
-constexpr u32 kLookedThrough = 230144;  // V_j has no bad values any more
-constexpr u32 kFoundBad = 230272;       // and when it had some
-constexpr u32 kDoubts = 230400;         // which tiles of queries bad values may have reached
-constexpr u32 kBytes = 230608;
+constexpr u32 kTiles = 229888;    // which tiles of queries come next
+constexpr u32 kReaches = 230016;  // and where each consumer's keys lie
+constexpr u32 kDoubts = 230144;   // which tiles of queries bad values may have reached
+constexpr u32 kBytes = 230432;
 }  // namespace smem
 
 #line 37
@@ -3829,7 +3855,7 @@ using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 #line 50
-using TileDoubts = Doubts<kConfig.tile_slots, 4 + Shape::consumer_warps, Shape::consumer_warps>;
+using TileDoubts = Doubts<kConfig.tile_slots, kConfig.stages, Shape::consumer_warps>;
 
 #line 53
 // Everything that the warps of a block share.
@@ -3864,18 +3890,9 @@ struct Shared {
 #line 90
   static_assert(smem::kDoubts + sizeof(TileDoubts) <= smem::kBytes, "the plan leaves room for what is in doubt");
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
-  // Ends when a slot of V has been looked through; and in which step each of three warps last found bad values
-  // there.
-  FLASHGEN_DEVICE u32 looked_through(i32 slot) const {
-    return shared_address(base + smem::kLookedThrough) + 8 * slot;
-  }
-  FLASHGEN_DEVICE u32* found_bad(i32 slot) const {
-    return reinterpret_cast<u32*>(base + smem::kFoundBad) + 4 * slot;
-  }
-  FLASHGEN_DEVICE static u32 step_number(VRing::Where at) { return at.count + 1; }
 };
 
-#line 104
+#line 95
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3890,53 +3907,49 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 119
-// Whether the mask cuts through a tile of keys. The end of the keys does not count: zeros lie beyond.
-FLASHGEN_DEVICE bool cuts(const Params& p, const RowTile& rows, i32 key_tile) {
-#line 125
-  return !mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv).has(key_tile);
+#line 110
+// The tiles of keys that the mask leaves whole. The end of the keys does not count: zeros lie beyond.
+FLASHGEN_DEVICE Range whole_keys(const Params& p, const RowTile& rows) {
+  return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
 }
 
-#line 131
-FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer, bool looks_through) {
+FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer) {
   const i32 row = rows.first_q + consumer * kWarpgroupRows;
   const i32 row_end = larger(row + 1, smaller(row + kWarpgroupRows, p.len_q));
   const Mask mask = mask_of(p, rows);
   // Rows beyond the last query attend to nothing.
   const Range keys = row < p.len_q ? mask.key_tiles(row, row_end, kConfig.tile_kv) : Range{0, 0};
-  return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv), looks_through};
+  return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv)};
 }
 
-#line 141
+#line 125
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 145
+#line 129
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 149
+#line 133
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 156
+#line 140
     reach = shared.reach(tile_at, consumer);
-#line 159
-    shared.doubts().say(tile_at.slot(), thread);
-#line 161
+#line 142
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 167
+#line 148
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 173
+#line 154
     return step;
   }
 
@@ -3945,16 +3958,16 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 184
+#line 165
     --next.key_tile;
-#line 186
+#line 167
     return next;
   }
 
-#line 190
+#line 171
   // Behind the last step, whether tiles of queries are told of that are taken once more; and the first step of these.
   FLASHGEN_DEVICE bool is_told_more(const Shared& shared, Thread thread) const {
-    return shared.doubts().is_first_end(thread) && warp_any(shared.doubts().are_left());
+    return shared.doubts().is_first_end(thread) && shared.doubts().are_left(thread);
   }
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
     if (!is_told_more(shared, thread)) return {};
@@ -3985,33 +3998,42 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
-#line 28
   // The number of a further tile of queries.
   const auto draw = [&]() {
-#line 31
+#line 27
     if (shared.doubts().repeats()) return shared.doubts().draw();
-#line 33
+#line 29
     return draw_tile(p);
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 38
+#line 34
     if (elected) shared.doubts().note(number);
-#line 40
-    const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 42
+#line 36
+    RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
+#line 38
+    if (thread.lane < kConfig.consumers) shared.tile_ring.wait_empty(tile_at);
+    // All who may doubt have read what was in the slot before.
+    warp_sync();
+    if (shared.doubts().are_some(thread)) {
+      if (rows.exists) rows.exists = kDoubtedTile;
+    } else if (rows.exists) {
+#line 45
+      // Where a tile has few steps it takes as long to ask as to do such tiles once more.
+      constexpr i32 worth_asking = 12;
+      if (tile_at.count == 0 && keys_of(p, rows).size() >= worth_asking) rows.exists = kFirstTile;
+#line 49
+      if (elected) shared.doubts().is_unseen();
+    }
+#line 53
     // A lane for each consumer's reach. Each arrives by itself, so none can be a round late.
     if (thread.lane < kConfig.consumers) {
-      shared.tile_ring.wait_empty(tile_at);
-      const bool looks_through = shared.doubts().look_through(thread.lane, tile_at.slot());
-      shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane, looks_through);
+      shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane);
       if (elected) shared.tiles[tile_at.slot()] = rows;
-      if (elected && rows.exists && !looks_through) shared.doubts().is_unseen();
-#line 58
+#line 64
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
-#line 64
     if (rows.exists) load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
@@ -4084,50 +4106,15 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     if (!rows.exists) {
 #line 68
       // Which tiles are in doubt is known when all are done with.
-      if (!warp_any(elected && !shared.doubts().repeats() && shared.doubts().are_left())) break;
+      if (warp_any(elected && shared.doubts().repeats()) || !shared.doubts().are_left(thread)) break;
       if (elected) shared.doubts().repeat();
       warp_sync();
     }
 #line 76
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 73 "kernels/forward_sm90/producer.j2"
+#line 76 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
-}
-
-#line 2 "kernels/forward_sm90/inspectors.j2"
-// ---- The inspectors: three warps that look through those tiles of V that the mask cuts through, for values
-// that must not reach queries that do not attend to their keys. They do so once there has been one (doubts.cuh).
-FLASHGEN_DEVICE void inspect(const Params& p, const Shared& shared, Thread thread) {
-  constexpr i32 warps = 3;
-  const i32 warp = thread.warp - 1;
-  Follower at = {0};
-  Step step = {};
-  for (;;) {
-    step = at.after(step, p, shared, thread);
-    if (!step.exists()) {
-      if (at.is_told_more(shared, thread)) continue;
-      break;
-    }
-    shared.v_ring.wait_full(at.v_at);
-#line 19
-    if (at.reach.looks_through && cuts(p, step.rows, step.key_tile)) {
-#line 21
-      u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
-      const i32 first = warp * kWarpSize + thread.lane;
-      const bool found = take_out_bad_values<Shape::VTile>(values, first, warps * kWarpSize);
-      if (warp_any(found)) {
-        fence_proxy_async_shared();
-        if (thread.lane == 0) shared.found_bad(at.v_at.slot())[warp] = Shared::step_number(at.v_at);
-      }
-    }
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared.looked_through(at.v_at.slot()));
-    shared.v_ring.release(at.v_at, thread);
-    at.v_at.advance();
-#line 37
-    at.k_at.advance();
-  }
 }
 
 #line 2 "kernels/forward_sm90/consumer.j2"
@@ -4145,29 +4132,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Scores scores;
   Shape::Output out;
   Shape::Softmax softmax;
-#line 17
-  bool has_bad_values = false;
-  RowTile ended = {};
 
-#line 28
+#line 24
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
+  // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
+  // and hold up the next consumer's.
+  bool is_due = true;
+#line 29
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
+#line 32
+    is_due = true;
   };
-#line 58
+#line 60
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 65
-    if (!at.reach.full_keys.has(step.key_tile)) return true;
 #line 67
+    if (!at.reach.full_keys.has(step.key_tile)) return true;
+#line 69
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 70
-  // Whether the step's values may be looked through before they are used.
-  const auto inspected = [&](const Step& step) {
-    return at.reach.looks_through != 0;
-  };
+#line 72
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4189,78 +4175,61 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-  // Whether the step whose values come next may have them looked through.
-  bool is_inspected = false;
-  // V_j is there, and no value of it reaches a query that does not attend to its key.
-  const auto wait_for_values = [&]() {
-    shared.v_ring.wait_full(at.v_at);
-#line 101
-    mbarrier_wait(shared.looked_through(at.v_at.slot()), at.v_at.parity());
-    if (is_inspected) {
-      const u32* const found = shared.found_bad(at.v_at.slot());
-      const u32 number = Shared::step_number(at.v_at);
-      // One lane reads, that which gives the slot back.
-      has_bad_values |=
-          warp_any(thread.lane == 0 && (found[0] == number || found[1] == number || found[2] == number));
-    }
+#line 94
+  // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values.
+  const auto is_inspected = [&](const Step& step) {
+#line 99
+    return step.rows.exists == kDoubtedTile && !whole_keys(p, step.rows).has(step.key_tile);
   };
-#line 132
+#line 102
+  // Takes bad values out of this thread's share of V_j, which is there.
+  const auto look_through = [&]() {
+    const Thread thread = self.again();
+    u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
+    constexpr i32 threads = kConfig.consumers * kWarpgroupSize;
+    const u32 found = mark_bad_values<Shape::VTile>(values, thread.index() - kWarpgroupSize, threads);
+    fence_proxy_async_shared();
+    return shared.doubts().look_through(at.v_at.slot(), found, thread);
+  };
+#line 133
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 138
+#line 139
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 141
+#line 142
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
-  const auto needs_look = [&](const Step& step) {
-    return opaque(has_mask(step) || warp_any(!softmax.is_settled())) != 0;
-  };
-#line 147
+  const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
+#line 146
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 150
+#line 149
     wgmma_pin(scores);
-#line 152
+#line 151
     release_keys(step);
-#line 158
+#line 157
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 164
+#line 163
 #pragma unroll 1
     for (;;) {
-#line 169
+#line 168
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
+        is_due = warp_any(!softmax.is_settled());
       }
       softmax.exponentiate(scores, probabilities, logits);
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 200
+#line 201
     softmax.add(shared.q.address);
     return rescales;
   };
-#line 3 "kernels/forward_sm90/results.j2"
-  // Results of the tile of queries that ended last, which attend to bad values that were taken out of a tile.
-  const auto mark_rows = [&]() {
-    const Thread thread = self.again();
-    const i32 row = ended.first_q + (thread.warp - 4) * 16;
-    const GlobalRows<element_t> results = {
-        p.o + ended.sequence * p.o_batch + ended.head * p.o_head, p.o_row, p.len_q};
-    const GlobalRows<const element_t> values = {
-        p.v + ended.sequence * p.v_batch + ended.head / p.group * p.v_head, p.v_row, p.len_kv};
-    const auto is_cut = [&](i32 key_tile) { return cuts(p, ended, key_tile); };
-#line 13
-    if (thread.lane == 0) bulk_wait<0>();
-#line 15
-    warp_sync();
-    mark_bad_rows<kConfig.head_dim_v, kConfig.tile_kv>(
-        results, row, values, keys_of(p, ended), mask_of(p, ended), is_cut, thread);
-  };
-#line 20
+#line 2 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are worked out here, and not kept in registers all the while.
@@ -4269,12 +4238,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 29
+#line 11
     // The tile after it has been read of.
     if (warp_any(!is_finite_row(out))) shared.doubts().doubt(static_cast<i32>(at.tile_at.count) - 2, thread);
-#line 32
+#line 14
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 34
+#line 16
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4286,7 +4255,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 50
+#line 32
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4330,20 +4299,19 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-    is_inspected = inspected(next);
-#line 45
+#line 44
     looks = needs_look(next);
-#line 47
+#line 46
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them, while the values before are multiplied.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 53
+#line 52
     wgmma_wait<0>();
     wgmma_pin(out);
     if (step.exists()) release_values();
-#line 57
+#line 56
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -4357,58 +4325,72 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-#line 74
-    // Where values may have been taken out results are marked, for which there is one place, behind the loop.
-    // A vote in each step saves registers. With three warpgroups it would take .5 % of the time.
-    const bool ends_alone = warp_any(ends && (kConfig.ends_alone || is_inspected));
-#line 81
-    if (!next.exists() || ends_alone) return false;
-#line 85
+#line 70
+    // Bad values are taken out, and the results that they reach found, where a step's values are multiplied alone: it
+    // takes registers. So are a block's very first values, to see early whether there are bad ones.
+    if (next.rows.exists != kPlainTile) {
+      if (!next.exists()) return false;
+      const bool is_very_first = step.rows.exists == kFirstTile && step.continues == 0;
+      if (warp_any(is_very_first || is_inspected(step))) return false;
+    }
+#line 83
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
     take_turn();
     multiply_keys();
-    wait_for_values();
+    shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
-    is_inspected = inspected(next);
     finished = {};
     if (ends) {
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 99
+#line 96
     looks = needs_look(next);
-#line 106
+#line 103
     wgmma_wait<1>();
-#line 108
+#line 105
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
-    wait_for_values();
+    shared.v_ring.wait_full(at.v_at);
+#line 111
+    u32 bad_groups = 0;
+    if (warp_any(is_inspected(step))) bad_groups = shared.doubts().bad_groups(at.v_at.slot(), look_through());
+#line 114
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
+#line 119
+    if (warp_any(bad_groups != 0)) {
+      const Thread thread = self.again();
+      const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
+      const Mask mask = mask_of(p, step.rows);
+      spread_bad_values(out, shared.v.slot(at.v_at.slot()), bad_groups, mask, row, key, thread);
+    }
+#line 126
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
-#line 121
-      ended = step.rows;
-#line 123
       if (next.exists()) begin_rows(next);
+#line 131
+    } else if (warp_any(step.rows.exists == kFirstTile && !is_finite_row(out))) {
+      // It is known before a second tile begins.
+      shared.doubts().doubt(0, self.again());
     }
   };
 
-#line 131
+#line 142
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   while (next.exists()) {
-#line 148
+#line 163
     begin();
     Shape::Probabilities probabilities;
-#line 151
+#line 166
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     for (;;) {
@@ -4420,47 +4402,39 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       break;
     }
     finish(probabilities);
-#line 175
-    if (warp_any(has_bad_values && next.continues == 0)) {
-      mark_rows();
-      has_bad_values = false;
-    }
+#line 190
     if (!next.exists()) {
-#line 181
+#line 192
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 184
+#line 195
       shared.doubts().settle(thread);
       next = at.once_more(p, shared, thread);
       begin_rows(next);
     }
   }
-#line 190
+#line 201
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 193
+#line 204
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 220 "kernels/forward_sm90.cu.j2"
+#line 197 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
   if (thread.index() == 0) {
-    constexpr u32 consumer_warps = Shape::consumer_warps, inspectors = 3;
+    constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.q_ring.init(1, Shape::q_readers);
     shared.k_ring.init(1, consumer_warps);
-    shared.v_ring.init(1, consumer_warps + inspectors);
+    shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
-    shared.tile_ring.init(kConfig.consumers, kWarpSize * (consumer_warps + inspectors));
-#line 232
+    shared.tile_ring.init(kConfig.consumers, kWarpSize * consumer_warps);
+#line 209
     shared.doubts().init();
-    for (i32 slot = 0; slot < kConfig.stages; ++slot) {
-      mbarrier_init(shared.looked_through(slot), inspectors);
-      for (i32 i = 0; i < 4; ++i) shared.found_bad(slot)[i] = 0;
-    }
-#line 238
+#line 211
     fence_mbarrier_init();
   }
   if (thread.index() == kWarpSize) {
@@ -4477,9 +4451,6 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 255
-    if (thread.warp != 0) inspect(p, shared, thread);
-#line 257
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -953,7 +953,20 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// The same, and what threads of other blocks of the cluster did before they arrived is seen too.
+// The same at once.
+FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
+  u32 ended;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+// Waiting for a while, and what threads of other blocks of the cluster did before they arrived is seen too.
 FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -3465,19 +3478,14 @@ struct ForwardSm90Shape {
 };
 
 // What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
-// pair is allowed (bit i); none is (bit kNone + i). And whether its values are looked through where it is
-// cut.
+// pair is allowed (bit i); none is (bit kNone + i).
 struct TileFacts {
-  static constexpr i32 kLooksThrough = 7, kNone = 8;
+  static constexpr i32 kNone = 8;
   u32 bits;
 
   FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
-  FLASHGEN_DEVICE TileFacts with(bool looks_through) const {
-    return {bits | static_cast<u32>(looks_through) << kLooksThrough};
-  }
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
-  FLASHGEN_DEVICE bool looks_through() const { return (bits >> kLooksThrough & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
     bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
@@ -3503,14 +3511,16 @@ struct Step {
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to. And
-// whether values of tiles that the mask cuts through are looked through.
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to.
 struct alignas(16) Reach {
   Range tile_keys;
   Range keys;
   Range full_keys;
-  i32 looks_through;
 };
+
+// What a tile of queries that exists is to consumers: like most; a block's first one, whose first results are
+// looked at; or one whose values are looked through where the mask cuts.
+constexpr i32 kPlainTile = 1, kFirstTile = 2, kDoubtedTile = 3;
 
 // ---- The output
 
@@ -3520,86 +3530,90 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-// ---- Bad values, see contain.cuh; here warps that have nothing else to do look through V while others
-// compute.
+// ---- Bad values, see contain.cuh and doubts.cuh.
 
-// Takes NaN and infinities out of every `step`-th chunk of a tile, from `first` on; whether there were any.
+// The sign bits of those elements of a word that are minus zero.
+FLASHGEN_DEVICE u32 signs_of_minus_zero(u32 word) {
+  const u32 other = word ^ 0x80008000u;
+  return ~((other & 0x7fff7fffu) + 0x7fff7fffu | other) & 0x80008000u;
+}
+
+// Puts minus zero for NaN and infinities in every `step`-th chunk of a tile, from `first` on, and zero for
+// what was minus zero: it is finite, and tells where there was a bad value. A bit for each 16 rows that had
+// one.
 template <class Tile>
-FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
+FLASHGEN_DEVICE u32 mark_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
-  constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  bool found = false;
+  constexpr i32 chunks = Tile::bytes / kChunkBytes, row_chunks = kPanelBytes / kChunkBytes;
+  u32 found = 0;
 #pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
     Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
     Vec16 chunk = place;
-    u32 bad = 0;
+    u32 bad = 0, changed = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
-      const u32 signs = signs_of_bad<T>(chunk.words[w]);
+      const u32 signs = signs_of_bad<T>(chunk.words[w]), zeros = signs_of_minus_zero(chunk.words[w]);
       bad |= signs;
-      chunk.words[w] &= ~((signs >> 15) * 0xffffu);
+      changed |= signs | zeros;
+      chunk.words[w] = (chunk.words[w] & ~((signs >> 15) * 0xffffu | zeros)) | signs;
     }
-    if (bad == 0) continue;
+    if (changed == 0) continue;
     place = chunk;
-    found = true;
+    if (bad != 0) found |= 1u << (i / row_chunks % Tile::rows / 16);
   }
   return found;
 }
 
-// Puts NaN into those of a warp's 16 results, of queries from `first_q` on, that attend to a bad value in a
-// tile that the mask cuts through. `is_cut(key_tile)` tells which those are.
-template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
-FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
-                                   const Mask& mask, const IsCut& is_cut, Thread thread) {
-  constexpr i32 row_count = 16, chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  // A lane has a chunk of the columns, of one of so many keys at a time.
-  constexpr i32 chunks = columns / chunk_elements, together = kWarpSize / chunks;
-  const i32 chunk = thread.lane % chunks, mine = thread.lane / chunks;
-  const i32 end_q = smaller(first_q + row_count, mask.len_q);
-  // Rows that attend to a bad value: of each two columns of a word a bit for each row.
-  u32 rows[4] = {};
+// Puts NaN into those of a warp's 16 rows of results, of queries from `first_q` on, that attend to a bad
+// value of a tile of keys from `first_key` on, which has some in these `groups` of 16. Which those rows are
+// is a product, too: of ones for the keys that a row attends to, and ones for what is marked.
+template <class VTile, class Mask>
+FLASHGEN_DEVICE void spread_bad_values(Strip<VTile::cols>& results, VTile values, u32 groups,
+                                       const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
+  using T = typename VTile::Element;
+  const u32 one = pack(T{}, 1.0f, 0.0f);
 #pragma unroll 1
-  for (i32 tile = keys.begin; tile < keys.end; ++tile) {
-    if (!is_cut(tile)) continue;
-    const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-#pragma unroll 2
-    for (i32 key = tile * tile_kv; key < end; key += together) {
-      Vec16 values = {};
-      if (mine < together && key + mine < end)
-        values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
-      // Half of the lanes ask for all rows whether they attend to one key, half for the next.
-      u32 attends = 0;
+  for (i32 key = 0; key < VTile::rows; key += 16) {
+    if ((groups >> key / 16 & 1u) == 0) continue;
+    StripBlocks<16> attends = {{{1.0f, 1.0f, 1.0f, 1.0f}, {1.0f, 1.0f, 1.0f, 1.0f}}};
+    mask_keys(attends, 0.0f, mask, first_q, first_key + key, thread);
+    u32 left[4];
 #pragma unroll
-      for (i32 i = 0; i < together; i += 2) {
-        const i32 asked = key + i + thread.lane / row_count, row = first_q + thread.lane % row_count;
-        // Asked for all alike, of what exists.
-        const bool allowed = mask.allows(smaller(row, end_q - 1), smaller(asked, end - 1));
-        const u32 answers = warp_ballot((row < end_q) & (asked < end) & allowed);
-        if (mine / 2 == i / 2) attends = answers >> (mine % 2 * row_count);
+    for (i32 i = 0; i < 4; ++i)
+      left[i] = pack(T{}, attends[0][i / 2][i % 2 * 2], attends[0][i / 2][i % 2 * 2 + 1]);
+    if (!warp_any((left[0] | left[1] | left[2] | left[3]) != 0)) continue;
+    const u32 chunk = values.first_chunk(key, thread);
+    float fewest = 1.0f;
+#pragma unroll
+    for (i32 n = 0; n < VTile::cols / 16; ++n) {
+      u32 words[4];
+      ldmatrix_x4_trans(words, VTile::chunk_after(chunk, n));
+      u32 marks = 0;
+#pragma unroll
+      for (u32& word : words) {
+        word = (signs_of_minus_zero(word) >> 15) * one;
+        marks |= word;
       }
-      attends = (attends & 0xffffu) * 0x10001u;
+      if (!warp_any(marks != 0)) {
+        fewest = 0.0f;
+        continue;
+      }
 #pragma unroll
-      for (i32 w = 0; w < 4; ++w) rows[w] |= (signs_of_bad<T>(values.words[w]) >> 15) * 0xffffu & attends;
+      for (i32 half = 0; half < 2; ++half) {
+        float found[4] = {};
+        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
+        mma_m16n8k16(T{}, found, left, right);
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+          float& result = results[4 * (2 * n + half) + i];
+          result = found[i] > 0.0f ? not_a_number<float>() : result;
+          fewest = found[i] < fewest ? found[i] : fewest;
+        }
+      }
     }
-  }
-  // All lanes of a chunk share what they found, and its rows.
-#pragma unroll
-  for (i32 w = 0; w < 4; ++w) {
-    u32 all = 0;
-#pragma unroll
-    for (i32 i = 0; i < together; ++i)
-      all |= static_cast<u32>(shuffle(static_cast<i32>(rows[w]), chunk + i * chunks));
-    rows[w] = all;
-  }
-#pragma unroll 1
-  for (i32 row = mine < together ? mine : row_count; row < row_count; row += together) {
-    if (((rows[0] | rows[1] | rows[2] | rows[3]) >> row & 0x10001u) == 0) continue;
-    Vec16& place = *reinterpret_cast<Vec16*>(results.at(first_q + row, chunk * chunk_elements));
-    Vec16 result = place;
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) result.words[w] |= (rows[w] >> row & 0x10001u) * not_a_number<T>().bits;
-    place = result;
+    // Where most is bad no more is to be found.
+    if (!warp_any(fewest == 0.0f)) break;
   }
 }
 
@@ -3715,7 +3729,7 @@ struct Shared {
   }
 };
 
-#line 104
+#line 95
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3730,28 +3744,28 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 141
+#line 125
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 149
+#line 133
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 161
+#line 142
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 167
+#line 148
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 173
+#line 154
     return step;
   }
 
@@ -3760,9 +3774,9 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 184
+#line 165
     --next.key_tile;
-#line 186
+#line 167
     return next;
   }
 };
@@ -3790,26 +3804,25 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
-#line 28
   // The number of a further tile of queries.
   const auto draw = [&]() {
-#line 33
+#line 29
     return draw_tile(p);
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 40
-    const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 50
-    if (elected) {
-      shared.tile_ring.wait_empty(tile_at);
-#line 56
-      shared.tiles[tile_at.slot()] = rows;
+#line 36
+    RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
 #line 58
+    if (elected) {
+#line 60
+      shared.tile_ring.wait_empty(tile_at);
+#line 62
+      shared.tiles[tile_at.slot()] = rows;
+#line 64
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
-#line 64
     if (rows.exists) load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
@@ -3886,7 +3899,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 #line 76
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 73 "kernels/forward_sm90/producer.j2"
+#line 76 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -3906,31 +3919,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 28
+#line 24
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
+  // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
+  // and hold up the next consumer's.
+  bool is_due = true;
+#line 29
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
+#line 32
+    is_due = true;
   };
-#line 43
+#line 45
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 52
+#line 54
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 58
+#line 60
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 67
+#line 69
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 70
-  // Whether the step's values may be looked through before they are used.
-  const auto inspected = [&](const Step& step) {
-    return false;
-  };
+#line 72
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3952,52 +3967,45 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-  // Whether the step whose values come next may have them looked through.
-  bool is_inspected = false;
-  // V_j is there, and no value of it reaches a query that does not attend to its key.
-  const auto wait_for_values = [&]() {
-    shared.v_ring.wait_full(at.v_at);
-  };
-#line 132
+#line 133
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 138
+#line 139
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 141
+#line 142
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
-  const auto needs_look = [&](const Step& step) {
-    return opaque(has_mask(step) || warp_any(!softmax.is_settled())) != 0;
-  };
-#line 147
+  const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
+#line 146
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 150
+#line 149
     wgmma_pin(scores);
-#line 152
+#line 151
     release_keys(step);
-#line 158
+#line 157
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 164
+#line 163
 #pragma unroll 1
     for (;;) {
-#line 169
+#line 168
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
+        is_due = warp_any(!softmax.is_settled());
       }
       softmax.exponentiate(scores, probabilities, logits);
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 200
+#line 201
     softmax.add(shared.q.address);
     return rescales;
   };
-#line 20 "kernels/forward_sm90/results.j2"
+#line 2 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are worked out here, and not kept in registers all the while.
@@ -4006,9 +4014,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 32
+#line 14
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 34
+#line 16
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4020,7 +4028,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 50
+#line 32
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4064,16 +4072,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-    is_inspected = inspected(next);
-#line 45
+#line 44
     looks = needs_look(next);
-#line 47
+#line 46
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 57
+#line 56
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -4087,94 +4094,93 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-#line 79
-    const bool ends_alone = ends && kConfig.ends_alone;
-#line 81
-    if (!is_mine(next) || ends_alone) return false;
-#line 85
+#line 78
+    if (!is_mine(next) || (ends && kConfig.ends_alone)) return false;
+#line 83
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
     take_turn();
     multiply_keys();
-    wait_for_values();
+    shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
-    is_inspected = inspected(next);
     finished = {};
     if (ends) {
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 99
+#line 96
     looks = needs_look(next);
-#line 102
+#line 99
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 108
+#line 105
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
-    wait_for_values();
+    shared.v_ring.wait_full(at.v_at);
+#line 114
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
+#line 126
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
-#line 123
       if (next.exists()) begin_rows(next);
     }
   };
 
-#line 132
+#line 143
   // The stream is one run of steps, but where some pass by.
   while (next.exists()) {
-#line 135
+#line 146
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
       at.k_at.advance();
+      shared.v_ring.wait_full(at.v_at);
+#line 155
       take_turn();
       pass_turn();
-      shared.v_ring.wait_full(at.v_at);
       release_values();
       const i32 continues = next.continues;
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 148
+#line 163
     begin();
     Shape::Probabilities probabilities;
-#line 168
+#line 183
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 172
+#line 187
     finish(probabilities);
   }
-#line 190
+#line 201
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 193
+#line 204
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 220 "kernels/forward_sm90.cu.j2"
+#line 197 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
   if (thread.index() == 0) {
-    constexpr u32 consumer_warps = Shape::consumer_warps, inspectors = 0;
+    constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.q_ring.init(1, Shape::q_readers);
     shared.k_ring.init(1, consumer_warps);
-    shared.v_ring.init(1, consumer_warps + inspectors);
+    shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
-    shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-#line 238
+    shared.tile_ring.init(1, kWarpSize * consumer_warps);
+#line 211
     fence_mbarrier_init();
   }
   if (thread.index() == kWarpSize) {
@@ -4191,7 +4197,6 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-#line 257
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);

@@ -132,7 +132,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("retakes", retakes),
                 ("foresees", foresees),
                 ("skips", row.tile_q > row.tile_kv),
-                ("inspector", looks_through(spec)),
+                ("contains", looks_through(spec)),
                 ("listed", is_listed(spec)),
                 ("spans", is_listed(spec)),
                 # Scores are of products and not of logits, have constants apart, and are voted on.

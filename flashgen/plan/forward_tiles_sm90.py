@@ -176,9 +176,8 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     if is_listed(spec):
         layout.then("listed_keys", 8 * row.k_slots, "which tiles of keys the slots hold")
     if looks_through(spec):
-        layout.then("looked_through", 8 * row.stages, "V_j has no bad values any more")
-        layout.then("found_bad", 16 * row.stages, "and when it had some")
-        doubts = 16 * (TILE_SLOTS + 1) + 2 * 4 * 4 * (row.consumers + 1) + 16 + 4 * 4 * TILE_SLOTS + 16
+        judges = 4 * row.consumers
+        doubts = 8 * (row.stages + judges + 1) + 4 * judges * (row.stages + 3) + 4 * 4 * TILE_SLOTS + 8
         layout.then("doubts", doubts, "which tiles of queries bad values may have reached")
     return layout.map()
 

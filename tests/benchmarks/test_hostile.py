@@ -61,6 +61,27 @@ def test_errors_are_held_to_the_oracle_s_bounds(
             assert hostile.error_ratio(cell, inputs, o, wrong) == pytest.approx(factor, rel=1e-4)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_bad_values_have_to_be_seen_by_all_who_attend_to_them_and_nobody_else(
+    hostile: Any, monkeypatch: pytest.MonkeyPatch, causal: bool
+) -> None:
+    cell = hostile.Cell(HEAD_DIM, causal, LENGTH, 1, HEADS)
+    monkeypatch.setitem(hostile.DATA, "bad", hostile.bad(slice(20, 21)))
+    inputs = hostile.values("bad", cell, torch.float16)
+    mask = fg.causal() if causal else fg.full()
+    spec = fg.AttentionSpec(HEAD_DIM, dtype="fp16", mask=mask, direction="forward")
+    o, lse = (torch.from_numpy(x) for x in oracle.forward(spec, *(x.numpy() for x in inputs)))
+    assert o[0, 20:].isnan().all()
+    assert hostile.error_ratio(cell, inputs, o, lse) < 1e-6
+    for row, value in ((20, 0.0), (19, float("nan")))[: 2 if causal else 1]:
+        wrong = o.clone()
+        wrong[0, row, 1, 3] = value
+        assert hostile.error_ratio(cell, inputs, wrong, lse) == float("inf")
+    monkeypatch.setitem(hostile.DATA, "bad", hostile.bad(slice(None)))
+    inputs = hostile.values("bad", cell, torch.float16)
+    assert hostile.error_ratio(cell, inputs, torch.full_like(o, float("nan")), lse) < 1e-6
+
+
 @pytest.mark.parametrize("part", ["o", "lse"])
 def test_what_is_not_a_number_is_wrong(hostile: Any, part: str) -> None:
     cell = hostile.Cell(HEAD_DIM, True, LENGTH, 1, HEADS)

@@ -51,7 +51,7 @@ CASES = {
         64, mask=fg.document(np.zeros((1, 1), np.int32)), score=fg.bias(np.zeros((2, 2), np.float16))
     ),
 }
-#: What is asked of one pair after another, for which wide heads have too few registers or keep no scores.
+#: What is asked of one pair after another, for which wide heads have few registers or keep no scores.
 ASKED_CASES = {
     "chunks": fg.AttentionSpec(64, mask=fg.chunked(100)),
     "window, every third": fg.AttentionSpec(64, mask=fg.window(300, 300) & fg.dilated(3)),
@@ -69,7 +69,13 @@ BUILDS: list[Build] = [
     for dims, name, dtype in product(HEAD_DIMS, CASES, ("bf16", "fp16"))
     if dtype == "bf16" or name in ("full", "causal", "softcap")
 ]
-BUILDS += [(dims, name, "bf16") for dims in HEAD_DIMS if dims[1] <= 128 for name in ASKED_CASES]
+BUILDS += [
+    (dims, name, "bf16")
+    for dims in HEAD_DIMS
+    for name in ASKED_CASES
+    # Heads of 192 leave a pattern for each head no registers.
+    if (dims, name) != ((192, 192), "blocks of a head")
+]
 BUILDS += [((64, 64), name, "bf16") for name in NARROW_CASES]
 SAMPLE: list[Build] = [
     ((128, 128), "causal", "bf16"),
@@ -218,5 +224,5 @@ def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int],
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == set(HEAD_DIMS)
     switches = frozenset().union(*(forward(*build).switches for build in BUILDS))
-    assert switches >= {"o_tile", "keeps_scores", "inspector", "listed", "score", "in_products"}
+    assert switches >= {"o_tile", "keeps_scores", "contains", "listed", "score", "in_products"}
     assert set(SAMPLE) <= set(BUILDS)

@@ -37,6 +37,7 @@ def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: t
     dtype, random = spec.element.numpy(), np.random.default_rng(5)
     q, k, v = (random.standard_normal((2, 200, h, d)).astype(dtype) for h, d in ((4, dim), (2, dim), (2, dim_v)))
     captured = {n: x[:, :200] for n, x in spec.tensors.items()} or None
+    v[:, 20:60, :, 9] = -0.0
     clean, _ = kernel(q, k, v, captured=captured)
     bad = {30: (7, np.nan), 130: (dim_v - 1, np.inf), 199: (0, -np.inf)}
     for key, (column, value) in bad.items():
@@ -88,6 +89,28 @@ def test_tiles_in_doubt_are_taken_once_more(name: str, where: str, mode: Mode) -
     assert not np.isfinite(out[reached].astype(np.float32)).any()
     assert out[~reached].tobytes() == clean[~reached].tobytes()
     assert lse.tobytes() == clean_lse.tobytes()
+
+
+@pytest.mark.parametrize("where", SPOILT)
+def test_what_a_block_s_first_tile_shows_early_is_taken_once_more(where: str) -> None:
+    """First results of tiles with many steps are looked at, so that fewer are spoilt. In the end none is."""
+    spec = forward_spec(256, 256, **SPECS["causal"])
+    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    dtype, random = spec.element.numpy(), np.random.default_rng(8)
+    q, k, v = (random.standard_normal((1, 800, h, 256)).astype(dtype) for h in (2, 1, 1))
+    clean, clean_lse = kernel(q, k, v)
+    keys = [790] if where == "first" else SPOILT[where]
+    v[0, keys, 0, 5] = np.inf
+    for mode in (Mode("random", seed=3), Mode(race=True)):
+        with launches(kernel, mode) as done:
+            out, lse = kernel(q, k, v)
+        assert done == {NAME}
+        reached = np.arange(800) >= min(keys)
+        assert not np.isfinite(out[0, reached, :, 5].astype(np.float32)).any()
+        found, right = out.copy(), clean.copy()
+        found[0, reached, :, 5] = right[0, reached, :, 5] = 0
+        assert found.tobytes() == right.tobytes()
+        assert lse.tobytes() == clean_lse.tobytes()
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v"])

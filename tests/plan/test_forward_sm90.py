@@ -41,8 +41,8 @@ def forward(
 def test_values_are_looked_through_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
     kernel = forward(mask=MASKS[mask])
     names = {region.name for region in kernel.smem.regions}
-    assert ("inspector" in kernel.switches) == (mask != "full")
-    assert ({"looked_through", "found_bad"} <= names) == (mask != "full")
+    assert ("contains" in kernel.switches) == (mask != "full")
+    assert ("doubts" in names) == (mask != "full")
 
 
 def test_tiles_are_listed_only_where_a_mask_leaves_holes() -> None:

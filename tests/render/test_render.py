@@ -94,10 +94,7 @@ def test_the_header_tells_what_warpgroups_do_and_which_tiles_blocks_take() -> No
         return " ".join(" ".join(summary(plan(spec, schedule, "sm_90a").kernel("forward"))).split())
 
     two = header(AttentionSpec(128, mask=causal(), direction="forward"), Schedule(registers=(40, 232)))
-    assert (
-        "roles of 1 warpgroup one warp brings tiles, and three look through V (40 registers a thread); "
-        "2 compute, 64 queries each (232)" in two
-    )
+    assert "roles of 1 warpgroup one warp brings tiles (40 registers a thread); 2 compute, 64 queries each (232)" in two
     assert "grid no more blocks than run at once, 1 on each multiprocessor; they take one tile after another" in two
     assert "head and batch entry; they start while the grid before them ends, and wait for it" in two
     three = header(AttentionSpec(64, mask=full(), direction="forward"), Schedule(registers=(32, 160)))

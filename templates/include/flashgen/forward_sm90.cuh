@@ -66,19 +66,14 @@ struct ForwardSm90Shape {
 };
 
 // What the mask makes of a tile of keys. For consumer i and after these for the whole tile of queries: every
-// pair is allowed (bit i); none is (bit kNone + i). And whether its values are looked through where it is
-// cut.
+// pair is allowed (bit i); none is (bit kNone + i).
 struct TileFacts {
-  static constexpr i32 kLooksThrough = 7, kNone = 8;
+  static constexpr i32 kNone = 8;
   u32 bits;
 
   FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
-  FLASHGEN_DEVICE TileFacts with(bool looks_through) const {
-    return {bits | static_cast<u32>(looks_through) << kLooksThrough};
-  }
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
-  FLASHGEN_DEVICE bool looks_through() const { return (bits >> kLooksThrough & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
     bits |= static_cast<u32>(is_full) << part | static_cast<u32>(is_empty) << (kNone + part);
   }
@@ -104,14 +99,16 @@ struct Step {
 };
 
 // Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to. And
-// whether values of tiles that the mask cuts through are looked through.
+// whole tile attends to; those of this consumer, and of them those that all of its queries attend to.
 struct alignas(16) Reach {
   Range tile_keys;
   Range keys;
   Range full_keys;
-  i32 looks_through;
 };
+
+// What a tile of queries that exists is to consumers: like most; a block's first one, whose first results are
+// looked at; or one whose values are looked through where the mask cuts.
+constexpr i32 kPlainTile = 1, kFirstTile = 2, kDoubtedTile = 3;
 
 // ---- The output
 
@@ -121,86 +118,90 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-// ---- Bad values, see contain.cuh; here warps that have nothing else to do look through V while others
-// compute.
+// ---- Bad values, see contain.cuh and doubts.cuh.
 
-// Takes NaN and infinities out of every `step`-th chunk of a tile, from `first` on; whether there were any.
+// The sign bits of those elements of a word that are minus zero.
+FLASHGEN_DEVICE u32 signs_of_minus_zero(u32 word) {
+  const u32 other = word ^ 0x80008000u;
+  return ~((other & 0x7fff7fffu) + 0x7fff7fffu | other) & 0x80008000u;
+}
+
+// Puts minus zero for NaN and infinities in every `step`-th chunk of a tile, from `first` on, and zero for
+// what was minus zero: it is finite, and tells where there was a bad value. A bit for each 16 rows that had
+// one.
 template <class Tile>
-FLASHGEN_DEVICE bool take_out_bad_values(u8* tile, i32 first, i32 step) {
+FLASHGEN_DEVICE u32 mark_bad_values(u8* tile, i32 first, i32 step) {
   using T = typename Tile::Element;
-  constexpr i32 chunks = Tile::bytes / kChunkBytes;
-  bool found = false;
+  constexpr i32 chunks = Tile::bytes / kChunkBytes, row_chunks = kPanelBytes / kChunkBytes;
+  u32 found = 0;
 #pragma unroll 3
   for (i32 i = first; i < chunks; i += step) {
     Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
     Vec16 chunk = place;
-    u32 bad = 0;
+    u32 bad = 0, changed = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
-      const u32 signs = signs_of_bad<T>(chunk.words[w]);
+      const u32 signs = signs_of_bad<T>(chunk.words[w]), zeros = signs_of_minus_zero(chunk.words[w]);
       bad |= signs;
-      chunk.words[w] &= ~((signs >> 15) * 0xffffu);
+      changed |= signs | zeros;
+      chunk.words[w] = (chunk.words[w] & ~((signs >> 15) * 0xffffu | zeros)) | signs;
     }
-    if (bad == 0) continue;
+    if (changed == 0) continue;
     place = chunk;
-    found = true;
+    if (bad != 0) found |= 1u << (i / row_chunks % Tile::rows / 16);
   }
   return found;
 }
 
-// Puts NaN into those of a warp's 16 results, of queries from `first_q` on, that attend to a bad value in a
-// tile that the mask cuts through. `is_cut(key_tile)` tells which those are.
-template <i32 columns, i32 tile_kv, class T, class Mask, class IsCut>
-FLASHGEN_DEVICE void mark_bad_rows(GlobalRows<T> results, i32 first_q, GlobalRows<const T> source, Range keys,
-                                   const Mask& mask, const IsCut& is_cut, Thread thread) {
-  constexpr i32 row_count = 16, chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  // A lane has a chunk of the columns, of one of so many keys at a time.
-  constexpr i32 chunks = columns / chunk_elements, together = kWarpSize / chunks;
-  const i32 chunk = thread.lane % chunks, mine = thread.lane / chunks;
-  const i32 end_q = smaller(first_q + row_count, mask.len_q);
-  // Rows that attend to a bad value: of each two columns of a word a bit for each row.
-  u32 rows[4] = {};
+// Puts NaN into those of a warp's 16 rows of results, of queries from `first_q` on, that attend to a bad
+// value of a tile of keys from `first_key` on, which has some in these `groups` of 16. Which those rows are
+// is a product, too: of ones for the keys that a row attends to, and ones for what is marked.
+template <class VTile, class Mask>
+FLASHGEN_DEVICE void spread_bad_values(Strip<VTile::cols>& results, VTile values, u32 groups,
+                                       const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
+  using T = typename VTile::Element;
+  const u32 one = pack(T{}, 1.0f, 0.0f);
 #pragma unroll 1
-  for (i32 tile = keys.begin; tile < keys.end; ++tile) {
-    if (!is_cut(tile)) continue;
-    const i32 end = smaller((tile + 1) * tile_kv, source.row_count);
-#pragma unroll 2
-    for (i32 key = tile * tile_kv; key < end; key += together) {
-      Vec16 values = {};
-      if (mine < together && key + mine < end)
-        values = *reinterpret_cast<const Vec16*>(source.at(key + mine, chunk * chunk_elements));
-      // Half of the lanes ask for all rows whether they attend to one key, half for the next.
-      u32 attends = 0;
+  for (i32 key = 0; key < VTile::rows; key += 16) {
+    if ((groups >> key / 16 & 1u) == 0) continue;
+    StripBlocks<16> attends = {{{1.0f, 1.0f, 1.0f, 1.0f}, {1.0f, 1.0f, 1.0f, 1.0f}}};
+    mask_keys(attends, 0.0f, mask, first_q, first_key + key, thread);
+    u32 left[4];
 #pragma unroll
-      for (i32 i = 0; i < together; i += 2) {
-        const i32 asked = key + i + thread.lane / row_count, row = first_q + thread.lane % row_count;
-        // Asked for all alike, of what exists.
-        const bool allowed = mask.allows(smaller(row, end_q - 1), smaller(asked, end - 1));
-        const u32 answers = warp_ballot((row < end_q) & (asked < end) & allowed);
-        if (mine / 2 == i / 2) attends = answers >> (mine % 2 * row_count);
+    for (i32 i = 0; i < 4; ++i)
+      left[i] = pack(T{}, attends[0][i / 2][i % 2 * 2], attends[0][i / 2][i % 2 * 2 + 1]);
+    if (!warp_any((left[0] | left[1] | left[2] | left[3]) != 0)) continue;
+    const u32 chunk = values.first_chunk(key, thread);
+    float fewest = 1.0f;
+#pragma unroll
+    for (i32 n = 0; n < VTile::cols / 16; ++n) {
+      u32 words[4];
+      ldmatrix_x4_trans(words, VTile::chunk_after(chunk, n));
+      u32 marks = 0;
+#pragma unroll
+      for (u32& word : words) {
+        word = (signs_of_minus_zero(word) >> 15) * one;
+        marks |= word;
       }
-      attends = (attends & 0xffffu) * 0x10001u;
+      if (!warp_any(marks != 0)) {
+        fewest = 0.0f;
+        continue;
+      }
 #pragma unroll
-      for (i32 w = 0; w < 4; ++w) rows[w] |= (signs_of_bad<T>(values.words[w]) >> 15) * 0xffffu & attends;
+      for (i32 half = 0; half < 2; ++half) {
+        float found[4] = {};
+        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
+        mma_m16n8k16(T{}, found, left, right);
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+          float& result = results[4 * (2 * n + half) + i];
+          result = found[i] > 0.0f ? not_a_number<float>() : result;
+          fewest = found[i] < fewest ? found[i] : fewest;
+        }
+      }
     }
-  }
-  // All lanes of a chunk share what they found, and its rows.
-#pragma unroll
-  for (i32 w = 0; w < 4; ++w) {
-    u32 all = 0;
-#pragma unroll
-    for (i32 i = 0; i < together; ++i)
-      all |= static_cast<u32>(shuffle(static_cast<i32>(rows[w]), chunk + i * chunks));
-    rows[w] = all;
-  }
-#pragma unroll 1
-  for (i32 row = mine < together ? mine : row_count; row < row_count; row += together) {
-    if (((rows[0] | rows[1] | rows[2] | rows[3]) >> row & 0x10001u) == 0) continue;
-    Vec16& place = *reinterpret_cast<Vec16*>(results.at(first_q + row, chunk * chunk_elements));
-    Vec16 result = place;
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) result.words[w] |= (rows[w] >> row & 0x10001u) * not_a_number<T>().bits;
-    place = result;
+    // Where most is bad no more is to be found.
+    if (!warp_any(fewest == 0.0f)) break;
   }
 }
 

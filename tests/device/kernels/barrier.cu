@@ -15,6 +15,7 @@ enum class Variant {
   kPhases,
   kAnswers,
   kAnswersOfCluster,
+  kAnswersAtOnce,
   kAgain,
   kNamedSync,
   kNamedArrive,
@@ -44,19 +45,24 @@ FLASHGEN_DEVICE void phases(const Params& params, u32 barriers, u32* slots) {
 }
 
 // One thread alone: bit p of an answer says whether the phase of parity p has ended.
-template <bool cluster>
-FLASHGEN_DEVICE u32 ask(u32 barrier) {
-  if constexpr (cluster)
-    return mbarrier_try_wait_cluster(barrier, 0) | mbarrier_try_wait_cluster(barrier, 1) << 1;
-  return mbarrier_try_wait(barrier, 0) | mbarrier_try_wait(barrier, 1) << 1;
+template <Variant variant>
+FLASHGEN_DEVICE bool has_ended(u32 barrier, u32 parity) {
+  if constexpr (variant == Variant::kAnswersOfCluster) return mbarrier_try_wait_cluster(barrier, parity);
+  if constexpr (variant == Variant::kAnswersAtOnce) return mbarrier_test_wait(barrier, parity);
+  return mbarrier_try_wait(barrier, parity);
 }
 
-template <bool cluster>
+template <Variant variant>
+FLASHGEN_DEVICE u32 ask(u32 barrier) {
+  return has_ended<variant>(barrier, 0) | has_ended<variant>(barrier, 1) << 1;
+}
+
+template <Variant variant>
 FLASHGEN_DEVICE void answers(const Params& params, u32 barrier) {
   if (thread_idx() != 0) return;
   mbarrier_init(barrier, 2);
   for (i32 i = 0; i < 9; ++i) {
-    params.out[i] = ask<cluster>(barrier);
+    params.out[i] = ask<variant>(barrier);
     mbarrier_arrive(barrier);
   }
 }
@@ -67,10 +73,10 @@ FLASHGEN_DEVICE void again(const Params& params, u32 barrier) {
   for (u32 count = 1; count < 4; ++count) {
     mbarrier_init(barrier, count);
     for (u32 i = 0; i < count; ++i) {
-      params.out[4 * count + i] = ask<false>(barrier);
+      params.out[4 * count + i] = ask<Variant::kAgain>(barrier);
       mbarrier_arrive(barrier);
     }
-    params.out[4 * count + count] = ask<false>(barrier);
+    params.out[4 * count + count] = ask<Variant::kAgain>(barrier);
     mbarrier_invalidate(barrier);
   }
 }
@@ -156,8 +162,10 @@ FLASHGEN_DEVICE void run(const Params& params) {
   const u32 barriers = shared_address(shared);
   auto* slots = reinterpret_cast<u32*>(shared + 16);
   if constexpr (variant == Variant::kPhases) phases(params, barriers, slots);
-  if constexpr (variant == Variant::kAnswers) answers<false>(params, barriers);
-  if constexpr (variant == Variant::kAnswersOfCluster) answers<true>(params, barriers);
+  if constexpr (variant == Variant::kAnswers || variant == Variant::kAnswersOfCluster ||
+                variant == Variant::kAnswersAtOnce) {
+    answers<variant>(params, barriers);
+  }
   if constexpr (variant == Variant::kAgain) again(params, barriers);
   if constexpr (variant == Variant::kNamedSync) named_sync(params, slots);
   if constexpr (variant == Variant::kNamedArrive) named_arrive(params, slots);

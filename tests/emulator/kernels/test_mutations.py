@@ -93,6 +93,18 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 400),
         {"arch": "sm_90a", "bad_value": True},
     ),
+    # Tiles of queries are longer than those of keys, and consumers skip some.
+    "Hopper, bad values, skipped": (
+        AttentionSpec(64, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "bad_value": True},
+    ),
+    # A block's first tile has so many steps that its first results are looked at.
+    "Hopper, bad values, many steps": (
+        AttentionSpec(256, mask=causal(), direction="forward"),
+        (800, 800),
+        {"arch": "sm_90a", "bad_value": True, "heads": 1, "heads_kv": 1},
+    ),
     # The first tile of a block is in doubt, and more come behind it than are remembered.
     "Hopper, bad values, many tiles": (
         AttentionSpec(128, mask=causal(), direction="forward"),

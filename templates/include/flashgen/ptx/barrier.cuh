@@ -76,7 +76,20 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// The same, and what threads of other blocks of the cluster did before they arrived is seen too.
+// The same at once.
+FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
+  u32 ended;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+// Waiting for a while, and what threads of other blocks of the cluster did before they arrived is seen too.
 FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(

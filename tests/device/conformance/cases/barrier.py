@@ -29,6 +29,7 @@ CASES = (
     _barrier("phases", "kPhases"),
     _barrier("answers", "kAnswers"),
     _barrier("answers-of-cluster", "kAnswersOfCluster"),
+    _barrier("answers-at-once", "kAnswersAtOnce"),
     _barrier("again", "kAgain"),
     _barrier("named-sync", "kNamedSync"),
     _barrier("named-arrive", "kNamedArrive"),
