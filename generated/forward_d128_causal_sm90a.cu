@@ -3447,6 +3447,7 @@ struct ForwardSm90Config {
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
+  i32 steps_to_ask;
   bool has_lower;
   bool has_upper;
 };
@@ -3798,6 +3799,7 @@ constexpr ForwardSm90Config kConfig{
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = true,         // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
+    .steps_to_ask = 12,        // first tiles of so many steps have their first results looked at
     .has_lower = false,        // the mask ends on the left
     .has_upper = true,         // the mask ends on the right
 };
@@ -4019,18 +4021,16 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       if (rows.exists) rows.exists = kDoubtedTile;
     } else if (rows.exists) {
 #line 45
-      // Where a tile has few steps it takes as long to ask as to do such tiles once more.
-      constexpr i32 worth_asking = 12;
-      if (tile_at.count == 0 && keys_of(p, rows).size() >= worth_asking) rows.exists = kFirstTile;
-#line 49
+      if (tile_at.count == 0 && keys_of(p, rows).size() >= kConfig.steps_to_ask) rows.exists = kFirstTile;
+#line 47
       if (elected) shared.doubts().is_unseen();
     }
-#line 53
+#line 51
     // A lane for each consumer's reach. Each arrives by itself, so none can be a round late.
     if (thread.lane < kConfig.consumers) {
       shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane);
       if (elected) shared.tiles[tile_at.slot()] = rows;
-#line 64
+#line 62
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -4113,7 +4113,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 #line 76
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 76 "kernels/forward_sm90/producer.j2"
+#line 74 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 

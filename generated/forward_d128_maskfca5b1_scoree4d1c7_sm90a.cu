@@ -3448,6 +3448,7 @@ struct ForwardSm90Config {
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
+  i32 steps_to_ask;
   bool has_lower;
   bool has_upper;
 };
@@ -4646,6 +4647,7 @@ constexpr ForwardSm90Config kConfig{
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = true,         // the next tile's first keys come before the last values
     .draws_late = false,       // the next tile is drawn when few keys are left
+    .steps_to_ask = 12,        // first tiles of so many steps have their first results looked at
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -5018,14 +5020,14 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     if (shared.doubts().are_some(thread)) {
       if (rows.exists) rows.exists = kDoubtedTile;
     } else if (rows.exists) {
-#line 49
+#line 47
       if (elected) shared.doubts().is_unseen();
     }
-#line 58
+#line 56
     if (elected) {
-#line 62
+#line 60
       shared.tiles[tile_at.slot()] = rows;
-#line 64
+#line 62
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -5141,7 +5143,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     warp_sync();
     first = shuffle(elected ? shared.doubts().draw() : 0, 0);
   }
-#line 76 "kernels/forward_sm90/producer.j2"
+#line 74 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 

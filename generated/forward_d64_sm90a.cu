@@ -3445,6 +3445,7 @@ struct ForwardSm90Config {
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
+  i32 steps_to_ask;
   bool has_lower;
   bool has_upper;
 };
@@ -3646,6 +3647,7 @@ constexpr ForwardSm90Config kConfig{
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = false,        // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
+    .steps_to_ask = 12,        // first tiles of so many steps have their first results looked at
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -3813,13 +3815,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   const auto announce = [&](i32 number) {
 #line 36
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 58
+#line 56
     if (elected) {
-#line 60
+#line 58
       shared.tile_ring.wait_empty(tile_at);
-#line 62
+#line 60
       shared.tiles[tile_at.slot()] = rows;
-#line 64
+#line 62
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3899,7 +3901,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 #line 76
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 76 "kernels/forward_sm90/producer.j2"
+#line 74 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 

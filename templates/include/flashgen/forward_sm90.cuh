@@ -33,6 +33,7 @@ struct ForwardSm90Config {
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
+  i32 steps_to_ask;
   bool has_lower;
   bool has_upper;
 };
