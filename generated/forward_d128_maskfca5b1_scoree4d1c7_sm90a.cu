@@ -2671,7 +2671,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 // The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
 // found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
+// loop, or, where registers are scarce, for 32 keys at a time: so much code would stand there otherwise, and
+// so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
@@ -2684,7 +2685,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   const auto allowed_in_order = [&](i32 h) {
     return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
   };
-  if constexpr (Mask::asks_besides && Mask::is_light) {
+  if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
     // Bit 2n + c for column 8n + c.
     const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
@@ -2711,8 +2712,12 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
         const i32 key = first_key + 8 * first;
         const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll 1
-        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        // What is asked of keys beyond the tile has no bits.
+        constexpr i32 at_once = Mask::is_light ? 2 * blocks_at_once : 1;
+        const i32 count =
+            2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
+#pragma unroll(at_once)
+        for (i32 i = 0; i < count; ++i) {
           const i32 column = 8 * (i / 2) + thread.column() + i % 2;
           const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
@@ -3522,9 +3527,11 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers: like most; a block's first one, whose first results are
-// looked at; or one whose values are looked through where the mask cuts.
-constexpr i32 kPlainTile = 1, kFirstTile = 2, kDoubtedTile = 3;
+// What a tile of queries that exists is to consumers: one whose values are looked through where the mask
+// cuts, as there have been bad ones, or as it is a block's first one, and says whether there are; or, from
+// here on, one whose values are not looked through; or the first one, of which all that the mask cuts is
+// over.
+constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4;
 
 // ---- The output
 
@@ -4647,7 +4654,7 @@ constexpr ForwardSm90Config kConfig{
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = true,         // the next tile's first keys come before the last values
     .draws_late = false,       // the next tile is drawn when few keys are left
-    .steps_to_ask = 12,        // first tiles of so many steps have their first results looked at
+    .steps_to_ask = 12,        // first tiles of so many steps have values looked through
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -4728,9 +4735,11 @@ FLASHGEN_DEVICE Survey<i32, 2, 1, 64> ids1(const Params& p) {
 // and what follows from that for a rectangle of queries q_lo to q_hi and keys k_lo to k_hi.
 struct Mask {
   static constexpr bool has_holes = true;
-  // Whether more is asked of a pair than how keys are ordered; and whether that is little.
+  // Whether more is asked of a pair than how keys are ordered; whether that is little; and whether there are no
+  // registers to ask it of all pairs of a tile at once.
   static constexpr bool asks_besides = true;
   static constexpr bool is_light = true;
+  static constexpr bool in_groups = false;
   const Params& p;
   i32 b, h;
   i32 len_q, len_kv;
@@ -5020,14 +5029,16 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     if (shared.doubts().are_some(thread)) {
       if (rows.exists) rows.exists = kDoubtedTile;
     } else if (rows.exists) {
-#line 47
+#line 48
+      rows.exists = kPlainTile;
+#line 50
       if (elected) shared.doubts().is_unseen();
     }
-#line 56
+#line 59
     if (elected) {
-#line 60
+#line 63
       shared.tiles[tile_at.slot()] = rows;
-#line 62
+#line 65
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -5143,7 +5154,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     warp_sync();
     first = shuffle(elected ? shared.doubts().draw() : 0, 0);
   }
-#line 74 "kernels/forward_sm90/producer.j2"
+#line 77 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -5204,12 +5215,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 #line 94
-  // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values.
+  // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
+  // it is not known yet.
   const auto is_inspected = [&](const Step& step) {
-#line 97
-    return step.rows.exists == kDoubtedTile && !step.facts.is_full(kConfig.consumers);
+#line 98
+    return step.rows.exists < kPlainTile && !step.facts.is_full(kConfig.consumers);
   };
-#line 102
+#line 103
   // Takes bad values out of this thread's share of V_j, which is there.
   const auto look_through = [&]() {
     const Thread thread = self.again();
@@ -5219,19 +5231,19 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     fence_proxy_async_shared();
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 133
+#line 134
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 139
+#line 140
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 146
+#line 147
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 149
+#line 150
     wgmma_pin(scores);
-#line 151
+#line 152
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped.j2"
     const auto polynomial = CapPolynomial::of(cap);
@@ -5285,7 +5297,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 201 "kernels/forward_sm90/consumer.j2"
+#line 202 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -5300,10 +5312,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const i32 row = tile.first_q + warp_row;
 #line 11
     // The tile after it has been read of.
-    if (warp_any(!is_finite_row(out))) shared.doubts().doubt(static_cast<i32>(at.tile_at.count) - 2, thread);
-#line 14
+    if (warp_any(!is_finite_row(out))) {
+      const i32 tile = static_cast<i32>(at.tile_at.count) - 2;
+      shared.doubts().doubt(tile, thread);
+    }
+#line 17
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 16
+#line 19
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -5315,7 +5330,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 32
+#line 35
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -5381,15 +5396,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-#line 70
+#line 71
     // Bad values are taken out, and the results that they reach found, where a step's values are multiplied alone: it
-    // takes registers. So are a block's very first values, to see early whether there are bad ones.
-    if (next.rows.exists != kPlainTile) {
+    // takes registers.
+    if (next.rows.exists < kPlainTile) {
       if (!next.exists()) return false;
-      const bool is_very_first = step.rows.exists == kFirstTile && step.continues == 0;
-      if (warp_any(is_very_first || is_inspected(step))) return false;
+      if (warp_any(is_inspected(step))) return false;
     }
-#line 83
+#line 87
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -5402,30 +5416,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 103
+#line 107
     wgmma_wait<1>();
-#line 105
+#line 109
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 111
+#line 115
     u32 bad_groups = 0;
     if (warp_any(is_inspected(step))) bad_groups = shared.doubts().bad_groups(at.v_at.slot(), look_through());
-#line 114
+#line 118
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 119
+#line 123
     if (warp_any(bad_groups != 0)) {
       const Thread thread = self.again();
       const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
       const Mask mask = mask_of(p, step.rows);
       spread_bad_values(out, shared.v.slot(at.v_at.slot()), bad_groups, mask, row, key, thread);
     }
-#line 126
+#line 130
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
@@ -5433,34 +5447,35 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 142
+#line 146
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   while (next.exists()) {
-#line 163
+#line 167
     begin();
     Shape::Probabilities probabilities;
-#line 179
+#line 183
+    // Under a softcap that text is long, and stands once, for the first scores of a stream as for others.
     do {
       take_in(probabilities);
     } while (go_on(probabilities));
-#line 187
-    finish(probabilities);
-#line 190
-    if (!next.exists()) {
 #line 192
+    finish(probabilities);
+#line 195
+    if (!next.exists()) {
+#line 197
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 195
+#line 200
       shared.doubts().settle(thread);
       next = at.once_more(p, shared, thread);
       begin_rows(next);
     }
   }
-#line 201
+#line 206
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 204
+#line 209
   if (thread.lane == 0) bulk_wait<0>();
 }
 

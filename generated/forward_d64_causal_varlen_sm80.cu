@@ -986,7 +986,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 // The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
 // found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
+// loop, or, where registers are scarce, for 32 keys at a time: so much code would stand there otherwise, and
+// so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
@@ -999,7 +1000,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   const auto allowed_in_order = [&](i32 h) {
     return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
   };
-  if constexpr (Mask::asks_besides && Mask::is_light) {
+  if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
     // Bit 2n + c for column 8n + c.
     const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
@@ -1026,8 +1027,12 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
         const i32 key = first_key + 8 * first;
         const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll 1
-        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        // What is asked of keys beyond the tile has no bits.
+        constexpr i32 at_once = Mask::is_light ? 2 * blocks_at_once : 1;
+        const i32 count =
+            2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
+#pragma unroll(at_once)
+        for (i32 i = 0; i < count; ++i) {
           const i32 column = 8 * (i / 2) + thread.column() + i % 2;
           const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll

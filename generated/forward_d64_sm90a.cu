@@ -2668,7 +2668,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 // The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
 // found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop: so much code would stand there otherwise, and so much of it at once, that nothing else found room.
+// loop, or, where registers are scarce, for 32 keys at a time: so much code would stand there otherwise, and
+// so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
@@ -2681,7 +2682,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   const auto allowed_in_order = [&](i32 h) {
     return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
   };
-  if constexpr (Mask::asks_besides && Mask::is_light) {
+  if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
     // Bit 2n + c for column 8n + c.
     const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
@@ -2708,8 +2709,12 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
         const i32 key = first_key + 8 * first;
         const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll 1
-        for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
+        // What is asked of keys beyond the tile has no bits.
+        constexpr i32 at_once = Mask::is_light ? 2 * blocks_at_once : 1;
+        const i32 count =
+            2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
+#pragma unroll(at_once)
+        for (i32 i = 0; i < count; ++i) {
           const i32 column = 8 * (i / 2) + thread.column() + i % 2;
           const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
@@ -3519,9 +3524,11 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers: like most; a block's first one, whose first results are
-// looked at; or one whose values are looked through where the mask cuts.
-constexpr i32 kPlainTile = 1, kFirstTile = 2, kDoubtedTile = 3;
+// What a tile of queries that exists is to consumers: one whose values are looked through where the mask
+// cuts, as there have been bad ones, or as it is a block's first one, and says whether there are; or, from
+// here on, one whose values are not looked through; or the first one, of which all that the mask cuts is
+// over.
+constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4;
 
 // ---- The output
 
@@ -3647,7 +3654,7 @@ constexpr ForwardSm90Config kConfig{
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = false,        // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
-    .steps_to_ask = 12,        // first tiles of so many steps have their first results looked at
+    .steps_to_ask = 12,        // first tiles of so many steps have values looked through
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -3815,13 +3822,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   const auto announce = [&](i32 number) {
 #line 36
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 56
+#line 59
     if (elected) {
-#line 58
+#line 61
       shared.tile_ring.wait_empty(tile_at);
-#line 60
+#line 63
       shared.tiles[tile_at.slot()] = rows;
-#line 62
+#line 65
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3901,7 +3908,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 #line 76
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 74 "kernels/forward_sm90/producer.j2"
+#line 77 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -3969,31 +3976,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 133
+#line 134
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 139
+#line 140
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 142
+#line 143
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 146
+#line 147
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 149
+#line 150
     wgmma_pin(scores);
-#line 151
+#line 152
     release_keys(step);
-#line 157
+#line 158
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 163
+#line 164
 #pragma unroll 1
     for (;;) {
-#line 168
+#line 169
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4003,7 +4010,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 201
+#line 202
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4016,9 +4023,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 14
+#line 17
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 16
+#line 19
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -4030,7 +4037,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 32
+#line 35
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4096,9 +4103,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-#line 78
+#line 82
     if (!is_mine(next) || (ends && kConfig.ends_alone)) return false;
-#line 83
+#line 87
     if (ends) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -4111,24 +4118,24 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 96
+#line 100
     looks = needs_look(next);
-#line 99
+#line 103
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 105
+#line 109
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 114
+#line 118
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 126
+#line 130
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
@@ -4136,16 +4143,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 143
+#line 147
   // The stream is one run of steps, but where some pass by.
   while (next.exists()) {
-#line 146
+#line 150
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
       at.k_at.advance();
       shared.v_ring.wait_full(at.v_at);
-#line 155
+#line 159
       take_turn();
       pass_turn();
       release_values();
@@ -4153,20 +4160,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 163
+#line 167
     begin();
     Shape::Probabilities probabilities;
-#line 183
+#line 188
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 187
+#line 192
     finish(probabilities);
   }
-#line 201
+#line 206
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 204
+#line 209
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -17,7 +17,7 @@ from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 #: more nearly the same time, as long as keys and values stay in the L2 cache: best of 16, 32 and 64 heads at S = 512
 #: were 64 at D=64, 32 at D=128 and 16 at D=256.
 _SECTION_COLUMNS = 4096
-#: Steps of a block's first tile of queries from which on its first results are asked for bad values. With fewer it
+#: Steps of a block's first tile of queries from which on its values are looked through for bad ones. With fewer it
 #: takes as long as to do such tiles once more: asked always, calls with 512 keys at D=128 took 5 % longer on an H200.
 _STEPS_TO_ASK = 12
 
@@ -106,7 +106,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
             Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
             Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few keys are left"),
-            Constant("steps_to_ask", _STEPS_TO_ASK, "first tiles of so many steps have their first results looked at"),
+            Constant("steps_to_ask", _STEPS_TO_ASK, "first tiles of so many steps have values looked through"),
             Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
             Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
         ),
@@ -143,11 +143,9 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("from_products", True),
                 ("in_products", in_products),
                 ("capped", capped),
+                # What a mask looks up for each pair has addresses, of all pairs of a tile at once if there is room.
+                ("in_groups", looks_up_pairs(spec) and (_changes_logits(spec) or row.looks_up_in_groups)),
                 ("fine_cap", fine_cap),
-                # A step's text under a softcap is long, so that it stands once, for the first scores of a stream as
-                # for others. Where a mask looks something up for each pair there are no registers for that, and
-                # without a softcap nothing is gained.
-                ("one_text", capped and not looks_up_pairs(spec)),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
                 ("lanes_again", retakes or (capped and not is_listed(spec))),
@@ -155,6 +153,10 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             if on
         ),
     )
+
+
+def _changes_logits(spec: AttentionSpec) -> bool:
+    return spec.score is not None and spec.score.changes_logits
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:

@@ -4,7 +4,7 @@ polynomials, as shares of the cap, and by either as the product says."""
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,8 +19,36 @@ Array = np.ndarray[Any, Any]
 #: Numbers that a thread is given at once: four of each of two rows.
 GIVEN = 8
 WARP = 32 * GIVEN
-#: What is computed of each product.
-RESULTS = 13
+
+
+class Computed(NamedTuple):
+    """Products, and what is computed of each."""
+
+    x: Array
+    #: Whether all of its lane are below the polynomial's end, by the largest; and by squares.
+    all_below: Array
+    known_below: Array
+    #: Whether it is.
+    is_below: Array
+    #: Its exponent by the polynomial; by that or a share; the same beside forbidden rows; and that of what is
+    #: forbidden, by the polynomial.
+    by_polynomial: Array
+    exponent: Array
+    beside: Array
+    forbidden: Array
+    #: Its logit; that by itself, or of what is forbidden in every second row; as a share of the cap; and as one of a
+    #: low cap.
+    logit: Array
+    alone: Array
+    share: Array
+    of_fine_cap: Array
+    #: What no share of its lane is above, and the sum that allows for shares.
+    bound: Array
+    least: Array
+
+
+RESULTS = len(Computed._fields) - 1
+OUT = {name: f"out[{at}]" for at, name in enumerate(Computed._fields[1:])}
 SOURCE = f"""
 #include "flashgen/cap.cuh"
 using namespace flashgen;
@@ -55,20 +83,20 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       const i32 row = i / 2 % 2;
       const float shift = kShifts[row];
       float* const out = p.out + {RESULTS} * (from + i);
-      out[0] = all_below ? 1.0f : 0.0f;
-      out[1] = polynomial.is_beyond(s[i]) ? 0.0f : 1.0f;
-      out[2] = below.relative(s[i], shift, row);
-      out[3] = capped[i];
-      out[5] = any.logit(s[i]);
+      {OUT["all_below"]} = all_below ? 1.0f : 0.0f;
+      {OUT["known_below"]} = polynomial.might_be_beyond(supposed.largest_square) ? 0.0f : 1.0f;
+      {OUT["is_below"]} = polynomial.is_beyond(s[i]) ? 0.0f : 1.0f;
+      {OUT["by_polynomial"]} = below.relative(s[i], shift, row);
+      {OUT["exponent"]} = capped[i];
       // What stands for a forbidden product is never a maximum; its exponent is for the mask to say once more.
-      out[4] = row == 1 ? any.logit(kForbidden) : forbidden[i];
-      out[6] = polynomial.forbids() ? below.relative(kForbidden, shift, row) : -kInfinity;
-      out[7] = logits[i];
-      out[8] = as_shares[i];
-      out[9] = bound;
-      out[10] = as_fine[i];
-      out[11] = any.share.least_sum();
-      out[12] = polynomial.might_be_beyond(supposed.largest_square) ? 0.0f : 1.0f;
+      {OUT["beside"]} = row == 1 ? any.logit(kForbidden) : forbidden[i];
+      {OUT["forbidden"]} = polynomial.forbids() ? below.relative(kForbidden, shift, row) : -kInfinity;
+      {OUT["logit"]} = logits[i];
+      {OUT["alone"]} = any.logit(s[i]);
+      {OUT["share"]} = as_shares[i];
+      {OUT["of_fine_cap"]} = as_fine[i];
+      {OUT["bound"]} = bound;
+      {OUT["least"]} = any.share.least_sum();
     }}
   }}
 }}
@@ -110,17 +138,14 @@ def products(name: str) -> Array:
     return np.resize(np.random.default_rng(0).permutation(x), -(-x.size // WARP) * WARP)
 
 
-def computed(name: str, x: Array | None = None) -> tuple[Array, ...]:
-    """Products, and of each: whether all of its lane are below, and it is; its exponent if it is; its exponent; the
-    same beside forbidden rows, and of these the logit; its logit by itself; the exponent of what is forbidden, by the
-    polynomial; its logit; its logit as a share of the cap, what no such logit of its lane is above, and its logit as a
-    share of a low cap; the sum that allows for shares; whether all of its lane are known to be below by squares."""
+def computed(name: str, x: Array | None = None) -> Computed:
+    """By the emulator; of the products for a cap, if none are given."""
     x = products(name) if x is None else x
     out = np.zeros((x.size, RESULTS), np.float32)
     buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]
     params = struct.pack("QQffi4x", x.ctypes.data, out.ctypes.data, *CAPS[name], x.size)
     EmulatedKernel("caps", SOURCE).launch(1, params, buffers, threads=32)
-    return x, *np.ascontiguousarray(out.T)
+    return Computed(x, *np.ascontiguousarray(out.T))
 
 
 def exact(name: str, x: Array) -> Array:
@@ -131,30 +156,31 @@ def exact(name: str, x: Array) -> Array:
 
 @pytest.mark.parametrize("name", CAPS)
 def test_a_capped_logit_is_exact_wherever_its_product_lies(name: str) -> None:
-    x, _, _, _, exponent, _, alone, _, logit, *_ = computed(name)
-    expected = exact(name, x)
+    found = computed(name)
+    expected = exact(name, found.x)
     # Of what is beyond the polynomial a part of the cap is rounded.
     relative = {"no powers": 8e-6, "infinite powers": 0.0}.get(name, 1.2e-6)
     rounded = 6e-7 * abs(CAPS[name][0]) if name == "infinite powers" else 1e-28
     allowed = relative * abs(expected) + rounded
-    assert np.all(abs(logit - expected) <= allowed)
-    assert np.all(abs(alone - expected) <= allowed)
+    assert np.all(abs(found.logit - expected) <= allowed)
+    assert np.all(abs(found.alone - expected) <= allowed)
     # And last the difference.
     assert np.all(
-        abs(exponent + 0.375 - expected) <= allowed + np.spacing(np.float32(np.maximum(abs(expected), 0.375)))
+        abs(found.exponent + 0.375 - expected) <= allowed + np.spacing(np.float32(np.maximum(abs(expected), 0.375)))
     )
 
 
 @pytest.mark.parametrize("name", CAPS)
 def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) -> None:
-    _, all_below, is_below, by_polynomial, exponent, beside, _, forbidden, *_, known_below = computed(name)
-    for found in (all_below, known_below):
-        assert np.array_equal(found, np.repeat(is_below.reshape(-1, GIVEN).min(1), GIVEN))
-    assert by_polynomial[is_below == 1].tobytes() == exponent[is_below == 1].tobytes()
-    first_row = np.arange(exponent.size) // 2 % 2 == 0
-    assert beside[first_row].tobytes() == exponent[first_row].tobytes()
-    assert np.all(beside[~first_row] == -np.inf)
-    assert np.all(forbidden == -np.inf)
+    found = computed(name)
+    is_below = found.is_below == 1
+    for all_below in (found.all_below, found.known_below):
+        assert np.array_equal(all_below, np.repeat(found.is_below.reshape(-1, GIVEN).min(1), GIVEN))
+    assert found.by_polynomial[is_below].tobytes() == found.exponent[is_below].tobytes()
+    first_row = np.arange(is_below.size) // 2 % 2 == 0
+    assert found.beside[first_row].tobytes() == found.exponent[first_row].tobytes()
+    assert np.all(found.beside[~first_row] == -np.inf)
+    assert np.all(found.forbidden == -np.inf)
 
 
 def test_a_nan_hides_no_product_beyond_the_polynomial() -> None:
@@ -162,24 +188,24 @@ def test_a_nan_hides_no_product_beyond_the_polynomial() -> None:
     x[:, 0] = 1e3
     for at, lane in enumerate(x.reshape(-1, GIVEN)):
         lane[at % GIVEN] = [np.nan, -np.nan][at // GIVEN % 2]
-    known_below = computed("cap 30", x.ravel())[-1].reshape(GIVEN, 2, -1)
+    known_below = computed("cap 30", x.ravel()).known_below.reshape(GIVEN, 2, -1)
     assert not np.any(known_below[:, 0])
 
 
 @pytest.mark.parametrize("name", CAPS)
 def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> None:
-    x, *_, share, _, of_fine_cap, _, _ = computed(name)
-    expected = exact(name, x)
-    for found, error in ((share, SHARE_ERROR), (of_fine_cap, FINE_SHARE_ERROR)):
-        assert np.all(abs(found - expected) <= error * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected))
+    found = computed(name)
+    expected = exact(name, found.x)
+    for share, error in ((found.share, SHARE_ERROR), (found.of_fine_cap, FINE_SHARE_ERROR)):
+        assert np.all(abs(share - expected) <= error * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected))
 
 
 @pytest.mark.parametrize("name", CAPS)
 def test_no_share_of_a_lane_is_above_its_bound(name: str) -> None:
-    x, *_, bound, _, _, _ = computed(name)
-    highest = exact(name, x).reshape(-1, GIVEN).max(1)
+    found = computed(name)
+    highest = exact(name, found.x).reshape(-1, GIVEN).max(1)
     top = abs(CAPS[name][0]) / np.log(2)
-    bounds = bound.reshape(-1, GIVEN)[:, 0]
+    bounds = found.bound.reshape(-1, GIVEN)[:, 0]
     assert np.all((bounds >= highest - 1e-5 * top) & (bounds <= 1.00001 * top))
 
 
@@ -187,15 +213,14 @@ def test_the_bound_of_shares_tells_rows_far_below_zero_from_others() -> None:
     name = "cap 100"
     for argument, least, most in ((-2.0, -0.97, -0.8), (-0.3, -0.3, 0.75), (0.3, 0.29, 0.97)):
         x = np.full(WARP, argument / CAPS[name][1], np.float32)
-        _, *_, bound, _, _, _ = computed(name, x)
-        share = bound * np.log(2) / CAPS[name][0]
+        share = computed(name, x).bound * np.log(2) / CAPS[name][0]
         assert np.all((share >= least) & (share <= most)), share[0]
 
 
 @pytest.mark.parametrize("name", CAPS)
 def test_shares_are_taken_where_what_they_are_off_by_is_nothing_beside_the_logarithm_of_a_sum(name: str) -> None:
     cap = np.float64(abs(CAPS[name][0]))
-    least = float(computed(name)[-2][0]) * np.log(2)
+    least = float(computed(name).least[0]) * np.log(2)
     assert SHARE_ERROR * cap <= LSE_TOLERANCE * max(1.0, least)
     spec = fg.AttentionSpec(64, score=fg.softcap(float(cap))) if cap else None
     if spec is not None and has_fine_cap(spec):
@@ -207,16 +232,19 @@ def test_shares_are_taken_where_what_they_are_off_by_is_nothing_beside_the_logar
 
 @pytest.mark.parametrize("name", CAPS)
 def test_the_polynomial_ends_where_it_should(name: str) -> None:
-    x, _, is_below, *_ = computed(name)
-    argument = abs(np.float32(CAPS[name][1]) * x.astype(np.float64))
-    assert np.all(is_below[argument < BELOW[name] * 0.999999])
-    assert not np.any(is_below[argument > BELOW[name] * 1.000001])
+    found = computed(name)
+    argument = abs(np.float32(CAPS[name][1]) * found.x.astype(np.float64))
+    assert np.all(found.is_below[argument < BELOW[name] * 0.999999])
+    assert not np.any(found.is_below[argument > BELOW[name] * 1.000001])
 
 
 def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
-    given = np.resize(np.float32([np.inf, -np.inf, 1.0, np.nan]), WARP)
-    _, _, is_below, _, exponent, *_, share, _, of_fine_cap, _, _ = computed("cap 30", given)
-    assert not is_below[:2].any()
-    for found in (exponent + 0.375, share, of_fine_cap):
-        np.testing.assert_allclose(found[:2], [30 / np.log(2), -30 / np.log(2)], rtol=1e-6)
-        assert np.isnan(found[3])
+    # In either row of a lane, in either place. A NaN may be that of its whole row.
+    for order in ((0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0)):
+        given = np.float32([np.inf, -np.inf, 1.0, np.nan])[list(order)]
+        found = computed("cap 30", np.resize(given, WARP))
+        infinite = np.isinf(given)
+        assert not found.is_below[:4][infinite].any()
+        for logits in (found.exponent + 0.375, found.share, found.of_fine_cap):
+            np.testing.assert_allclose(logits[:4][infinite], np.sign(given[infinite]) * 30 / np.log(2), rtol=1e-6)
+            assert np.all(np.isnan(logits[:4][np.isnan(given)]))

@@ -34,7 +34,7 @@ def caps_kernel() -> Any:
     return driver.function(driver.load(compiled.cubin), "caps", 0)
 
 
-def computed(name: str, x: header.Array) -> tuple[header.Array, ...]:
+def computed(name: str, x: header.Array) -> header.Computed:
     """As the header's test has it of the emulator."""
     import torch
 
@@ -47,7 +47,7 @@ def computed(name: str, x: header.Array) -> tuple[header.Array, ...]:
     torch.cuda.synchronize()
     driver.call("cuLaunchKernel", caps_kernel(), 1, 1, 1, THREADS, 1, 1, 0, 0, ctypes.addressof(pointers), 0)
     torch.cuda.synchronize()
-    return x, *np.ascontiguousarray(out.cpu().numpy().T)
+    return header.Computed(x, *np.ascontiguousarray(out.cpu().numpy().T))
 
 
 @pytest.fixture(autouse=True)

@@ -107,9 +107,11 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers: like most; a block's first one, whose first results are
-// looked at; or one whose values are looked through where the mask cuts.
-constexpr i32 kPlainTile = 1, kFirstTile = 2, kDoubtedTile = 3;
+// What a tile of queries that exists is to consumers: one whose values are looked through where the mask
+// cuts, as there have been bad ones, or as it is a block's first one, and says whether there are; or, from
+// here on, one whose values are not looked through; or the first one, of which all that the mask cuts is
+// over.
+constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4;
 
 // ---- The output
 
