@@ -3634,10 +3634,10 @@ FLASHGEN_DEVICE void spread_bad_values(Strip<VTile::cols>& results, VTile values
 //
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
 // (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is not looked through as long as results are finite, but for a block's first tile of queries, if it has many
-// steps. A warp whose results are not doubts its tile, or the one after that first one. From then on those who
-// compute look through V before they use it, and in the end the block takes the tiles since the first doubtful
-// one once more.
+// is not looked through as long as results are finite, but for a block's first tile of queries, if it has
+// many steps. A warp whose results are not doubts its tile, or the one after that first one. From then on
+// those who compute look through V before they use it, and in the end the block takes the tiles since the
+// first doubtful one once more.
 
 namespace flashgen {
 
