@@ -6,7 +6,7 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_table_sm90 import Row
 from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
-from flashgen.plan.forward_traits_sm90 import has_fine_cap, is_capped, is_in_products, looks_up_pairs
+from flashgen.plan.forward_traits_sm90 import changes_scores, has_fine_cap, is_capped, is_in_products, looks_up_pairs
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
@@ -144,7 +144,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("in_products", in_products),
                 ("capped", capped),
                 # What a mask looks up for each pair has addresses, of all pairs of a tile at once if there is room.
-                ("in_groups", looks_up_pairs(spec) and (_changes_logits(spec) or row.looks_up_in_groups)),
+                ("in_groups", looks_up_pairs(spec) and (changes_scores(spec) or row.looks_up_in_groups)),
                 ("fine_cap", fine_cap),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
@@ -153,10 +153,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             if on
         ),
     )
-
-
-def _changes_logits(spec: AttentionSpec) -> bool:
-    return spec.score is not None and spec.score.changes_logits
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:

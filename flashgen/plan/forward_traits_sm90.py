@@ -30,6 +30,11 @@ def is_in_products(spec: AttentionSpec) -> bool:
     return in_products(spec.score.traced.root) is not None
 
 
+def changes_scores(spec: AttentionSpec) -> bool:
+    """Whether there is a score that differs from its logit."""
+    return spec.score is not None and spec.score.changes_logits
+
+
 def is_capped(spec: AttentionSpec) -> bool:
     """Whether the score is a softcap and nothing else."""
     if spec.score is None or not spec.score.changes_logits:
@@ -84,7 +89,7 @@ def looks_up_pairs(spec: AttentionSpec) -> bool:
 
 def compares_little(spec: AttentionSpec) -> bool:
     """Whether at most two comparisons of keys are asked of a pair, and its logit stays as it is."""
-    if spec.score is not None and spec.score.changes_logits:
+    if changes_scores(spec):
         return False
     from flashgen.expr import Const
     from flashgen.expr.orders import leaves

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from flashgen.plan.ahead import MOST_BYTES_BACKWARD
 from flashgen.plan.budget import Held, registers_of
-from flashgen.plan.forward_traits_sm90 import pair_loads
+from flashgen.plan.forward_traits_sm90 import changes_scores, pair_loads
 from flashgen.plan.sm90 import PANEL, is_listed
 from flashgen.spec import AttentionSpec
 
@@ -57,11 +57,6 @@ _NAMES = {
     "dq_between": "dQ between dV and dK",
     "ahead": "the next step's scores ahead",
 }
-
-
-def changes_scores(spec: AttentionSpec) -> bool:
-    """Whether there is a score that differs from its logit."""
-    return spec.score is not None and spec.score.changes_logits
 
 
 def held(spec: AttentionSpec, tile_q: int, switches: Collection[str]) -> Held:

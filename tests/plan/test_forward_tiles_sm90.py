@@ -87,7 +87,8 @@ def test_a_pattern_that_is_looked_up_takes_registers_of_the_producer(dims: tuple
     pattern = fg.block_sparse(np.zeros((2, 2), bool))
     bias = fg.bias(np.zeros((2, 2), np.float16))
     alone, biased = (forward(dims[0], head_dim_v=dims[1], mask=pattern, score=score) for score in (None, bias))
-    assert alone.constant("producer_registers") == biased.constant("producer_registers") > 56
+    registers = 72 if dims == (256, 256) else 88
+    assert alone.constant("producer_registers") == biased.constant("producer_registers") == registers
     # No tile of keys is cut by blocks of 64.
     assert int(alone.constant("tile_kv")) == (48 if dims == (256, 256) else 64)
     assert int(biased.constant("tile_kv")) == 48
