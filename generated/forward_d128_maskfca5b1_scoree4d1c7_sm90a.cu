@@ -207,6 +207,13 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   return d;
 }
 
+// The same clipped to [0, 1]; of a NaN comes 0.
+FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
+  float d;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -2224,9 +2231,8 @@ constexpr float kReach<half_t> = 13.0f;
 
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
-// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, or
-// are shares of a cap, and most where that is so high that a row could reach far above more, and its
-// logarithm may be off by more.
+// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
+// most where they are shares of a cap: logarithms of their sums are large, and rows may go on to that cap.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f;
@@ -2237,8 +2243,6 @@ struct Ahead<half_t> {
 };
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
-// Such a cap, in powers of two: 150.
-constexpr float kHighCap = 216.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
@@ -2366,7 +2370,7 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
-    const float most = is_little ? Ahead<T>::little : highest > kHighCap ? Ahead<T>::most : Ahead<T>::more;
+    const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
     const float room = highest - (kReach<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
@@ -4230,12 +4234,6 @@ namespace flashgen {
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
-// What a share of the cap is off by near zero, where it is computed exactly, is nothing beside any logarithm
-// of a sum up to the first of these caps. Up to the second it is nothing beside one that is a hundredth of
-// the cap, and nothing to what probabilities are rounded to.
-constexpr float kLowCap = 100.0f;
-constexpr float kModestCap = 1000.0f;
-
 // What stands for a forbidden product. No other is as far below zero, or it is moved.
 constexpr float kForbidden = -0x1.fffffep+127f;
 
@@ -4327,43 +4325,6 @@ FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)
   }
 }
 
-// How much of the cap a product of any size has, and what the cap is in powers of two.
-struct CapShare {
-  // Beyond this power of two e^2x is no more than that: the share is 1, and four of them have a product.
-  static constexpr float kMost = 25.0f;
-
-  float exponent;
-  float highest;
-
-  FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
-    return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
-  }
-  // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
-  FLASHGEN_DEVICE float least_sum() const {
-    if (highest < 1.001f * kLowCap * kLog2E) return -kInfinity;
-    return highest * (highest < 1.001f * kModestCap * kLog2E ? 0.01f : kBelowCap);
-  }
-  // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
-  // difference is exact there.
-  FLASHGEN_DEVICE float operator()(float s) const {
-    const float power = power_of(s);
-    return reciprocal_approx(power + 1.0f) * (power - 1.0f);
-  }
-  // What a logit of a row is at most, in powers of two, some of whose divisors e^2x + 1 have a product.
-  FLASHGEN_DEVICE float bound(float product) const {
-    return fused_multiply_add(-2.0f * highest, reciprocal_approx(product), highest);
-  }
-  // e^2x, or a large number for all that are larger.
-  FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
-  // Of all products of a tile, before anything is made of the first: it hides what each of them takes. With a
-  // cap of 100 and logits that are beyond it D=64 is 6 % faster than with powers by fours, others 0 to 2 %.
-  template <i32 count>
-  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) products[i] = power_of(products[i]);
-  }
-};
-
 // Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
 // is forbidden.
 template <i32 count>
@@ -4399,7 +4360,7 @@ struct ProductsSupposedBelowCap : ProductsBelowCap {
   }
 };
 
-// ... exponents that have taken the place of products, ...
+// ... or exponents that have taken their place.
 struct Exponents {
   static constexpr i32 sums = 1;
   FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }
@@ -4407,8 +4368,63 @@ struct Exponents {
   static constexpr bool replaced = true;
 };
 
-// ... that are found of e^2x for two pairs of a row at once, of a warp's strip, where a lane has two columns
-// for each row in turn. What comes of a forbidden product is for the mask to say once more. Four share a
+}  // namespace flashgen
+
+#line 3 "flashgen/cap_shares.cuh"
+// Logits that are near their cap, as shares of it: of few instructions, or exact; and how large a row's sum
+// has to be for either.
+
+namespace flashgen {
+
+// What a share of the cap is off by near zero, where it is computed exactly, is nothing beside any logarithm
+// of a sum up to the first of these caps. Up to the second it is nothing beside one that is a hundredth of
+// the cap, and nothing to what probabilities are rounded to.
+constexpr float kLowCap = 100.0f;
+constexpr float kModestCap = 1000.0f;
+
+// How much of the cap a product of any size has, and what the cap is in powers of two.
+struct CapShare {
+  // Beyond this power of two e^2x is no more than that: the share is 1, and four of them have a product.
+  static constexpr float kMost = 25.0f;
+
+  float exponent;
+  float highest;
+
+  FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
+    return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
+  }
+  // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
+  FLASHGEN_DEVICE float least_sum() const {
+    if (highest < 1.001f * kLowCap * kLog2E) return -kInfinity;
+    return highest * (highest < 1.001f * kModestCap * kLog2E ? 0.01f : kBelowCap);
+  }
+  // The same for shares in the fewest instructions. Of caps close to zero parts might be infinite.
+  FLASHGEN_DEVICE float least_large_sum() const {
+    return highest >= 1.0f && highest < 1.001f * kModestCap * kLog2E ? 0.035f * highest : kInfinity;
+  }
+  // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
+  // difference is exact there.
+  FLASHGEN_DEVICE float operator()(float s) const {
+    const float power = power_of(s);
+    return reciprocal_approx(power + 1.0f) * (power - 1.0f);
+  }
+  // What a logit of a row is at most, in powers of two, some of whose divisors e^2x + 1 have a product.
+  FLASHGEN_DEVICE float bound(float product) const {
+    return fused_multiply_add(-2.0f * highest, reciprocal_approx(product), highest);
+  }
+  // e^2x, or a large number for all that are larger.
+  FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
+  // Of all products of a tile, before anything is made of the first: it hides what each of them takes. With a
+  // cap of 100 and logits that are beyond it D=64 is 6 % faster than with powers by fours, others 0 to 2 %.
+  template <i32 count>
+  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) products[i] = power_of(products[i]);
+  }
+};
+
+// Finds exponents of e^2x for two pairs of a row at once, of a warp's strip, where a lane has two columns for
+// each row in turn. What comes of a forbidden product is for the mask to say once more. Four share a
 // division, as it is slow: 1 / a is b / (a b).
 template <i32 count, class Exponents>
 FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& exponents) {
@@ -4427,8 +4443,8 @@ FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& e
   }
 }
 
-// ... and are shares of a low cap whatever their size, off by a little more near zero, which is nothing
-// beside any logarithm of a sum if the cap is 50 at most (the plan says so), ...
+// Logits are shares of a low cap whatever their size, off by a little more near zero, which is nothing beside
+// any logarithm of a sum if the cap is 50 at most (the plan says so), ...
 struct SharesOfFineCap {
   // Whether it is known how high they may be.
   static constexpr bool are_bounded = false;
@@ -4492,6 +4508,53 @@ struct SharesOfCap {
   }
 };
 
+// ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
+// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden; the
+// result is for bound(), ...
+template <bool are_bounded_>
+struct SharesOfLargeSums {
+  static constexpr bool are_bounded = are_bounded_;
+  CapShare share;
+
+  template <i32 count>
+  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) products[i] = exp2_approx(products[i] * share.exponent);
+    const float unit = kUnit * reciprocal_approx(share.highest);
+    const float rest[2] = {share.highest - shift[0], share.highest - shift[1]};
+    float largest = 0.0f;
+    replace_by_fours(products, [&](float (&four)[4], i32 row) {
+      const float larger = exponents(four, rest[row], unit);
+      if (are_bounded) largest = maximum(largest, larger);
+    });
+    return largest;
+  }
+  // What a logit of a row is at most, in powers of two, some of whose parts have a product.
+  FLASHGEN_DEVICE float bound(float product) const {
+    return fused_multiply_add(-2.0f * kUnit * kUnit, reciprocal_approx(share.highest * product),
+                              share.highest);
+  }
+
+ private:
+  // Divisors e^2x + 1 are taken for parts of the cap times 2^20, beyond which they are all alike: so four
+  // have a product, and twice the cap over them is found without a multiplication by it.
+  static constexpr float kUnit = 0x1p-20f;
+
+  FLASHGEN_DEVICE float exponents(float (&parts)[4], float rest, float unit) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) parts[i] = fused_multiply_add_clipped(parts[i], unit, unit);
+    const float pairs[2] = {parts[0] * parts[1], parts[2] * parts[3]};
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * (-2.0f * kUnit);
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = parts[2 * i];
+      parts[2 * i] = fused_multiply_add(of_pair, parts[2 * i + 1], rest);
+      parts[2 * i + 1] = fused_multiply_add(of_pair, first, rest);
+    }
+    return maximum(pairs[0], pairs[1]);
+  }
+};
+
 // ... or are so where they are beyond the polynomial, for caps of which no other share would do.
 struct CappedProducts {
   CapPolynomial polynomial;
@@ -4507,14 +4570,25 @@ struct CappedProducts {
     return s == kForbidden ? -kInfinity : logit;
   }
 
+  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
+  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps.
   template <i32 count>
   FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+    constexpr i32 few = count % 16 == 0 ? 16 : 8;
+#pragma unroll 1
+    for (i32 from = 0; from < count; from += few) {
+      float replaced[few];
 #pragma unroll
-    for (i32 i = 0; i < count; ++i) {
-      const float s = products[i], less = -shift[i / 2 % 2];
-      const float below = fused_multiply_add(s, polynomial.factor(s), less);
-      const float beyond = fused_multiply_add(share(s), share.highest, less);
-      products[i] = polynomial.is_beyond(s) ? beyond : below;
+      for (i32 i = 0; i < few; ++i) {
+        const float s = products[i], less = -shift[i / 2 % 2];
+        const float below = fused_multiply_add(s, polynomial.factor(s), less);
+        const float beyond = fused_multiply_add(share(s), share.highest, less);
+        replaced[i] = polynomial.is_beyond(s) ? beyond : below;
+      }
+#pragma unroll
+      for (i32 i = 0; i < count - few; ++i) products[i] = products[i + few];
+#pragma unroll
+      for (i32 i = 0; i < few; ++i) products[count - few + i] = replaced[i];
     }
   }
 };
@@ -4523,7 +4597,8 @@ struct CappedProducts {
 
 #line 3 "flashgen/cap_rows.cuh"
 // What a warp knows of its rows under a softcap, from one tile of keys to the next: which way its tiles take
-// their logits (cap.cuh), and whether rows can grow further above their anchors than exponentials reach.
+// their logits (cap_shares.cuh), and whether rows can grow further above their anchors than exponentials
+// reach.
 
 namespace flashgen {
 
@@ -4535,16 +4610,23 @@ struct CapRows {
   // reach, so that there is nothing to look for.
   enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
   Stage stage;
+  // Whether all rows that take shares have sums that are so large that these may be in the fewest
+  // instructions.
+  bool has_large_sums;
   // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
   // reason to look at products before exponentials are taken of them.
   bool is_calm;
 
   FLASHGEN_DEVICE bool takes_shares() const { return stage >= kBeganShares; }
+  FLASHGEN_DEVICE bool is_settled() const { return stage == kSettled; }
   // Whether some exponent might be too high for exponentials, or anchors should move ahead once more.
   template <class Softmax>
   FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
     return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
   }
+  // Looks for that.
+  template <class Softmax>
+  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap);
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
   // has none higher or larger.
   template <class Softmax>
@@ -4590,12 +4672,14 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   // limit.
   const bool are_near = begins_rows && are_several(largest >= 0.8f * limit);
   const bool are_some = warp_any(largest >= limit);
-  bool are_large = true, is_safe = true;
+  bool are_large = true, are_larger = true, is_safe = true;
   float ahead[2];
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
-    are_large = are_large && !(maximum(found[row], of_lane) < capped.share.least_sum());
+    const float least = maximum(found[row], of_lane);
+    are_large = are_large && !(least < capped.share.least_sum());
+    are_larger = are_larger && least >= capped.share.least_large_sum();
     ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
@@ -4610,10 +4694,24 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
     softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
   const Stage begun = settles ? kSettled : is_cut ? kBeganShares : kTakesShares;
+  has_large_sums = begins && !warp_any(!are_larger);
   stage = begins ? begun : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
     is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+}
+
+template <class Softmax>
+FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const Cap& cap) {
+  if (stage < kTakesShares || has_large_sums) return;
+  const float least = CapShare::of(cap).least_large_sum();
+  bool are_large = true;
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    const float of_row = row_maximum(softmax.rows.sum[row]);
+    are_large = are_large && softmax.rows.anchor[row] + log2_approx(of_row) >= least;
+  }
+  has_large_sums = !warp_any(!are_large);
 }
 
 template <i32 count, class Softmax>
@@ -5074,7 +5172,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
     // those of all, are some lane's.
     const Mask mask = mask_of(p, rows);
-    const i32 part = smaller(thread.lane, kConfig.consumers);
+    const i32 part = smaller(thread.again().lane, kConfig.consumers);
     const i32 first_row = rows.first_q + part % kConfig.consumers * kWarpgroupRows;
     const i32 row_end = smaller(part < kConfig.consumers ? first_row + kWarpgroupRows : end_q(p, rows), p.len_q);
     const Mask::QuerySpan queries = mask.queries_in(first_row, larger(row_end, first_row + 1));
@@ -5250,7 +5348,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const auto polynomial = CapPolynomial::of(cap);
     const bool is_cut = has_mask(step);
     bool rescales = false;
-#line 22
+#line 24
     const bool takes_shares = cap_rows.takes_shares();
     bool are_beyond = true;
     if (is_cut || cap.falls() || !takes_shares) {
@@ -5283,17 +5381,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     if (are_beyond) {
       const float shift[2] = {softmax.shift(0), softmax.shift(1)};
       const auto share = CapShare::of(cap);
-#line 55
+#line 57
       SharesOfFineCap{share}.replace(scores, shift);
       if (is_cut) apply_mask(step, -kInfinity);
-#line 68
+#line 80
       Exponents exponents;
       softmax.exponentiate(scores, probabilities, exponents);
       if (warp_any(softmax.has_outgrown(cap_rows.takes_shares()))) {
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 77
+#line 92
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);

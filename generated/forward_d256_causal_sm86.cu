@@ -192,6 +192,13 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   return d;
 }
 
+// The same clipped to [0, 1]; of a NaN comes 0.
+FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
+  float d;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;

@@ -204,6 +204,13 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   return d;
 }
 
+// The same clipped to [0, 1]; of a NaN comes 0.
+FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
+  float d;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -2221,9 +2228,8 @@ constexpr float kReach<half_t> = 13.0f;
 
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
-// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, or
-// are shares of a cap, and most where that is so high that a row could reach far above more, and its
-// logarithm may be off by more.
+// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
+// most where they are shares of a cap: logarithms of their sums are large, and rows may go on to that cap.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f;
@@ -2234,8 +2240,6 @@ struct Ahead<half_t> {
 };
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
-// Such a cap, in powers of two: 150.
-constexpr float kHighCap = 216.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
@@ -2363,7 +2367,7 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
-    const float most = is_little ? Ahead<T>::little : highest > kHighCap ? Ahead<T>::most : Ahead<T>::more;
+    const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
     const float room = highest - (kReach<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }

@@ -6,7 +6,14 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_table_sm90 import Row
 from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
-from flashgen.plan.forward_traits_sm90 import changes_scores, has_fine_cap, is_capped, is_in_products, looks_up_pairs
+from flashgen.plan.forward_traits_sm90 import (
+    changes_scores,
+    has_fine_cap,
+    has_modest_cap,
+    is_capped,
+    is_in_products,
+    looks_up_pairs,
+)
 from flashgen.plan.model import Box, Constant, KernelPlan
 from flashgen.plan.naming import kernel_name
 from flashgen.plan.params import FORWARD_SM90, FORWARD_SM90_SCORE
@@ -66,11 +73,15 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     in_products = is_in_products(spec)
     capped = is_capped(spec)
     foresees = capped and not running
-    fine_cap = capped and has_fine_cap(spec)
+    fine_cap, modest_cap = capped and has_fine_cap(spec), capped and has_modest_cap(spec)
     retakes = not keeps and not running and not foresees
     return KernelPlan(
         name=kernel_name(
-            spec, "forward", arch, "runningmax" if running else "", "anycap" if capped and not fine_cap else ""
+            spec,
+            "forward",
+            arch,
+            "runningmax" if running else "",
+            "modestcap" if modest_cap else "anycap" if capped and not fine_cap else "",
         ),
         pass_="forward",
         role="forward",
@@ -146,6 +157,9 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 # What a mask looks up for each pair has addresses, of all pairs of a tile at once if there is room.
                 ("in_groups", looks_up_pairs(spec) and (changes_scores(spec) or row.looks_up_in_groups)),
                 ("fine_cap", fine_cap),
+                ("modest_cap", modest_cap),
+                # Whether rows may often go on growing beyond what exponentials reach while all of them have large sums.
+                ("bounds_shares", capped and not fine_cap and (not modest_cap or spec.dtype == "fp16")),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
                 ("lanes_again", retakes or (capped and not is_listed(spec))),

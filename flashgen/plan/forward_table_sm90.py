@@ -167,9 +167,11 @@ FEW_ASKED = 6
 LEAST_KV = {**dict.fromkeys(TABLE, 64), (256, 256): 48}
 
 #: Rows for masks that look something up for each pair, as patterns of blocks do: also for whole tiles, which takes
-#: a producer registers. Most patterns have blocks of 64 keys, and cut no tile of 64: with 3 of 10 blocks allowed,
-#: causal, 8k, an H200 takes 997, 1004 and 776 us at head_dim 64, 96 and 128 where 80 keys take 1964, 1599 and 1264.
-#: At 192 48 keys take 845 us where 64 take 451 to 477, and the kernel for all GPUs 528.
+#: a producer registers. Most patterns have blocks of 64 keys, and cut no tile of 64 or 32: with 3 of 10 blocks allowed,
+#: causal, 8k, an H200 takes 997, 1004 and 776 us at head_dim 64, 96 and 128 where 80 keys take 1964, 1599 and 1264. On
+#: an H100 a bias besides takes 1269, 940 and 822 us where 48 keys take 2315, 1611 and 1267; at 192, where 64 keys have
+#: too few registers for it, 788 us with 32 keys and 934 with 48; and 256 without one takes 525 us with 32 keys, and 644
+#: with 48.
 LOOKED_UP = {
     (64, 64): Row(
         2,
@@ -178,8 +180,8 @@ LOOKED_UP = {
         1,
         True,
         True,
-        (48, 48),
-        (48, 48),
+        (64, 64),
+        (64, 64),
         "smaller tiles of queries and keys, as what a mask looks up for each pair takes registers",
         registers=(88, 208),
     ),
@@ -187,18 +189,18 @@ LOOKED_UP = {
         dims: replace(
             TABLE[dims],
             tile_kv=tile_kv,
-            tile_kv_reading=(48, 48),
+            tile_kv_reading=(reading, reading),
+            stages=stages,
             registers=registers,
             looks_up_in_groups=in_groups,
             reason="smaller tiles of keys, as what a mask looks up for each pair takes registers",
         )
-        for dims, tile_kv, registers, in_groups in (
-            ((96, 96), 64, (88, 208), False),
-            ((128, 128), 64, (88, 208), True),
-            ((192, 128), 64, (88, 208), True),
-            ((192, 192), 64, (88, 208), True),
-            # Without groups nothing spills but in the producer where masks ask more, and calls take 10 % less.
-            ((256, 256), 48, (72, 216), False),
+        for dims, tile_kv, reading, stages, registers, in_groups in (
+            ((96, 96), 64, 64, 2, (88, 208), False),
+            ((128, 128), 64, 64, 2, (88, 208), True),
+            ((192, 128), 64, 32, 2, (88, 208), True),
+            ((192, 192), 64, 32, 2, (88, 208), True),
+            ((256, 256), 32, 32, 4, (72, 216), False),
         )
     },
 }

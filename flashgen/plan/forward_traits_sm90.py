@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from flashgen.plan.ahead import loads_ahead
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 _FEW_COMPARISONS = 2
 #: What a division of something that differs from pair to pair counts beside other operations.
 _DIVISION = 4
-#: As cap.cuh has it of shares of a low cap.
-_FINE_CAP = 50.0
+#: As cap.cuh has it of shares of low caps: all of them in few instructions, and exact ones in rows of any sums.
+_FINE_CAP, _MODEST_CAP = 50.0, 100.0
 
 
 def is_in_products(spec: AttentionSpec) -> bool:
@@ -46,6 +47,16 @@ def is_capped(spec: AttentionSpec) -> bool:
 
 def has_fine_cap(spec: AttentionSpec) -> bool:
     """Whether the cap is known to be so low that what shares of it are off by is nothing beside any logit."""
+    return _known_cap(spec) <= _FINE_CAP
+
+
+def has_modest_cap(spec: AttentionSpec) -> bool:
+    """Whether the cap is known to be so low that shares of it may be taken in rows of any sums, if exactly computed."""
+    return _FINE_CAP < _known_cap(spec) <= _MODEST_CAP
+
+
+def _known_cap(spec: AttentionSpec) -> float:
+    """The cap; infinity where it comes with a call."""
     from flashgen.expr import Const, Scalar, cap_of, evaluate, postorder
 
     assert spec.score is not None, "only a score caps"
@@ -53,8 +64,8 @@ def has_fine_cap(spec: AttentionSpec) -> bool:
     assert cap is not None, "asked of scores that cap"
     leaves = [node for node in postorder(cap.amplitude) if not node.children]
     if not all(isinstance(leaf, Const) or (isinstance(leaf, Scalar) and leaf.name in spec.scalars) for leaf in leaves):
-        return False
-    return abs(float(evaluate(cap.amplitude, spec.scalars))) <= _FINE_CAP
+        return math.inf
+    return abs(float(evaluate(cap.amplitude, spec.scalars)))
 
 
 def is_lean(spec: AttentionSpec) -> bool:

@@ -45,6 +45,7 @@ EVERYWHERE = """
   warp_sync();
   if (block_any(d[0] > 0) && warp_any(d[1] > 0)) d[2] += shuffle_xor(d[0], 1) + shuffle(d[1], 0);
   d[3] += shuffle(thread_idx(), 3) + float_of(bits_of(d[2]) + 1) + maximum(d[0], d[1]);
+  d[3] += fused_multiply_add_clipped(d[0], d[1], d[2]);
   d[3] += reciprocal_approx(d[2]) + lowest_bit(warp_ballot(d[1] < 1));
   d[3] += half_to_float(to_half_bits(fused_multiply_add(d[0], exp2_approx(d[1]), log2_approx(d[2]))));
   reduce_add(out + thread_idx() + block_idx_x() + block_idx_y() + opaque(block_idx_z()) + grid_dim_x(), d[3]);

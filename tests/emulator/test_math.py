@@ -152,6 +152,18 @@ def test_fused_multiply_add_rounds_once(run: Any) -> None:
     np.testing.assert_array_equal(out, np.float32([2.0**-11 + 2.0**-24, 8.0]))
 
 
+def test_fused_multiply_add_clipped_rounds_once_and_clips_to_zero_and_one(run: Any) -> None:
+    x = np.float32([-np.inf, -1, -1e-30, 0, 1e-30, 1 / 3, 0.5, 1 - 2.0**-24, 1, 1 + 2.0**-23, 3, np.inf, np.nan])
+    a, b, c = (grid.ravel().copy() for grid in np.meshgrid(x, x, x))
+    out = np.zeros_like(a)
+    run(LOOP.format(n=a.size) + "out[i] = fused_multiply_add_clipped(a[i], b[i], c[i]);", a=a, b=b, c=c, out=out)
+    unclipped = np.zeros_like(a)
+    run(LOOP.format(n=a.size) + "out[i] = fused_multiply_add(a[i], b[i], c[i]);", a=a, b=b, c=c, out=unclipped)
+    expected = np.where(np.isnan(unclipped), 0, np.clip(unclipped, 0, 1))
+    np.testing.assert_array_equal(out, expected)
+    assert not np.signbit(out).any()
+
+
 def test_bits_of_and_float_of_keep_every_bit(run: Any) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
     out = np.zeros_like(bits)

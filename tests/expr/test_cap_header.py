@@ -1,5 +1,5 @@
-"""Softcaps as Hopper's forward kernel computes them, ``flashgen/cap.cuh``: exact wherever a product lies, by
-polynomials, as shares of the cap, and by either as the product says."""
+"""Softcaps as Hopper's forward kernel computes them, ``flashgen/cap.cuh`` and ``flashgen/cap_shares.cuh``: exact
+wherever a product lies, by polynomials, as shares of the cap, and by either as the product says."""
 
 from __future__ import annotations
 
@@ -36,21 +36,24 @@ class Computed(NamedTuple):
     exponent: Array
     beside: Array
     forbidden: Array
-    #: Its logit; that by itself, or of what is forbidden in every second row; as a share of the cap; and as one of a
-    #: low cap.
+    #: Its logit; that by itself, or of what is forbidden in every second row; as a share of the cap; as one of a low
+    #: cap; and as one of a row whose sum is large.
     logit: Array
     alone: Array
     share: Array
     of_fine_cap: Array
-    #: What no share of its lane is above, and the sum that allows for shares.
+    of_large_sum: Array
+    #: What no share of its lane is above, as either kind has it, and the sums that allow for these.
     bound: Array
+    bound_of_large: Array
     least: Array
+    least_large: Array
 
 
 RESULTS = len(Computed._fields) - 1
 OUT = {name: f"out[{at}]" for at, name in enumerate(Computed._fields[1:])}
 SOURCE = f"""
-#include "flashgen/cap.cuh"
+#include "flashgen/cap_shares.cuh"
 using namespace flashgen;
 struct Params {{ const float* x; float* out; float amplitude, slope; i32 count; }};
 FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
@@ -61,13 +64,15 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
   const CappedProducts any = CappedProducts::of(cap);
   const SharesOfCap shares = {{any.share}};
   const SharesOfFineCap fine = {{any.share}};
+  const SharesOfLargeSums<true> large = {{any.share}};
   const ProductsBelowCap below = {{polynomial}};
   for (i32 from = {GIVEN} * thread_idx(); from < p.count; from += {GIVEN} * 32) {{
-    float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], as_shares[{GIVEN}], as_fine[{GIVEN}], forbidden[{GIVEN}];
+    float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], as_shares[{GIVEN}], as_fine[{GIVEN}];
+    float as_large[{GIVEN}], forbidden[{GIVEN}];
     for (i32 i = 0; i < {GIVEN}; ++i) s[i] = p.x[from + i];
     prepare_products(s, cap);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
-      logits[i] = capped[i] = as_shares[i] = as_fine[i] = s[i];
+      logits[i] = capped[i] = as_shares[i] = as_fine[i] = as_large[i] = s[i];
       // Every second row is forbidden, and others are not.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
     }}
@@ -79,6 +84,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     any.replace(forbidden, kShifts);
     const float bound = any.share.bound(shares.replace(as_shares, kNone));
     fine.replace(as_fine, kNone);
+    const float bound_of_large = large.bound(large.replace(as_large, kNone));
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       const i32 row = i / 2 % 2;
       const float shift = kShifts[row];
@@ -95,8 +101,11 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       {OUT["alone"]} = any.logit(s[i]);
       {OUT["share"]} = as_shares[i];
       {OUT["of_fine_cap"]} = as_fine[i];
+      {OUT["of_large_sum"]} = as_large[i];
       {OUT["bound"]} = bound;
+      {OUT["bound_of_large"]} = bound_of_large;
       {OUT["least"]} = any.share.least_sum();
+      {OUT["least_large"]} = any.share.least_large_sum();
     }}
   }}
 }}
@@ -122,6 +131,8 @@ CAPS = {
 SHARE_ERROR = 8e-8
 #: And the shares of low caps, which take fewer instructions.
 FINE_SHARE_ERROR = 1.9e-7
+#: And shares in the fewest; besides, in powers of two, what beyond 20 of them is no longer told apart.
+LARGE_SHARE_ERROR, LARGE_SHARE_PART = 3.4e-7, 2.0**-19
 #: Where the polynomial ends.
 REACH = 0.265
 BELOW = {name: {"infinite powers": 0.0, "no powers": 0.05}.get(name, REACH) for name in CAPS}
@@ -200,21 +211,42 @@ def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> Non
         assert np.all(abs(share - expected) <= error * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected))
 
 
+#: Those of which a row's sum can be large enough for shares in the fewest instructions.
+WITH_LARGE_SUMS = {"cap 30", "cap 50", "cap 100", "cap 101", "cap 1000", "falls", "both negative", "infinite powers"}
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_a_share_in_the_fewest_instructions_is_as_exact_as_rows_with_large_sums_allow(name: str) -> None:
+    found = computed(name)
+    cap, least = abs(CAPS[name][0]), float(found.least_large[0]) * np.log(2)
+    assert np.isfinite(least) == (name in WITH_LARGE_SUMS)
+    if not np.isfinite(least):
+        return
+    assert LARGE_SHARE_ERROR * cap <= LSE_TOLERANCE * max(1.0, least)
+    # And nothing to what probabilities are rounded to.
+    assert LARGE_SHARE_ERROR * cap <= 3.5e-4
+    expected = exact(name, found.x)
+    allowed = LARGE_SHARE_ERROR * cap / np.log(2) + 4.5e-7 * abs(expected) + LARGE_SHARE_PART
+    assert np.all(abs(found.of_large_sum - expected) <= allowed)
+
+
 @pytest.mark.parametrize("name", CAPS)
 def test_no_share_of_a_lane_is_above_its_bound(name: str) -> None:
     found = computed(name)
     highest = exact(name, found.x).reshape(-1, GIVEN).max(1)
     top = abs(CAPS[name][0]) / np.log(2)
-    bounds = found.bound.reshape(-1, GIVEN)[:, 0]
-    assert np.all((bounds >= highest - 1e-5 * top) & (bounds <= 1.00001 * top))
+    for bounds in (found.bound, found.bound_of_large) if name in WITH_LARGE_SUMS else (found.bound,):
+        of_lanes = bounds.reshape(-1, GIVEN)[:, 0]
+        assert np.all((of_lanes >= highest - 1e-5 * top) & (of_lanes <= 1.00001 * top))
 
 
 def test_the_bound_of_shares_tells_rows_far_below_zero_from_others() -> None:
     name = "cap 100"
     for argument, least, most in ((-2.0, -0.97, -0.8), (-0.3, -0.3, 0.75), (0.3, 0.29, 0.97)):
-        x = np.full(WARP, argument / CAPS[name][1], np.float32)
-        share = computed(name, x).bound * np.log(2) / CAPS[name][0]
-        assert np.all((share >= least) & (share <= most)), share[0]
+        found = computed(name, np.full(WARP, argument / CAPS[name][1], np.float32))
+        for bound in (found.bound, found.bound_of_large):
+            share = bound * np.log(2) / CAPS[name][0]
+            assert np.all((share >= least) & (share <= most)), share[0]
 
 
 @pytest.mark.parametrize("name", CAPS)
@@ -248,3 +280,23 @@ def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
         for logits in (found.exponent + 0.375, found.share, found.of_fine_cap):
             np.testing.assert_allclose(logits[:4][infinite], np.sign(given[infinite]) * 30 / np.log(2), rtol=1e-6)
             assert np.all(np.isnan(logits[:4][np.isnan(given)]))
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_in_a_row_with_a_large_sum_an_infinite_product_reaches_the_cap_and_a_nan_shows(at: int) -> None:
+    row = np.float32([0.5, -0.5, 1.0, -1.0])
+    for bad in (np.inf, -np.inf, np.nan):
+        # Those of the first row, beside which stand those of the second.
+        given = np.float32([0.25] * GIVEN)
+        first = [0, 1, 4, 5]
+        given[first] = row
+        given[first[at]] = bad
+        logits = computed("cap 30", np.resize(given, WARP)).of_large_sum[:GIVEN]
+        others = [i for i in range(GIVEN) if i not in first]
+        assert np.all(np.isfinite(logits[others]))
+        if np.isnan(bad):
+            # In some of its row, so that their sum is none.
+            assert np.any(np.isnan(logits[first]))
+        else:
+            np.testing.assert_allclose(logits[first[at]], np.sign(bad) * 30 / np.log(2), rtol=1e-6)
+            assert np.all(np.isfinite(logits[first]))

@@ -246,6 +246,33 @@ def test_rows_may_go_from_one_end_of_their_cap_to_the_other(cap: float, way: str
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cap", [100.0, 400.0])
+def test_rows_whose_sums_are_large_may_grow_further_than_an_exponential_reaches(cap: float, way: str) -> None:
+    """When shares of the cap are taken in the fewest instructions, which is where no mask cuts a tile. Some rows go on
+    to near the cap, others fall towards zero, where such shares are off by most."""
+    dim, schedule = WAYS[way]
+    along = np.arange(LEN_KV)
+    # In the order in which tiles come.
+    share = np.select([along >= 256, along >= 128], [0.32, 0.36], 0.97)
+    for (dtype,) in sampled(int(cap) // 100, list(WAYS).index(way), DTYPES):
+        spec = forward_spec(dim, dtype=dtype, score=fg.softcap(cap))
+        q, k, v = hostile("1 times", dim, np.random.default_rng(int(cap)))
+        q[..., 0], k[..., 0] = 8, np.arctanh(share)[:, None] * dim**0.5 * cap / 8
+        q[:, ::3, :, 1], k[..., 1] = 8, np.where(along < 128, -1.5, 0.0)[:, None] * dim**0.5 * cap / 8
+        expected = expected_of(spec, q, k, v)
+        check(spec, expected, schedule=schedule)
+        # A key that is no number is in every row of its head.
+        kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
+        x = expected.inputs
+        plain, _ = kernel(x.q, x.k, x.v)
+        no_number = x.k.copy()
+        no_number[0, 200, 0] = np.nan
+        out, _ = kernel(x.q, no_number, x.v)
+        assert np.isnan(out[:, :, 0].astype(np.float32)).all()
+        assert out[:, :, 1].tobytes() == plain[:, :, 1].tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_what_a_row_has_outlives_its_anchors_way_towards_a_high_cap(way: str) -> None:
     """Rows are as far above their anchors as may be when a neighbour's logit has anchors move ahead of all, by more
     powers of two than a float has below 1."""

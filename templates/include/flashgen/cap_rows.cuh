@@ -1,7 +1,8 @@
 // What a warp knows of its rows under a softcap, from one tile of keys to the next: which way its tiles take
-// their logits (cap.cuh), and whether rows can grow further above their anchors than exponentials reach.
+// their logits (cap_shares.cuh), and whether rows can grow further above their anchors than exponentials
+// reach.
 #pragma once
-#include "flashgen/cap.cuh"
+#include "flashgen/cap_shares.cuh"
 
 namespace flashgen {
 
@@ -13,16 +14,23 @@ struct CapRows {
   // reach, so that there is nothing to look for.
   enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
   Stage stage;
+  // Whether all rows that take shares have sums that are so large that these may be in the fewest
+  // instructions.
+  bool has_large_sums;
   // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
   // reason to look at products before exponentials are taken of them.
   bool is_calm;
 
   FLASHGEN_DEVICE bool takes_shares() const { return stage >= kBeganShares; }
+  FLASHGEN_DEVICE bool is_settled() const { return stage == kSettled; }
   // Whether some exponent might be too high for exponentials, or anchors should move ahead once more.
   template <class Softmax>
   FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
     return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
   }
+  // Looks for that.
+  template <class Softmax>
+  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap);
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
   // has none higher or larger.
   template <class Softmax>
@@ -68,12 +76,14 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   // limit.
   const bool are_near = begins_rows && are_several(largest >= 0.8f * limit);
   const bool are_some = warp_any(largest >= limit);
-  bool are_large = true, is_safe = true;
+  bool are_large = true, are_larger = true, is_safe = true;
   float ahead[2];
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
-    are_large = are_large && !(maximum(found[row], of_lane) < capped.share.least_sum());
+    const float least = maximum(found[row], of_lane);
+    are_large = are_large && !(least < capped.share.least_sum());
+    are_larger = are_larger && least >= capped.share.least_large_sum();
     ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
@@ -88,10 +98,24 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
     softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
   const Stage begun = settles ? kSettled : is_cut ? kBeganShares : kTakesShares;
+  has_large_sums = begins && !warp_any(!are_larger);
   stage = begins ? begun : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
     is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+}
+
+template <class Softmax>
+FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const Cap& cap) {
+  if (stage < kTakesShares || has_large_sums) return;
+  const float least = CapShare::of(cap).least_large_sum();
+  bool are_large = true;
+#pragma unroll
+  for (i32 row = 0; row < 2; ++row) {
+    const float of_row = row_maximum(softmax.rows.sum[row]);
+    are_large = are_large && softmax.rows.anchor[row] + log2_approx(of_row) >= least;
+  }
+  has_large_sums = !warp_any(!are_large);
 }
 
 template <i32 count, class Softmax>

@@ -20,6 +20,7 @@ enum class Variant {
   kMaximum,
   kMinimumOrNan,
   kFusedMultiplyAdd,
+  kFusedMultiplyAddClipped,
   kPackBfloat16,
   kToHalf,
   kHalfToFloat,
@@ -35,6 +36,8 @@ FLASHGEN_DEVICE u32 compute(u32 x, u32 y, u32 z) {
   if constexpr (variant == Variant::kMaximum) return bits_of(maximum(a, b));
   if constexpr (variant == Variant::kMinimumOrNan) return bits_of(minimum_or_nan(a, b));
   if constexpr (variant == Variant::kFusedMultiplyAdd) return bits_of(fused_multiply_add(a, b, float_of(z)));
+  if constexpr (variant == Variant::kFusedMultiplyAddClipped)
+    return bits_of(fused_multiply_add_clipped(a, b, float_of(z)));
   if constexpr (variant == Variant::kPackBfloat16) return pack(bfloat16_t{}, a, b);
   if constexpr (variant == Variant::kToHalf) return to_half_bits(a);
   if constexpr (variant == Variant::kHalfToFloat) return bits_of(half_to_float(static_cast<u16>(x)));

@@ -175,6 +175,10 @@ FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
   return b < a ? b : a;
 }
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
+  const float d = __builtin_fmaf(a, b, c);
+  return d > 0.0f ? d < 1.0f ? d : 1.0f : 0.0f;
+}
 
 FLASHGEN_DEVICE u16 to_bfloat16_bits(float value) {
   const u32 bits = bits_of(value);

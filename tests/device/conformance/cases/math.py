@@ -114,6 +114,14 @@ def _special_fma_inputs() -> tuple[Array, ...]:
     return _triples(chosen)
 
 
+def _clipped_inputs() -> tuple[Array, ...]:
+    """Sums that are just below or above zero and one, or are so before they are rounded, and any between."""
+    near = _around(_bits([0.25, 0.5, 0.75, 1.0]))
+    sums = _triples(np.concatenate([near, near | _SIGN]))
+    spread = tuple(words(1024, seed=seed) & np.uint32(0x3FFFFFFF) for seed in (20, 21, 22))
+    return tuple(np.concatenate(parts) for parts in zip(sums, spread, strict=True))
+
+
 def _product_case(label: str, x: Array, y: Array) -> Case:
     """A word holds a pair of numbers and, above it, the pair at the other end: lanes that are mixed up are seen."""
     x, y = (bits.astype(np.uint32) | bits[::-1].astype(np.uint32) << np.uint32(16) for bits in (x, y))
@@ -159,6 +167,9 @@ CASES = (
     _case("minimum-or-nan", "kMinimumOrNan", words(1024, seed=18), words(1024, seed=19), agreement=same_numbers),
     _case("fma-special", "kFusedMultiplyAdd", *_special_fma_inputs(), agreement=same_numbers),
     _case("fma", "kFusedMultiplyAdd", *_fma_inputs(), agreement=same_numbers),
+    _case("fma-clipped-special", "kFusedMultiplyAddClipped", *_special_fma_inputs(), agreement=same_numbers),
+    _case("fma-clipped", "kFusedMultiplyAddClipped", *_fma_inputs(), agreement=same_numbers),
+    _case("fma-clipped-edges", "kFusedMultiplyAddClipped", *_clipped_inputs(), agreement=same_numbers),
     _case("pack-bfloat16", "kPackBfloat16", _BF16_EDGES, np.roll(_BF16_EDGES, 1) ^ _SIGN),
     _case("to-half", "kToHalf", _HALF_EDGES),
     _case("to-half-negative", "kToHalf", _HALF_EDGES[::5] | _SIGN),

@@ -1,0 +1,225 @@
+// Logits that are near their cap, as shares of it: of few instructions, or exact; and how large a row's sum
+// has to be for either.
+#pragma once
+#include "flashgen/cap.cuh"
+
+namespace flashgen {
+
+// What a share of the cap is off by near zero, where it is computed exactly, is nothing beside any logarithm
+// of a sum up to the first of these caps. Up to the second it is nothing beside one that is a hundredth of
+// the cap, and nothing to what probabilities are rounded to.
+constexpr float kLowCap = 100.0f;
+constexpr float kModestCap = 1000.0f;
+
+// How much of the cap a product of any size has, and what the cap is in powers of two.
+struct CapShare {
+  // Beyond this power of two e^2x is no more than that: the share is 1, and four of them have a product.
+  static constexpr float kMost = 25.0f;
+
+  float exponent;
+  float highest;
+
+  FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
+    return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
+  }
+  // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
+  FLASHGEN_DEVICE float least_sum() const {
+    if (highest < 1.001f * kLowCap * kLog2E) return -kInfinity;
+    return highest * (highest < 1.001f * kModestCap * kLog2E ? 0.01f : kBelowCap);
+  }
+  // The same for shares in the fewest instructions. Of caps close to zero parts might be infinite.
+  FLASHGEN_DEVICE float least_large_sum() const {
+    return highest >= 1.0f && highest < 1.001f * kModestCap * kLog2E ? 0.035f * highest : kInfinity;
+  }
+  // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
+  // difference is exact there.
+  FLASHGEN_DEVICE float operator()(float s) const {
+    const float power = power_of(s);
+    return reciprocal_approx(power + 1.0f) * (power - 1.0f);
+  }
+  // What a logit of a row is at most, in powers of two, some of whose divisors e^2x + 1 have a product.
+  FLASHGEN_DEVICE float bound(float product) const {
+    return fused_multiply_add(-2.0f * highest, reciprocal_approx(product), highest);
+  }
+  // e^2x, or a large number for all that are larger.
+  FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
+  // Of all products of a tile, before anything is made of the first: it hides what each of them takes. With a
+  // cap of 100 and logits that are beyond it D=64 is 6 % faster than with powers by fours, others 0 to 2 %.
+  template <i32 count>
+  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) products[i] = power_of(products[i]);
+  }
+};
+
+// Finds exponents of e^2x for two pairs of a row at once, of a warp's strip, where a lane has two columns for
+// each row in turn. What comes of a forbidden product is for the mask to say once more. Four share a
+// division, as it is slow: 1 / a is b / (a b).
+template <i32 count, class Exponents>
+FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& exponents) {
+#pragma unroll
+  for (i32 at = 0; at < count; at += 8) {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      float* const row_at = powers + at + 2 * row;
+      float four[4] = {row_at[0], row_at[1], row_at[4], row_at[5]};
+      exponents(four, row);
+      row_at[0] = four[0];
+      row_at[1] = four[1];
+      row_at[4] = four[2];
+      row_at[5] = four[3];
+    }
+  }
+}
+
+// Logits are shares of a low cap whatever their size, off by a little more near zero, which is nothing beside
+// any logarithm of a sum if the cap is 50 at most (the plan says so), ...
+struct SharesOfFineCap {
+  // Whether it is known how high they may be.
+  static constexpr bool are_bounded = false;
+  CapShare share;
+
+  template <i32 count>
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+    share.take_powers(products);
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+
+ private:
+  FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) powers[i] += 1.0f;
+    const float pairs[2] = {powers[0] * powers[1], powers[2] * powers[3]};
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
+      powers[2 * i] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, second, pairs[i]), -shift);
+      powers[2 * i + 1] = fused_multiply_add(of_pair, fused_multiply_add(-2.0f, first, pairs[i]), -shift);
+    }
+  }
+};
+
+// ... or of any cap, computed exactly; the result is for CapShare::bound(), ...
+struct SharesOfCap {
+  static constexpr bool are_bounded = true;
+  CapShare share;
+
+  template <i32 count>
+  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+    share.take_powers(products);
+    float largest = 0.0f;
+    replace_by_fours(products, [&](float (&four)[4], i32 row) {
+      largest = maximum(largest, exponents(four, shift[row]));
+    });
+    return largest;
+  }
+
+ private:
+  // The larger of two products of two divisors. That of all four, which costs less, would have every logit
+  // near seven eighths of the cap where all are near zero.
+  FLASHGEN_DEVICE float exponents(float (&powers)[4], float shift) const {
+    const float last[2] = {powers[1] + 1.0f, powers[3] + 1.0f};
+    const float pairs[2] = {fused_multiply_add(powers[0], last[0], last[0]),
+                            fused_multiply_add(powers[2], last[1], last[1])};
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
+      // Divisors once more, times what they share: the powers are there, and they need no registers
+      // meanwhile.
+      const float by_second = fused_multiply_add(of_pair, second, of_pair);
+      const float by_first = fused_multiply_add(of_pair, first, of_pair);
+      powers[2 * i] = fused_multiply_add(by_second, first - 1.0f, -shift);
+      powers[2 * i + 1] = fused_multiply_add(by_first, second - 1.0f, -shift);
+    }
+    return maximum(pairs[0], pairs[1]);
+  }
+};
+
+// ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
+// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden; the
+// result is for bound(), ...
+template <bool are_bounded_>
+struct SharesOfLargeSums {
+  static constexpr bool are_bounded = are_bounded_;
+  CapShare share;
+
+  template <i32 count>
+  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) products[i] = exp2_approx(products[i] * share.exponent);
+    const float unit = kUnit * reciprocal_approx(share.highest);
+    const float rest[2] = {share.highest - shift[0], share.highest - shift[1]};
+    float largest = 0.0f;
+    replace_by_fours(products, [&](float (&four)[4], i32 row) {
+      const float larger = exponents(four, rest[row], unit);
+      if (are_bounded) largest = maximum(largest, larger);
+    });
+    return largest;
+  }
+  // What a logit of a row is at most, in powers of two, some of whose parts have a product.
+  FLASHGEN_DEVICE float bound(float product) const {
+    return fused_multiply_add(-2.0f * kUnit * kUnit, reciprocal_approx(share.highest * product),
+                              share.highest);
+  }
+
+ private:
+  // Divisors e^2x + 1 are taken for parts of the cap times 2^20, beyond which they are all alike: so four
+  // have a product, and twice the cap over them is found without a multiplication by it.
+  static constexpr float kUnit = 0x1p-20f;
+
+  FLASHGEN_DEVICE float exponents(float (&parts)[4], float rest, float unit) const {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) parts[i] = fused_multiply_add_clipped(parts[i], unit, unit);
+    const float pairs[2] = {parts[0] * parts[1], parts[2] * parts[3]};
+    const float part = reciprocal_approx(pairs[0] * pairs[1]) * (-2.0f * kUnit);
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i) {
+      const float of_pair = part * pairs[1 - i], first = parts[2 * i];
+      parts[2 * i] = fused_multiply_add(of_pair, parts[2 * i + 1], rest);
+      parts[2 * i + 1] = fused_multiply_add(of_pair, first, rest);
+    }
+    return maximum(pairs[0], pairs[1]);
+  }
+};
+
+// ... or are so where they are beyond the polynomial, for caps of which no other share would do.
+struct CappedProducts {
+  CapPolynomial polynomial;
+  CapShare share;
+
+  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap) {
+    return {CapPolynomial::of(cap), CapShare::of(cap)};
+  }
+
+  FLASHGEN_DEVICE float logit(float s) const {
+    const float below = s * polynomial.factor(s), beyond = share(s) * share.highest;
+    const float logit = polynomial.is_beyond(s) ? beyond : below;
+    return s == kForbidden ? -kInfinity : logit;
+  }
+
+  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
+  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps.
+  template <i32 count>
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+    constexpr i32 few = count % 16 == 0 ? 16 : 8;
+#pragma unroll 1
+    for (i32 from = 0; from < count; from += few) {
+      float replaced[few];
+#pragma unroll
+      for (i32 i = 0; i < few; ++i) {
+        const float s = products[i], less = -shift[i / 2 % 2];
+        const float below = fused_multiply_add(s, polynomial.factor(s), less);
+        const float beyond = fused_multiply_add(share(s), share.highest, less);
+        replaced[i] = polynomial.is_beyond(s) ? beyond : below;
+      }
+#pragma unroll
+      for (i32 i = 0; i < count - few; ++i) products[i] = products[i + few];
+#pragma unroll
+      for (i32 i = 0; i < few; ++i) products[count - few + i] = replaced[i];
+    }
+  }
+};
+
+}  // namespace flashgen
