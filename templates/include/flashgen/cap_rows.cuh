@@ -28,7 +28,7 @@ struct CapRows {
   FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
     return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
   }
-  // Looks for that.
+  // Looks whether the sums of rows that take shares have become so large.
   template <class Softmax>
   FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap);
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
