@@ -1035,7 +1035,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 // The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
 // found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop, or, where registers are scarce, for 32 keys at a time: so much code would stand there otherwise, and
+// loop, or, where registers are scarce, for 16 keys at a time: so much code would stand there otherwise, and
 // so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
@@ -1076,8 +1076,9 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
         const i32 key = first_key + 8 * first;
         const typename Mask::Key own = mask.key_at(key + thread.lane);
+        // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+        constexpr i32 at_once = Mask::is_light ? 4 : 1;
         // What is asked of keys beyond the tile has no bits.
-        constexpr i32 at_once = Mask::is_light ? 2 * blocks_at_once : 1;
         const i32 count =
             2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
 #pragma unroll(at_once)

@@ -2675,7 +2675,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 // The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
 // found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop, or, where registers are scarce, for 32 keys at a time: so much code would stand there otherwise, and
+// loop, or, where registers are scarce, for 16 keys at a time: so much code would stand there otherwise, and
 // so much of it at once, that nothing else found room.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
@@ -2716,8 +2716,9 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
         const i32 key = first_key + 8 * first;
         const typename Mask::Key own = mask.key_at(key + thread.lane);
+        // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+        constexpr i32 at_once = Mask::is_light ? 4 : 1;
         // What is asked of keys beyond the tile has no bits.
-        constexpr i32 at_once = Mask::is_light ? 2 * blocks_at_once : 1;
         const i32 count =
             2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
 #pragma unroll(at_once)
@@ -4663,7 +4664,8 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
                                      float largest, bool is_cut) {
   const auto capped = CappedProducts::of(cap);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
-  const float found[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
+  const float of_lane[2] = {capped.logit(highest[0]), capped.logit(highest[1])};
+  const float found[2] = {row_maximum(of_lane[0]), row_maximum(of_lane[1])};
   const bool begins_rows = warp_any(softmax.has_no_anchor());
   // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
   // rows have other keys.
@@ -4676,10 +4678,14 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   float ahead[2];
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
-    const float least = maximum(found[row], of_lane);
-    are_large = are_large && !(least < capped.share.least_sum());
-    are_larger = are_larger && least >= capped.share.least_large_sum();
+    if constexpr (Shares::are_bounded) {
+      // The row's sum is that of what it has, and of the highest of each lane, at least.
+      const float from = maximum(found[row], softmax.rows.anchor[row]);
+      const float so_far = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - from);
+      const float least = from + log2_approx(row_total(so_far + exp2_approx(of_lane[row] - from)));
+      are_large = are_large && !(least < capped.share.least_sum());
+      are_larger = are_larger && least >= capped.share.least_large_sum();
+    }
     ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
@@ -4708,7 +4714,7 @@ FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const Cap& cap) {
   bool are_large = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float of_row = row_maximum(softmax.rows.sum[row]);
+    const float of_row = row_total(softmax.rows.sum[row]);
     are_large = are_large && softmax.rows.anchor[row] + log2_approx(of_row) >= least;
   }
   has_large_sums = !warp_any(!are_large);

@@ -36,7 +36,7 @@ class Row:
     ends_alone: bool = False
     #: Slots for keys beyond those of the stages.
     k_ahead: int = 0
-    #: Whether a mask that looks something up for each pair does so for 32 keys at a time, with fewer registers.
+    #: Whether a mask that looks something up for each pair does so for 16 keys at a time, with fewer registers.
     looks_up_in_groups: bool = False
 
     @property

@@ -67,7 +67,8 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
                                      float largest, bool is_cut) {
   const auto capped = CappedProducts::of(cap);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
-  const float found[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
+  const float of_lane[2] = {capped.logit(highest[0]), capped.logit(highest[1])};
+  const float found[2] = {row_maximum(of_lane[0]), row_maximum(of_lane[1])};
   const bool begins_rows = warp_any(softmax.has_no_anchor());
   // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
   // rows have other keys.
@@ -80,10 +81,14 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   float ahead[2];
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float anchor = softmax.rows.anchor[row], of_lane = anchor + log2_approx(softmax.rows.sum[row]);
-    const float least = maximum(found[row], of_lane);
-    are_large = are_large && !(least < capped.share.least_sum());
-    are_larger = are_larger && least >= capped.share.least_large_sum();
+    if constexpr (Shares::are_bounded) {
+      // The row's sum is that of what it has, and of the highest of each lane, at least.
+      const float from = maximum(found[row], softmax.rows.anchor[row]);
+      const float so_far = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - from);
+      const float least = from + log2_approx(row_total(so_far + exp2_approx(of_lane[row] - from)));
+      are_large = are_large && !(least < capped.share.least_sum());
+      are_larger = are_larger && least >= capped.share.least_large_sum();
+    }
     ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
@@ -112,7 +117,7 @@ FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const Cap& cap) {
   bool are_large = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float of_row = row_maximum(softmax.rows.sum[row]);
+    const float of_row = row_total(softmax.rows.sum[row]);
     are_large = are_large && softmax.rows.anchor[row] + log2_approx(of_row) >= least;
   }
   has_large_sums = !warp_any(!are_large);
