@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FEW_COMPARISONS = 2
 #: What a division of something that differs from pair to pair counts beside other operations.
 _DIVISION = 4
-#: As cap.cuh has it of shares of low caps: all of them in few instructions, and exact ones in rows of any sums.
+#: As cap_shares.cuh has it of shares of low caps: all of them in few instructions, and exact ones in rows of any sums.
 _FINE_CAP, _MODEST_CAP = 50.0, 100.0
 
 

@@ -38,6 +38,8 @@ CASES = {
         64, mask=fg.causal(), score=fg.Score.of(lambda s, b, h, q, k: CAPS[h] * fg.tanh(s))
     ),
     "softcap of a call": fg.AttentionSpec(64, score=fg.Score.of(lambda s, b, h, q, k: fg.k_len * fg.tanh(s))),
+    "modest softcap": fg.AttentionSpec(64, score=fg.softcap(100.0)),
+    "modest softcap, causal": fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(70.0)),
     "high softcap": fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(200.0)),
     "slopes": fg.AttentionSpec(64, mask=fg.causal(), score=fg.alibi(np.zeros(1, np.float32))),
     "prefix": fg.AttentionSpec(64, mask=fg.prefix_lm(100)),
@@ -73,7 +75,7 @@ ASKED_CASES = {
 BUILDS: list[Build] = [
     (dims, name, dtype)
     for dims, name, dtype in product(HEAD_DIMS, CASES, ("bf16", "fp16"))
-    if dtype == "bf16" or name in ("full", "causal", "softcap")
+    if dtype == "bf16" or name in ("full", "causal", "softcap", "modest softcap, causal")
 ]
 BUILDS += [(dims, name, "bf16") for dims, name in product(HEAD_DIMS, ASKED_CASES)]
 SAMPLE: list[Build] = [

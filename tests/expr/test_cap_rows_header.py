@@ -17,7 +17,7 @@ LANES, ROWS = 32, 2
 SLOPE = 0.0625
 #: What stands for a forbidden product.
 FORBIDDEN = -float(np.finfo(np.float32).max)
-#: Logits that a row may have before, with an exponential of 1 as its sum; none here.
+#: The logarithm of the sum of what a row had before, of nothing.
 NOTHING = -math.inf
 STAGES = ["below", "had some", "began shares", "takes shares", "settled"]
 SOURCE = """

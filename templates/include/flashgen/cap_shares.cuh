@@ -8,8 +8,8 @@ namespace flashgen {
 // What a share of the cap is off by near zero, where it is computed exactly, is nothing beside any logarithm
 // of a sum up to the first of these caps. Up to the second it is nothing beside one that is a hundredth of
 // the cap, and nothing to what probabilities are rounded to.
-constexpr float kLowCap = 100.0f;
-constexpr float kModestCap = 1000.0f;
+constexpr float kModestCap = 100.0f;
+constexpr float kHighCap = 1000.0f;
 
 // How much of the cap a product of any size has, and what the cap is in powers of two.
 struct CapShare {
@@ -24,12 +24,12 @@ struct CapShare {
   }
   // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
   FLASHGEN_DEVICE float least_sum() const {
-    if (highest < 1.001f * kLowCap * kLog2E) return -kInfinity;
-    return highest * (highest < 1.001f * kModestCap * kLog2E ? 0.01f : kBelowCap);
+    if (highest < 1.001f * kModestCap * kLog2E) return -kInfinity;
+    return highest * (highest < 1.001f * kHighCap * kLog2E ? 0.01f : kBelowCap);
   }
   // The same for shares in the fewest instructions. Of caps close to zero parts might be infinite.
   FLASHGEN_DEVICE float least_large_sum() const {
-    return highest >= 1.0f && highest < 1.001f * kModestCap * kLog2E ? 0.035f * highest : kInfinity;
+    return highest >= 1.0f && highest < 1.001f * kHighCap * kLog2E ? 0.035f * highest : kInfinity;
   }
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
   // difference is exact there.
@@ -140,9 +140,8 @@ struct SharesOfCap {
 // ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
 // most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden; the
 // result is for bound(), ...
-template <bool are_bounded_>
+template <bool are_bounded>
 struct SharesOfLargeSums {
-  static constexpr bool are_bounded = are_bounded_;
   CapShare share;
 
   template <i32 count>
