@@ -2,7 +2,7 @@
 
     python benchmarks/hostile.py
     python benchmarks/hostile.py --head-dims 128 --lengths 8192 --data growing,sink --markdown table.md
-    python benchmarks/hostile.py --softcap 30
+    python benchmarks/hostile.py --softcap 30 --softmax running-max
 
 For each shape all data sets are timed in turn, round after round. Errors are those of sampled rows against float64,
 over what the same computation in the input dtype with float32 softmax may err by (flashgen's rule: 1 is the limit).
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from timing import milliseconds
@@ -214,11 +215,12 @@ def logits_of(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
 
 
-def build(cell: Cell, dtype: str) -> fg.Kernel:
-    """The kernel for a shape: the current GPU's default."""
+def build(cell: Cell, dtype: str, softmax: Literal["anchored", "running-max"] | None = None) -> fg.Kernel:
+    """The kernel for a shape: the current GPU's default, but for the softmax if one is named."""
     mask = fg.causal() if cell.causal else fg.full()
     score = fg.softcap(cell.softcap) if cell.softcap else None
-    return fg.build(fg.AttentionSpec(cell.head_dim, dtype=dtype, mask=mask, score=score, direction="forward"))
+    spec = fg.AttentionSpec(cell.head_dim, dtype=dtype, mask=mask, score=score, direction="forward")
+    return fg.build(spec, schedule=fg.Schedule(softmax=softmax) if softmax else None)
 
 
 @dataclass
@@ -236,7 +238,7 @@ class Row:
 
 def measure(cell: Cell, names: list[str], options: argparse.Namespace) -> Row:
     """Times all data sets in turn."""
-    kernel = build(cell, options.dtype)
+    kernel = build(cell, options.dtype, options.softmax)
     data = {name: values(name, cell, DTYPES[options.dtype]) for name in names}
     errors = {name: error_ratio(cell, qkv, *kernel(*qkv)) for name, qkv in data.items()}
     once = milliseconds(lambda: kernel(*data["N(0,1)"]), 3)
@@ -278,6 +280,7 @@ def main() -> int:
     parser.add_argument("--data", default="", help=f"parts of names: {', '.join(DATA)}; default: all")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--softcap", type=float, default=0.0, help="of logits; default: none")
+    parser.add_argument("--softmax", choices=["anchored", "running-max"], help="of the schedule; default: the plan's")
     parser.add_argument("--tokens", type=int, default=16384, help="batch * length")
     parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim")
     parser.add_argument("--rounds", type=int, default=5)

@@ -2357,10 +2357,6 @@ struct AnchoredSoftmax {
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
-  // Whether a row with a logit of so many powers of two might have an infinite exponential, or has no anchor.
-  FLASHGEN_DEVICE bool might_outgrow(float logit) const {
-    return !(logit <= -maximum(-rows.anchor[0], -rows.anchor[1]) + kFinite);
-  }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
@@ -2370,6 +2366,7 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
+    if constexpr (regrowth == Regrowth::never) return found;
     const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
     const float room = highest - (kReach<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
@@ -2450,27 +2447,6 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
-  }
-
-  // Before exponentials are taken: moves anchors to which exponents are so high that those would be infinite,
-  // and of rows that had none, or all anchors ahead, and lowers the exponents. Whether some do move, and the
-  // output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool lower(Strip<columns>& exponents, float top, bool all) {
-    float less[2];
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float before = shift(h), found = highest(exponents, h, 1);
-      const bool outgrows = found > (rows.anchor[h] == kNowhere ? -kInfinity : kFinite);
-      const float ahead = anchor_ahead_in(h, found + before, top);
-      move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
-      less[h] = shift(h) - before;
-    }
-    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
-    if (moves) {
-#pragma unroll
-      for (i32 i = 0; i < columns / 2; ++i) exponents[i] -= less[i / 2 % 2];
-    }
-    return moves;
   }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
@@ -4399,19 +4375,28 @@ struct CapShare {
     if (highest < 1.001f * kModestCap * kLog2E) return -kInfinity;
     return highest * (highest < 1.001f * kHighCap * kLog2E ? 0.01f : kBelowCap);
   }
+  // Whether a sum is as large, or so far below zero that it will be, whatever keys come.
+  FLASHGEN_DEVICE bool are_exact_for(float sum) const {
+    constexpr float kMoreKeys = 24.0f;
+    const float least = least_sum();
+    return sum >= least || sum <= -least - kMoreKeys;
+  }
   // The same for shares in the fewest instructions. Of caps close to zero parts might be infinite.
   FLASHGEN_DEVICE float least_large_sum() const {
     return highest >= 1.0f && highest < 1.001f * kHighCap * kLog2E ? 0.035f * highest : kInfinity;
+  }
+  // Whether a sum is, that is known to be so far above its row's largest exponential. What many logits are
+  // off by is evened out, by the root of how many there are, so that a quarter less will do from a dozen on.
+  // (Less still would not: one that comes later, and is as large as all of them, is not evened out.)
+  FLASHGEN_DEVICE bool are_nearly_exact_for(float sum, float above) const {
+    const float evened = 0.4f * exp2_approx(0.5f * above);
+    return sum * maximum(1.0f, evened < 1.35f ? evened : 1.35f) >= least_large_sum();
   }
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
   // difference is exact there.
   FLASHGEN_DEVICE float operator()(float s) const {
     const float power = power_of(s);
     return reciprocal_approx(power + 1.0f) * (power - 1.0f);
-  }
-  // What a logit of a row is at most, in powers of two, some of whose divisors e^2x + 1 have a product.
-  FLASHGEN_DEVICE float bound(float product) const {
-    return fused_multiply_add(-2.0f * highest, reciprocal_approx(product), highest);
   }
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
@@ -4447,8 +4432,6 @@ FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& e
 // Logits are shares of a low cap whatever their size, off by a little more near zero, which is nothing beside
 // any logarithm of a sum if the cap is 50 at most (the plan says so), ...
 struct SharesOfFineCap {
-  // Whether it is known how high they may be.
-  static constexpr bool are_bounded = false;
   CapShare share;
 
   template <i32 count>
@@ -4472,25 +4455,31 @@ struct SharesOfFineCap {
   }
 };
 
-// ... or of any cap, computed exactly; the result is for CapShare::bound(), ...
+// ... or of any cap, computed exactly, ...
 struct SharesOfCap {
-  static constexpr bool are_bounded = true;
   CapShare share;
 
   template <i32 count>
-  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
     share.take_powers(products);
-    float largest = 0.0f;
-    replace_by_fours(products, [&](float (&four)[4], i32 row) {
-      largest = maximum(largest, exponents(four, shift[row]));
-    });
-    return largest;
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+  // The same but for columns of which a warp has nothing that is allowed, some of them at a time.
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_allowed(float (&products)[count], const float (&shift)[2]) const {
+    constexpr i32 some = count % 16 == 0 ? 16 : 8;
+#pragma unroll
+    for (i32 from = 0; from < count; from += some) {
+      auto& part = reinterpret_cast<float (&)[some]>(products[from]);
+      float highest = kForbidden;
+#pragma unroll
+      for (i32 i = 0; i < some; ++i) highest = maximum(highest, part[i]);
+      if (warp_any(highest > kForbidden)) replace(part, shift);
+    }
   }
 
  private:
-  // The larger of two products of two divisors. That of all four, which costs less, would have every logit
-  // near seven eighths of the cap where all are near zero.
-  FLASHGEN_DEVICE float exponents(float (&powers)[4], float shift) const {
+  FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
     const float last[2] = {powers[1] + 1.0f, powers[3] + 1.0f};
     const float pairs[2] = {fused_multiply_add(powers[0], last[0], last[0]),
                             fused_multiply_add(powers[2], last[1], last[1])};
@@ -4505,34 +4494,21 @@ struct SharesOfCap {
       powers[2 * i] = fused_multiply_add(by_second, first - 1.0f, -shift);
       powers[2 * i + 1] = fused_multiply_add(by_first, second - 1.0f, -shift);
     }
-    return maximum(pairs[0], pairs[1]);
   }
 };
 
 // ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
-// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden; the
-// result is for bound(), ...
-template <bool are_bounded>
+// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden, ...
 struct SharesOfLargeSums {
   CapShare share;
 
   template <i32 count>
-  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
 #pragma unroll
     for (i32 i = 0; i < count; ++i) products[i] = exp2_approx(products[i] * share.exponent);
     const float unit = kUnit * reciprocal_approx(share.highest);
     const float rest[2] = {share.highest - shift[0], share.highest - shift[1]};
-    float largest = 0.0f;
-    replace_by_fours(products, [&](float (&four)[4], i32 row) {
-      const float larger = exponents(four, rest[row], unit);
-      if (are_bounded) largest = maximum(largest, larger);
-    });
-    return largest;
-  }
-  // What a logit of a row is at most, in powers of two, some of whose parts have a product.
-  FLASHGEN_DEVICE float bound(float product) const {
-    return fused_multiply_add(-2.0f * kUnit * kUnit, reciprocal_approx(share.highest * product),
-                              share.highest);
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, rest[row], unit); });
   }
 
  private:
@@ -4540,7 +4516,7 @@ struct SharesOfLargeSums {
   // have a product, and twice the cap over them is found without a multiplication by it.
   static constexpr float kUnit = 0x1p-20f;
 
-  FLASHGEN_DEVICE float exponents(float (&parts)[4], float rest, float unit) const {
+  FLASHGEN_DEVICE void exponents(float (&parts)[4], float rest, float unit) const {
 #pragma unroll
     for (i32 i = 0; i < 4; ++i) parts[i] = fused_multiply_add_clipped(parts[i], unit, unit);
     const float pairs[2] = {parts[0] * parts[1], parts[2] * parts[3]};
@@ -4551,7 +4527,6 @@ struct SharesOfLargeSums {
       parts[2 * i] = fused_multiply_add(of_pair, parts[2 * i + 1], rest);
       parts[2 * i + 1] = fused_multiply_add(of_pair, first, rest);
     }
-    return maximum(pairs[0], pairs[1]);
   }
 };
 
@@ -4597,50 +4572,9 @@ struct CappedProducts {
 
 #line 3 "flashgen/cap_rows.cuh"
 // What a warp knows of its rows under a softcap, from one tile of keys to the next: which way its tiles take
-// their logits (cap_shares.cuh), and whether rows can grow further above their anchors than exponentials
-// reach.
+// their logits (cap_shares.cuh), and how near anchors are to maxima.
 
 namespace flashgen {
-
-// What is known of a warp's rows between tiles of keys.
-struct CapRows {
-  // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap, for the first time, in a tile that is cut, in which rows may
-  // have found few keys, or not; or besides no row can grow further above its anchor than exponentials can
-  // reach, so that there is nothing to look for.
-  enum Stage : i32 { kBelow, kHadSome, kBeganShares, kTakesShares, kSettled };
-  Stage stage;
-  // Whether all rows that take shares have sums that are so large that these may be in the fewest
-  // instructions.
-  bool has_large_sums;
-  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
-  // reason to look at products before exponentials are taken of them.
-  bool is_calm;
-
-  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kBeganShares; }
-  FLASHGEN_DEVICE bool is_settled() const { return stage == kSettled; }
-  // Whether some exponent might be too high for exponentials, or anchors should move ahead once more.
-  template <class Softmax>
-  FLASHGEN_DEVICE bool may_lower(const Softmax& softmax, float bound) const {
-    return stage == kBeganShares || (stage == kTakesShares && softmax.might_outgrow(bound));
-  }
-  // Looks whether the sums of rows that take shares have become so large.
-  template <class Softmax>
-  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap);
-  // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
-  // has none higher or larger.
-  template <class Softmax>
-  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest, float largest) const;
-  // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
-  // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet;
-  // where these are not bounded they do once they are settled.
-  template <class Shares, class Softmax>
-  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest,
-                              bool is_cut);
-  // The same for rows that do, and of which exponents are there.
-  template <i32 count, class Softmax>
-  FLASHGEN_DEVICE bool lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]);
-};
 
 // Whether it is so for lanes that have different places in their rows.
 FLASHGEN_DEVICE bool are_several(bool is_so) {
@@ -4651,20 +4585,39 @@ FLASHGEN_DEVICE bool are_several(bool is_so) {
   return (places & (places - 1)) != 0;
 }
 
-template <class Softmax>
-FLASHGEN_DEVICE bool CapRows::may_change(const Softmax& softmax, const Cap& cap, float highest,
-                                         float largest) const {
-  const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
-  return largest >= CapPolynomial::of(cap).limit || softmax.might_grow(most);
-}
+// Of rows under a low cap, of which all logits may be shares.
+struct FineCapRows {
+  // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
+  // are, and all logits are shares of the cap, and no row can grow further above its anchor than exponentials
+  // can reach, so that there is nothing to look for.
+  enum Stage : i32 { kBelow, kHadSome, kTakesShares };
+  Stage stage;
+  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
+  // reason to look at products before exponentials are taken of them.
+  bool is_calm;
 
-template <class Shares, class Softmax>
-FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
-                                     float largest, bool is_cut) {
+  FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
+  // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
+  // has none higher or larger.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool may_change(const Softmax& softmax, const Cap& cap, float highest,
+                                  float largest) const {
+    const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
+    return largest >= CapPolynomial::of(cap).limit || softmax.might_grow(most);
+  }
+  // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
+  // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet:
+  // perhaps they do from now on.
+  template <class Softmax>
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+};
+
+template <class Softmax>
+FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
+                                         float largest) {
   const auto capped = CappedProducts::of(cap);
   const float top = capped.share.highest, limit = capped.polynomial.limit;
-  const float of_lane[2] = {capped.logit(highest[0]), capped.logit(highest[1])};
-  const float found[2] = {row_maximum(of_lane[0]), row_maximum(of_lane[1])};
+  const float found[2] = {row_maximum(capped.logit(highest[0])), row_maximum(capped.logit(highest[1]))};
   const bool begins_rows = warp_any(softmax.has_no_anchor());
   // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
   // rows have other keys.
@@ -4673,24 +4626,14 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
   // limit.
   const bool are_near = begins_rows && are_several(largest >= 0.8f * limit);
   const bool are_some = warp_any(largest >= limit);
-  bool are_large = true, are_larger = true, is_safe = true;
   float ahead[2];
+  bool is_safe = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    if constexpr (Shares::are_bounded) {
-      // The row's sum is that of what it has, and of the highest of each lane, at least.
-      const float from = maximum(found[row], softmax.rows.anchor[row]);
-      const float so_far = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - from);
-      const float least = from + log2_approx(row_total(so_far + exp2_approx(of_lane[row] - from)));
-      are_large = are_large && !(least < capped.share.least_sum());
-      are_larger = are_larger && least >= capped.share.least_large_sum();
-    }
     ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
-  const bool settles = !warp_any(!is_safe);
-  const bool begins = Softmax::foresees && (are_near || (are_some && are_many)) && !warp_any(!are_large) &&
-                      (settles || Shares::are_bounded);
+  const bool begins = Softmax::foresees && (are_near || (are_some && are_many)) && !warp_any(!is_safe);
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
@@ -4698,35 +4641,60 @@ FLASHGEN_DEVICE bool CapRows::follow(Softmax& softmax, const Cap& cap, const flo
     const float grown = Softmax::anchor_ahead(found[row], kBelowCap * top, true);
     softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
-  const Stage begun = settles ? kSettled : is_cut ? kBeganShares : kTakesShares;
-  has_large_sums = begins && !warp_any(!are_larger);
-  stage = begins ? begun : are_some ? kHadSome : stage;
+  stage = begins ? kTakesShares : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
     is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
 }
 
+// Of rows under any other cap, whose highest products are looked at in every tile: whether sums of all of a
+// warp's are so large that their logits may be shares, and so in the fewest instructions.
+struct CapRows {
+  bool are_large, are_larger;
+
+  // Sees to it that anchors are near enough to maxima, which are these; whether the output so far is to be
+  // multiplied by the softmax's factors.
+  template <class Softmax>
+  FLASHGEN_DEVICE static bool follow(Softmax& softmax, const float (&found)[2], float top) {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      // No further ahead than a row might get while its products are below the polynomial's end.
+      const float end = kBelowCap * top;
+      const float ahead = found[row] < end ? Softmax::anchor_ahead(found[row], end, true)
+                                           : softmax.anchor_ahead_in(row, found[row], top);
+      softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : softmax.rows.anchor[row]);
+    }
+    return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+  }
+  // Looks at sums with a tile that has these highest products of a lane, for which there are anchors.
+  template <class Softmax>
+  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const CappedProducts& capped,
+                                const float (&highest)[2]);
+};
+
 template <class Softmax>
-FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const Cap& cap) {
-  if (stage < kTakesShares || has_large_sums) return;
-  const float least = CapShare::of(cap).least_large_sum();
-  bool are_large = true;
+FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const CappedProducts& capped,
+                                       const float (&highest)[2]) {
+  if (are_larger) return;
+  // Mostly some logit is enough.
+  const float least = capped.share.least_large_sum();
+  if constexpr (!Softmax::foresees) {
+    if (!warp_any(softmax.rows.anchor[0] < least || softmax.rows.anchor[1] < least)) {
+      are_large = are_larger = true;
+      return;
+    }
+  }
+  bool is_large = true, is_larger = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    const float of_row = row_total(softmax.rows.sum[row]);
-    are_large = are_large && softmax.rows.anchor[row] + log2_approx(of_row) >= least;
+    // The row's sum is that of what it has, and of the highest of each lane, at least.
+    const float anchor = softmax.shift(row), of_lane = exp2_approx(capped.logit(highest[row]) - anchor);
+    const float above = log2_approx(row_total(softmax.rows.sum[row] + of_lane)), sum = anchor + above;
+    is_large = is_large && capped.share.are_exact_for(sum);
+    is_larger = is_larger && capped.share.are_nearly_exact_for(sum, Softmax::foresees ? 0.0f : above);
   }
-  has_large_sums = !warp_any(!are_large);
-}
-
-template <i32 count, class Softmax>
-FLASHGEN_DEVICE bool CapRows::lower(Softmax& softmax, const Cap& cap, float (&exponents)[count]) {
-  const float top = CapShare::of(cap).highest;
-  const bool moves = softmax.lower(exponents, top, stage == kBeganShares);
-  const float* const anchor = softmax.rows.anchor;
-  const bool is_safe = Softmax::is_near(top, anchor[0]) && Softmax::is_near(top, anchor[1]);
-  stage = warp_any(!is_safe) ? kTakesShares : kSettled;
-  return moves;
+  are_large = !warp_any(!is_large);
+  are_larger = !warp_any(!is_larger);
 }
 
 }  // namespace flashgen
@@ -5278,25 +5246,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 21
+#line 22
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Cap cap;
-  CapRows cap_rows;
-#line 29
+  FineCapRows cap_rows;
+#line 30
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 34
+#line 35
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
     cap_rows = {};
   };
-#line 60
+#line 61
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 64
+#line 65
     return !step.facts.is_full(consumer);
   };
-#line 72
+#line 73
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -5318,14 +5286,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 94
+#line 95
   // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
   // it is not known yet.
   const auto is_inspected = [&](const Step& step) {
-#line 98
+#line 99
     return step.rows.exists < kPlainTile && !step.facts.is_full(kConfig.consumers);
   };
-#line 103
+#line 104
   // Takes bad values out of this thread's share of V_j, which is there.
   const auto look_through = [&]() {
     const Thread thread = self.again();
@@ -5335,25 +5303,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     fence_proxy_async_shared();
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 134
+#line 135
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 140
+#line 141
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 147
+#line 148
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 150
+#line 151
     wgmma_pin(scores);
-#line 152
+#line 153
     release_keys(step);
-#line 2 "kernels/forward_sm90/capped.j2"
+#line 2 "kernels/forward_sm90/capped_fine.j2"
     const auto polynomial = CapPolynomial::of(cap);
     const bool is_cut = has_mask(step);
     bool rescales = false;
-#line 24
+#line 20
     const bool takes_shares = cap_rows.takes_shares();
     bool are_beyond = true;
     if (is_cut || cap.falls() || !takes_shares) {
@@ -5376,7 +5344,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
             if (!warp_any(is_beyond)) is_beyond = are_allowed_beyond(scores, polynomial);
           }
           if (warp_any(cap_rows.may_change(softmax, cap, upper, allowed)))
-            rescales = cap_rows.follow<SharesOfFineCap>(softmax, cap, highest, allowed, is_cut);
+            rescales = cap_rows.follow(softmax, cap, highest, allowed);
         }
         are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
       }
@@ -5385,23 +5353,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(scores);
     if (are_beyond) {
       const float shift[2] = {softmax.shift(0), softmax.shift(1)};
-      const auto share = CapShare::of(cap);
-#line 57
-      SharesOfFineCap{share}.replace(scores, shift);
+      SharesOfFineCap{CapShare::of(cap)}.replace(scores, shift);
       if (is_cut) apply_mask(step, -kInfinity);
-#line 80
       Exponents exponents;
       softmax.exponentiate(scores, probabilities, exponents);
       if (warp_any(softmax.has_outgrown(cap_rows.takes_shares()))) {
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 92
+#line 62
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 202 "kernels/forward_sm90/consumer.j2"
+#line 207 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };

@@ -2354,10 +2354,6 @@ struct AnchoredSoftmax {
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
-  // Whether a row with a logit of so many powers of two might have an infinite exponential, or has no anchor.
-  FLASHGEN_DEVICE bool might_outgrow(float logit) const {
-    return !(logit <= -maximum(-rows.anchor[0], -rows.anchor[1]) + kFinite);
-  }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
@@ -2367,6 +2363,7 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
+    if constexpr (regrowth == Regrowth::never) return found;
     const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
     const float room = highest - (kReach<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
@@ -2447,27 +2444,6 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
-  }
-
-  // Before exponentials are taken: moves anchors to which exponents are so high that those would be infinite,
-  // and of rows that had none, or all anchors ahead, and lowers the exponents. Whether some do move, and the
-  // output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool lower(Strip<columns>& exponents, float top, bool all) {
-    float less[2];
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float before = shift(h), found = highest(exponents, h, 1);
-      const bool outgrows = found > (rows.anchor[h] == kNowhere ? -kInfinity : kFinite);
-      const float ahead = anchor_ahead_in(h, found + before, top);
-      move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
-      less[h] = shift(h) - before;
-    }
-    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
-    if (moves) {
-#pragma unroll
-      for (i32 i = 0; i < columns / 2; ++i) exponents[i] -= less[i / 2 % 2];
-    }
-    return moves;
   }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.
@@ -3933,33 +3909,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 24
+#line 25
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
   // and hold up the next consumer's.
   bool is_due = true;
-#line 29
+#line 30
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 32
+#line 33
     is_due = true;
   };
-#line 45
+#line 46
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 54
+#line 55
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 60
+#line 61
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 69
+#line 70
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 72
+#line 73
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3981,31 +3957,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 134
+#line 135
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 140
+#line 141
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 143
+#line 144
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 147
+#line 148
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 150
+#line 151
     wgmma_pin(scores);
-#line 152
+#line 153
     release_keys(step);
-#line 158
+#line 163
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 164
+#line 169
 #pragma unroll 1
     for (;;) {
-#line 169
+#line 174
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4015,7 +3991,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 202
+#line 207
     softmax.add(shared.q.address);
     return rescales;
   };

@@ -55,6 +55,11 @@ def has_modest_cap(spec: AttentionSpec) -> bool:
     return _FINE_CAP < _known_cap(spec) <= _MODEST_CAP
 
 
+def has_known_cap(spec: AttentionSpec) -> bool:
+    """Whether the cap does not come with a call."""
+    return _known_cap(spec) < math.inf
+
+
 def _known_cap(spec: AttentionSpec) -> float:
     """The cap; infinity where it comes with a call."""
     from flashgen.expr import Const, Scalar, cap_of, evaluate, postorder

@@ -43,9 +43,8 @@ class Computed(NamedTuple):
     share: Array
     of_fine_cap: Array
     of_large_sum: Array
-    #: What no share of its lane is above, as either kind has it, and the sums that allow for these.
-    bound: Array
-    bound_of_large: Array
+    #: Its share where others of its warp are forbidden; and the sums that allow for either kind.
+    beside_forbidden: Array
     least: Array
     least_large: Array
 
@@ -64,17 +63,19 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
   const CappedProducts any = CappedProducts::of(cap);
   const SharesOfCap shares = {{any.share}};
   const SharesOfFineCap fine = {{any.share}};
-  const SharesOfLargeSums<true> large = {{any.share}};
+  const SharesOfLargeSums large = {{any.share}};
   const ProductsBelowCap below = {{polynomial}};
   for (i32 from = {GIVEN} * thread_idx(); from < p.count; from += {GIVEN} * 32) {{
     float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], as_shares[{GIVEN}], as_fine[{GIVEN}];
-    float as_large[{GIVEN}], forbidden[{GIVEN}];
+    float as_large[{GIVEN}], forbidden[{GIVEN}], allowed[4 * {GIVEN}];
     for (i32 i = 0; i < {GIVEN}; ++i) s[i] = p.x[from + i];
     prepare_products(s, cap);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       logits[i] = capped[i] = as_shares[i] = as_fine[i] = as_large[i] = s[i];
       // Every second row is forbidden, and others are not.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
+      allowed[i] = allowed[i + {GIVEN}] = allowed[i + 2 * {GIVEN}] = kForbidden;
+      allowed[i + 3 * {GIVEN}] = s[i];
     }}
     const bool all_below = !polynomial.is_beyond(largest_of(s));
     ProductsSupposedBelowCap supposed = {{polynomial}};
@@ -82,9 +83,10 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     any.replace(logits, kNone);
     any.replace(capped, kShifts);
     any.replace(forbidden, kShifts);
-    const float bound = any.share.bound(shares.replace(as_shares, kNone));
+    shares.replace(as_shares, kNone);
+    shares.replace_allowed(allowed, kNone);
     fine.replace(as_fine, kNone);
-    const float bound_of_large = large.bound(large.replace(as_large, kNone));
+    large.replace(as_large, kNone);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       const i32 row = i / 2 % 2;
       const float shift = kShifts[row];
@@ -102,8 +104,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       {OUT["share"]} = as_shares[i];
       {OUT["of_fine_cap"]} = as_fine[i];
       {OUT["of_large_sum"]} = as_large[i];
-      {OUT["bound"]} = bound;
-      {OUT["bound_of_large"]} = bound_of_large;
+      {OUT["beside_forbidden"]} = allowed[i + 3 * {GIVEN}];
       {OUT["least"]} = any.share.least_sum();
       {OUT["least_large"]} = any.share.least_large_sum();
     }}
@@ -231,22 +232,9 @@ def test_a_share_in_the_fewest_instructions_is_as_exact_as_rows_with_large_sums_
 
 
 @pytest.mark.parametrize("name", CAPS)
-def test_no_share_of_a_lane_is_above_its_bound(name: str) -> None:
+def test_a_share_is_the_same_number_beside_columns_that_are_forbidden(name: str) -> None:
     found = computed(name)
-    highest = exact(name, found.x).reshape(-1, GIVEN).max(1)
-    top = abs(CAPS[name][0]) / np.log(2)
-    for bounds in (found.bound, found.bound_of_large) if name in WITH_LARGE_SUMS else (found.bound,):
-        of_lanes = bounds.reshape(-1, GIVEN)[:, 0]
-        assert np.all((of_lanes >= highest - 1e-5 * top) & (of_lanes <= 1.00001 * top))
-
-
-def test_the_bound_of_shares_tells_rows_far_below_zero_from_others() -> None:
-    name = "cap 100"
-    for argument, least, most in ((-2.0, -0.97, -0.8), (-0.3, -0.3, 0.75), (0.3, 0.29, 0.97)):
-        found = computed(name, np.full(WARP, argument / CAPS[name][1], np.float32))
-        for bound in (found.bound, found.bound_of_large):
-            share = bound * np.log(2) / CAPS[name][0]
-            assert np.all((share >= least) & (share <= most)), share[0]
+    assert found.beside_forbidden.tobytes() == found.share.tobytes()
 
 
 @pytest.mark.parametrize("name", CAPS)

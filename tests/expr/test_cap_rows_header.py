@@ -1,4 +1,4 @@
-"""What a warp finds out of its rows under a softcap, ``flashgen/cap_rows.cuh``: when they take shares of the cap."""
+"""What a warp finds out of its rows under a high softcap, ``flashgen/cap_rows.cuh``: when logits may be shares."""
 
 from __future__ import annotations
 
@@ -19,46 +19,52 @@ SLOPE = 0.0625
 FORBIDDEN = -float(np.finfo(np.float32).max)
 #: The logarithm of the sum of what a row had before, of nothing.
 NOTHING = -math.inf
-STAGES = ["below", "had some", "began shares", "takes shares", "settled"]
 SOURCE = """
 #include "flashgen/anchored_softmax.cuh"
 #include "flashgen/cap_rows.cuh"
 using namespace flashgen;
-struct Params { const float* highest; const float* before; i32* stage; float amplitude, slope; };
+struct Params { const float* highest; const float* before; i32* found; float* anchors; float amplitude, slope, sum; };
 FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
-  const Cap cap = Cap::of(p.amplitude, p.slope);
+  const auto capped = CappedProducts::of(Cap::of(p.amplitude, p.slope));
   const i32 lane = thread_idx();
   const float highest[2] = {p.highest[2 * lane], p.highest[2 * lane + 1]};
-  AnchoredSoftmax<bfloat16_t, 64, Regrowth::foreseen, true> softmax;
+  AnchoredSoftmax<bfloat16_t, 64, Regrowth::REGROWTH, true> softmax;
   softmax.reset();
-  softmax.factor[0] = softmax.factor[1] = 1.0f;
+  float found[2];
   for (i32 row = 0; row < 2; ++row) {
+    found[row] = capped.logit(row_maximum(highest[row]));
     const float before = p.before[2 * lane + row];
     if (before == -kInfinity) continue;
     softmax.rows.anchor[row] = before * kLog2E;
-    softmax.rows.sum[row] = 0.25f;
+    softmax.rows.sum[row] = p.sum;
   }
   CapRows cap_rows = {};
-  cap_rows.follow<SharesOfCap>(softmax, cap, highest, maximum(highest[0], highest[1]), false);
-  p.stage[lane] = cap_rows.stage;
+  const bool rescales = CapRows::follow(softmax, found, capped.share.highest);
+  cap_rows.see_sums(softmax, capped, highest);
+  p.found[lane] = (rescales ? 4 : 0) + (cap_rows.are_larger ? 2 : 0) + (cap_rows.are_large ? 1 : 0);
+  for (i32 row = 0; row < 2; ++row) p.anchors[2 * lane + row] = softmax.rows.anchor[row];
 }
 """
 
 
-def stage_of(cap: float, highest: Array, before: Array | None = None) -> str:
-    """What a warp takes for its first tile with products beyond, by the highest logits of each lane's two rows, and by
-    those that rows had before, if any."""
-    products = np.where(np.isneginf(highest), FORBIDDEN, np.arctanh(np.maximum(highest / cap, -0.999)) / SLOPE)
+def rows(
+    cap: float, highest: Array, before: Array | None = None, of_sum: float = 0.25, anchored: bool = False
+) -> tuple[bool, bool, Array]:
+    """Whether logits may be shares, and in the fewest instructions, with a tile that has these highest logits for each
+    lane's two rows; and anchors. Sums that lanes had before are relative to `before`."""
+    products = np.where(np.isneginf(highest), FORBIDDEN, np.arctanh(np.clip(highest / cap, -0.999, 0.999)) / SLOPE)
     before = np.full((LANES, ROWS), NOTHING) if before is None else before
     given = products.astype(np.float32), before.astype(np.float32)
-    stage = np.zeros(LANES, np.int32)
+    found, anchors = np.zeros(LANES, np.int32), np.zeros((LANES, ROWS), np.float32)
     buffers = [Buffer(name, x.ctypes.data, x.nbytes) for name, x in zip(("highest", "before"), given, strict=True)]
-    buffers.append(Buffer("stage", stage.ctypes.data, stage.nbytes, True))
-    params = struct.pack("QQQff", *(x.ctypes.data for x in (*given, stage)), cap, SLOPE)
-    EmulatedKernel("rows", SOURCE).launch(1, params, buffers, threads=32)
-    assert (stage == stage[0]).all()
-    return STAGES[stage[0]]
+    buffers += [Buffer(name, x.ctypes.data, x.nbytes, True) for name, x in (("found", found), ("anchors", anchors))]
+    params = struct.pack("QQQQfff4x", *(x.ctypes.data for x in (*given, found, anchors)), cap, SLOPE, of_sum)
+    source = SOURCE.replace("REGROWTH", "foreseen" if anchored else "never")
+    EmulatedKernel("rows", source).launch(1, params, buffers, threads=32)
+    assert (found == found[0]).all()
+    assert np.array_equal(anchors.reshape(8, 4, ROWS), anchors.reshape(8, 4, ROWS)[:, :1].repeat(4, axis=1))
+    return bool(found[0] & 1), bool(found[0] & 2), anchors
 
 
 def logits(of_rows: float) -> Array:
@@ -68,40 +74,89 @@ def logits(of_rows: float) -> Array:
     return made
 
 
-def takes_shares(stage: str) -> bool:
-    return STAGES.index(stage) >= STAGES.index("began shares")
+def may_be_shares(highest: Array, *more: Any, cap: float = 200.0, **others: Any) -> bool:
+    return rows(cap, highest, *more, **others)[0]
 
 
-def test_a_row_has_the_keys_of_its_four_lanes() -> None:
+def may_be_short(highest: Array, *more: Any, cap: float = 200.0, **others: Any) -> bool:
+    return rows(cap, highest, *more, **others)[1]
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_a_row_has_the_keys_of_its_four_lanes(anchored: bool) -> None:
     """Under a cap of 200 its logarithm has to be 2."""
-    assert takes_shares(stage_of(200.0, logits(2.1)))
+    assert may_be_shares(logits(2.1), anchored=anchored)
     # 1.8 and the logarithm of 4, of 2 and of 1.
-    assert takes_shares(stage_of(200.0, logits(1.8)))
+    assert may_be_shares(logits(1.8), anchored=anchored)
     two, one = logits(1.8), logits(1.8)
     two[np.arange(LANES) % 4 > 1, 1] = one[np.arange(LANES) % 4 > 0, 1] = -np.inf
-    assert takes_shares(stage_of(200.0, two))
-    assert stage_of(200.0, one) == "had some"
-    assert stage_of(200.0, logits(0.5)) == "had some"
+    assert may_be_shares(two, anchored=anchored)
+    assert not may_be_shares(one, anchored=anchored)
+    assert not may_be_shares(logits(0.5), anchored=anchored)
+
+
+def test_a_row_so_far_below_zero_that_it_stays_there_is_as_far_from_it() -> None:
+    assert may_be_shares(logits(-22.0))
+    assert not may_be_shares(logits(-17.0))
 
 
 def test_one_row_that_is_small_holds_up_its_warp() -> None:
     small = logits(30.0)
     small[8:12, 1] = 0.5
-    assert stage_of(200.0, small) == "had some"
+    assert not may_be_shares(small)
     # Of low caps shares are exact for any.
-    assert takes_shares(stage_of(100.0, np.where(small == 120, 60.0, small)))
+    assert may_be_shares(np.where(small == 120, 60.0, small), cap=100.0)
+    # A row without a key yet does not.
+    small[8:12, 1] = -np.inf
+    assert may_be_shares(small)
 
 
+@pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("had", [0.5, 4.0])
-def test_what_a_row_had_before_counts(had: float) -> None:
+def test_what_a_row_had_before_counts(had: float, anchored: bool) -> None:
     """Four lanes with a sum of a quarter each, and a further key that is far below."""
-    highest = logits(-50.0)
-    assert takes_shares(stage_of(200.0, highest, np.full((LANES, ROWS), had))) == (had > 2)
+    highest, before = logits(-50.0), np.full((LANES, ROWS), had)
+    assert may_be_shares(highest, before, anchored=anchored) == (had > 2)
 
 
-def test_a_row_that_has_grown_far_is_no_larger_than_it_is() -> None:
-    """Beyond a cap of 1,000 its logarithm has to be .265 of the cap: 1,696 of 6,400."""
-    highest = np.full((LANES, ROWS), 1690.0)
+def test_fewest_instructions_want_a_logarithm_of_seven() -> None:
+    assert may_be_short(logits(7.1))
+    assert not may_be_short(logits(5.0))
+
+
+def test_a_quarter_less_is_wanted_of_rows_of_many_keys_as_what_they_are_off_by_is_evened_out() -> None:
+    """A maximum of 2.7, and sums of so many of its size: 5.5 and 4."""
+    highest, before = logits(-50.0), np.full((LANES, ROWS), 2.7)
+    assert may_be_short(highest, before, 16 / 4)
+    assert not may_be_short(highest, before, 3.7 / 4)
+    # How many there are is known where the anchor is the maximum.
+    assert not may_be_short(highest, before, 16 / 4, anchored=True)
+    # No more than that: 4.8.
+    assert not may_be_short(highest, np.full((LANES, ROWS), -0.75), 256 / 4)
+
+
+def test_beyond_a_cap_of_1000_it_is_what_the_polynomial_does_not_reach() -> None:
+    """1,696 of 6,400."""
+    highest, before = np.full((LANES, ROWS), 1690.0), np.full((LANES, ROWS), 1500.0)
     highest[0, 0] = 1710.0
-    assert stage_of(6400.0, highest, np.full((LANES, ROWS), 1500.0)) == "had some"
-    assert takes_shares(stage_of(6400.0, highest + 10.0, np.full((LANES, ROWS), 1500.0)))
+    assert not may_be_shares(highest, before, cap=6400.0)
+    assert may_be_shares(highest + 10.0, before, cap=6400.0)
+    assert not may_be_short(highest + 4000.0, before, cap=6400.0)
+
+
+def test_anchors_are_maxima_or_ahead_of_them_by_what_rows_may_grow() -> None:
+    """Up to where no logit is more than 59 powers of two above."""
+    highest, top = logits(3.0), 200.0 / math.log(2)
+    highest[4:8, 0] = -np.inf
+    of_row = rows(200.0, highest)[2][::4]
+    np.testing.assert_allclose(of_row[2:, 0], 3.0 / math.log(2), rtol=1e-5)
+    np.testing.assert_allclose(of_row[0], [120.0 / math.log(2), 3.0 / math.log(2)], rtol=1e-5)
+    assert of_row[1, 0] < -1e38
+    ahead = rows(200.0, highest, anchored=True)[2][::4]
+    assert ahead[1, 0] < -1e38
+    assert ahead[0, 0] == pytest.approx(top - 58.5, abs=0.51)
+    # Nearer to zero they are no further ahead than rows below the polynomial's end grow.
+    assert ahead[0, 1] == pytest.approx(0.265 * top - 58.5, abs=0.51)
+    # Nor do they move for less.
+    before = np.full((LANES, ROWS), 90.0)
+    np.testing.assert_allclose(rows(200.0, highest, before, anchored=True)[2][4:], 90.0 / math.log(2), rtol=1e-6)

@@ -25,6 +25,8 @@ WAYS = {
     "scores replaced": (256, fg.Schedule()),
     "running maximum": (64, fg.Schedule(softmax="running-max")),
     "running maximum, wide": (128, fg.Schedule(softmax="running-max")),
+    # As default, but under high caps.
+    "anchored": (64, fg.Schedule(softmax="anchored")),
 }
 HOSTILE = (
     "4 times",
@@ -173,7 +175,7 @@ SLANTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("way", "name"), list(zip(WAYS, [*SLANTED, "products"], strict=True)))
+@pytest.mark.parametrize(("way", "name"), list(zip(WAYS, [*SLANTED, "products", "logits"], strict=True)))
 def test_scores_may_go_with_the_position(name: str, way: str) -> None:
     dim, schedule = WAYS[way]
     spec = forward_spec(dim, dtype="fp16", **SLANTED[name])

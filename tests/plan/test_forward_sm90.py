@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -139,7 +139,7 @@ def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
 HEAD_CAPS = np.array([30.0, 5.0], np.float32)
 
 
-FINE, MODEST, ANY = {"fine_cap"}, {"modest_cap"}, {"bounds_shares"}
+FINE, MODEST, HIGH, ANY = {"fine_cap", "known_cap"}, {"modest_cap", "known_cap"}, {"known_cap"}, set[str]()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ FINE, MODEST, ANY = {"fine_cap"}, {"modest_cap"}, {"bounds_shares"}
         (fg.softcap(50.0), FINE),
         (fg.softcap(50.5), MODEST),
         (fg.softcap(100.0), MODEST),
-        (fg.softcap(100.5), ANY),
+        (fg.softcap(100.5), HIGH),
         (fg.Score.of(lambda s, b, h, q, k: -5.0 * fg.tanh(s) / 0.1), FINE),
         (fg.Score.of(lambda s, b, h, q, k: -5.0 * fg.tanh(s) / 0.09), MODEST),
         # What comes with a call is not known.
@@ -160,12 +160,25 @@ FINE, MODEST, ANY = {"fine_cap"}, {"modest_cap"}, {"bounds_shares"}
 def test_a_cap_that_is_known_to_be_low_has_fewer_ways_and_wider_tiles(score: fg.Score, kind: set[str]) -> None:
     kernel = forward(64, score=score)
     assert "capped" in kernel.switches
-    assert kernel.switches & (FINE | MODEST | ANY) == kind
-    assert ("modestcap" in kernel.name, "anycap" in kernel.name) == (kind == MODEST, kind == ANY)
+    assert kernel.switches & (FINE | MODEST) == kind
+    assert ("modestcap" in kernel.name, "anycap" in kernel.name) == (kind == MODEST, kind in (HIGH, ANY))
     assert forward(192, score=score).constant("tile_kv") == (112 if kind == FINE else 96)
-    # Numbers of fp16 reach less far, so that rows are not settled as early.
-    in_fp16 = forward(64, score=score, dtype="fp16").switches & (FINE | MODEST | ANY)
-    assert in_fp16 == (MODEST | ANY if kind == MODEST else kind)
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_rows_under_a_high_cap_follow_their_maxima_unless_anchors_are_asked_for(dims: tuple[int, int]) -> None:
+    def kernel(cap: float, softmax: Literal["anchored", "running-max"] | None = None) -> KernelPlan:
+        schedule = fg.Schedule(softmax=softmax)
+        return forward(dims[0], head_dim_v=dims[1], score=fg.softcap(cap), schedule=schedule)
+
+    low, high, anchored, running = kernel(50.0), kernel(51.0), kernel(51.0, "anchored"), kernel(51.0, "running-max")
+    assert [k.constant("running_maximum") for k in (low, high, anchored, running)] == [False, True, False, True]
+    assert high.switches == running.switches == anchored.switches - {"foresees"}
+    assert [any("maximum so far" in reason for reason in k.reasons) for k in (low, high, anchored)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 # ---- what is asked for

@@ -160,10 +160,6 @@ struct AnchoredSoftmax {
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
-  // Whether a row with a logit of so many powers of two might have an infinite exponential, or has no anchor.
-  FLASHGEN_DEVICE bool might_outgrow(float logit) const {
-    return !(logit <= -maximum(-rows.anchor[0], -rows.anchor[1]) + kFinite);
-  }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
     factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
@@ -173,6 +169,7 @@ struct AnchoredSoftmax {
   // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
   // probability of 1 is not rounded.
   FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
+    if constexpr (regrowth == Regrowth::never) return found;
     const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
     const float room = highest - (kReach<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
@@ -253,27 +250,6 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 i = 0; i < columns / 2; ++i) exponentials[i] *= shrinks[i / 2 % 2];
-  }
-
-  // Before exponentials are taken: moves anchors to which exponents are so high that those would be infinite,
-  // and of rows that had none, or all anchors ahead, and lowers the exponents. Whether some do move, and the
-  // output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool lower(Strip<columns>& exponents, float top, bool all) {
-    float less[2];
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float before = shift(h), found = highest(exponents, h, 1);
-      const bool outgrows = found > (rows.anchor[h] == kNowhere ? -kInfinity : kFinite);
-      const float ahead = anchor_ahead_in(h, found + before, top);
-      move_anchor(h, all || outgrows ? ahead : rows.anchor[h]);
-      less[h] = shift(h) - before;
-    }
-    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
-    if (moves) {
-#pragma unroll
-      for (i32 i = 0; i < columns / 2; ++i) exponents[i] -= less[i / 2 % 2];
-    }
-    return moves;
   }
 
   // Adds the tile's exponentials to the rows'. `scratch` is any word of shared memory.

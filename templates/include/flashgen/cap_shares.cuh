@@ -27,19 +27,28 @@ struct CapShare {
     if (highest < 1.001f * kModestCap * kLog2E) return -kInfinity;
     return highest * (highest < 1.001f * kHighCap * kLog2E ? 0.01f : kBelowCap);
   }
+  // Whether a sum is as large, or so far below zero that it will be, whatever keys come.
+  FLASHGEN_DEVICE bool are_exact_for(float sum) const {
+    constexpr float kMoreKeys = 24.0f;
+    const float least = least_sum();
+    return sum >= least || sum <= -least - kMoreKeys;
+  }
   // The same for shares in the fewest instructions. Of caps close to zero parts might be infinite.
   FLASHGEN_DEVICE float least_large_sum() const {
     return highest >= 1.0f && highest < 1.001f * kHighCap * kLog2E ? 0.035f * highest : kInfinity;
+  }
+  // Whether a sum is, that is known to be so far above its row's largest exponential. What many logits are
+  // off by is evened out, by the root of how many there are, so that a quarter less will do from a dozen on.
+  // (Less still would not: one that comes later, and is as large as all of them, is not evened out.)
+  FLASHGEN_DEVICE bool are_nearly_exact_for(float sum, float above) const {
+    const float evened = 0.4f * exp2_approx(0.5f * above);
+    return sum * maximum(1.0f, evened < 1.35f ? evened : 1.35f) >= least_large_sum();
   }
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
   // difference is exact there.
   FLASHGEN_DEVICE float operator()(float s) const {
     const float power = power_of(s);
     return reciprocal_approx(power + 1.0f) * (power - 1.0f);
-  }
-  // What a logit of a row is at most, in powers of two, some of whose divisors e^2x + 1 have a product.
-  FLASHGEN_DEVICE float bound(float product) const {
-    return fused_multiply_add(-2.0f * highest, reciprocal_approx(product), highest);
   }
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
@@ -75,8 +84,6 @@ FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& e
 // Logits are shares of a low cap whatever their size, off by a little more near zero, which is nothing beside
 // any logarithm of a sum if the cap is 50 at most (the plan says so), ...
 struct SharesOfFineCap {
-  // Whether it is known how high they may be.
-  static constexpr bool are_bounded = false;
   CapShare share;
 
   template <i32 count>
@@ -100,25 +107,31 @@ struct SharesOfFineCap {
   }
 };
 
-// ... or of any cap, computed exactly; the result is for CapShare::bound(), ...
+// ... or of any cap, computed exactly, ...
 struct SharesOfCap {
-  static constexpr bool are_bounded = true;
   CapShare share;
 
   template <i32 count>
-  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
     share.take_powers(products);
-    float largest = 0.0f;
-    replace_by_fours(products, [&](float (&four)[4], i32 row) {
-      largest = maximum(largest, exponents(four, shift[row]));
-    });
-    return largest;
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+  // The same but for columns of which a warp has nothing that is allowed, some of them at a time.
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_allowed(float (&products)[count], const float (&shift)[2]) const {
+    constexpr i32 some = count % 16 == 0 ? 16 : 8;
+#pragma unroll
+    for (i32 from = 0; from < count; from += some) {
+      auto& part = reinterpret_cast<float (&)[some]>(products[from]);
+      float highest = kForbidden;
+#pragma unroll
+      for (i32 i = 0; i < some; ++i) highest = maximum(highest, part[i]);
+      if (warp_any(highest > kForbidden)) replace(part, shift);
+    }
   }
 
  private:
-  // The larger of two products of two divisors. That of all four, which costs less, would have every logit
-  // near seven eighths of the cap where all are near zero.
-  FLASHGEN_DEVICE float exponents(float (&powers)[4], float shift) const {
+  FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
     const float last[2] = {powers[1] + 1.0f, powers[3] + 1.0f};
     const float pairs[2] = {fused_multiply_add(powers[0], last[0], last[0]),
                             fused_multiply_add(powers[2], last[1], last[1])};
@@ -133,34 +146,21 @@ struct SharesOfCap {
       powers[2 * i] = fused_multiply_add(by_second, first - 1.0f, -shift);
       powers[2 * i + 1] = fused_multiply_add(by_first, second - 1.0f, -shift);
     }
-    return maximum(pairs[0], pairs[1]);
   }
 };
 
 // ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
-// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden; the
-// result is for bound(), ...
-template <bool are_bounded>
+// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden, ...
 struct SharesOfLargeSums {
   CapShare share;
 
   template <i32 count>
-  FLASHGEN_DEVICE float replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
 #pragma unroll
     for (i32 i = 0; i < count; ++i) products[i] = exp2_approx(products[i] * share.exponent);
     const float unit = kUnit * reciprocal_approx(share.highest);
     const float rest[2] = {share.highest - shift[0], share.highest - shift[1]};
-    float largest = 0.0f;
-    replace_by_fours(products, [&](float (&four)[4], i32 row) {
-      const float larger = exponents(four, rest[row], unit);
-      if (are_bounded) largest = maximum(largest, larger);
-    });
-    return largest;
-  }
-  // What a logit of a row is at most, in powers of two, some of whose parts have a product.
-  FLASHGEN_DEVICE float bound(float product) const {
-    return fused_multiply_add(-2.0f * kUnit * kUnit, reciprocal_approx(share.highest * product),
-                              share.highest);
+    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, rest[row], unit); });
   }
 
  private:
@@ -168,7 +168,7 @@ struct SharesOfLargeSums {
   // have a product, and twice the cap over them is found without a multiplication by it.
   static constexpr float kUnit = 0x1p-20f;
 
-  FLASHGEN_DEVICE float exponents(float (&parts)[4], float rest, float unit) const {
+  FLASHGEN_DEVICE void exponents(float (&parts)[4], float rest, float unit) const {
 #pragma unroll
     for (i32 i = 0; i < 4; ++i) parts[i] = fused_multiply_add_clipped(parts[i], unit, unit);
     const float pairs[2] = {parts[0] * parts[1], parts[2] * parts[3]};
@@ -179,7 +179,6 @@ struct SharesOfLargeSums {
       parts[2 * i] = fused_multiply_add(of_pair, parts[2 * i + 1], rest);
       parts[2 * i + 1] = fused_multiply_add(of_pair, first, rest);
     }
-    return maximum(pairs[0], pairs[1]);
   }
 };
 
