@@ -8,8 +8,8 @@ from flashgen.plan.forward_table_sm90 import Row
 from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
 from flashgen.plan.forward_traits_sm90 import (
     changes_scores,
+    has_any_cap,
     has_fine_cap,
-    has_known_cap,
     has_modest_cap,
     is_capped,
     is_in_products,
@@ -165,7 +165,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("in_groups", looks_up_pairs(spec) and (changes_scores(spec) or row.looks_up_in_groups)),
                 ("fine_cap", fine_cap),
                 ("modest_cap", modest_cap),
-                ("known_cap", capped and has_known_cap(spec)),
+                ("any_cap", capped and has_any_cap(spec)),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
                 ("lanes_again", retakes or (capped and not is_listed(spec))),

@@ -55,9 +55,9 @@ def has_modest_cap(spec: AttentionSpec) -> bool:
     return _FINE_CAP < _known_cap(spec) <= _MODEST_CAP
 
 
-def has_known_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap does not come with a call."""
-    return _known_cap(spec) < math.inf
+def has_any_cap(spec: AttentionSpec) -> bool:
+    """Whether the cap comes with a call."""
+    return math.isinf(_known_cap(spec))
 
 
 def _known_cap(spec: AttentionSpec) -> float:

@@ -248,6 +248,23 @@ def test_rows_may_go_from_one_end_of_their_cap_to_the_other(cap: float, way: str
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cap", [51.0, 70.0])
+def test_many_keys_beyond_the_lower_end_of_a_caps_polynomial_count_beside_a_highest_that_is_not(
+    cap: float, way: str
+) -> None:
+    dim, schedule = WAYS[way]
+    spec = forward_spec(dim, score=fg.softcap(cap))
+    q, k, v = (
+        np.zeros((1, LEN_Q, 2, dim)),
+        np.zeros((1, LEN_KV, 2, dim)),
+        hostile("1 times", dim, np.random.default_rng(2))[2],
+    )
+    q[..., 0], k[..., 0] = 8, -0.34 * cap * dim**0.5 / 8
+    k[:, ::128, :, 0] = -0.26 * cap * dim**0.5 / 8
+    check(spec, expected_of(spec, q, k, v), schedule=schedule)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cap", [100.0, 400.0])
 def test_rows_whose_sums_are_large_may_grow_further_than_an_exponential_reaches(cap: float, way: str) -> None:
     """When shares of the cap are taken in the fewest instructions, which is where no mask cuts a tile. Some rows go on
