@@ -2357,7 +2357,9 @@ struct AnchoredSoftmax {
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
-    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
+    const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
+    factor[row] = stays ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
@@ -4344,49 +4346,49 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
 #line 100
     looks = needs_look(next);
-#line 107
-    wgmma_wait<1>();
 #line 109
+    wgmma_wait<1>();
+#line 111
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 115
+#line 117
     u32 bad_groups = 0;
     if (warp_any(is_inspected(step))) bad_groups = shared.doubts().bad_groups(at.v_at.slot(), look_through());
-#line 118
+#line 120
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 123
+#line 125
     if (warp_any(bad_groups != 0)) {
       const Thread thread = self.again();
       const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
       const Mask mask = mask_of(p, step.rows);
       spread_bad_values(out, shared.v.slot(at.v_at.slot()), bad_groups, mask, row, key, thread);
     }
-#line 130
+#line 132
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
-#line 135
+#line 137
     } else if (warp_any(step.rows.exists == kFirstTile && bad_groups != 0)) {
       // The first tile is looked through as it is, and nothing may be known yet of the second one.
       shared.doubts().doubt(1, self.again());
     }
   };
 
-#line 146
+#line 148
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   while (next.exists()) {
-#line 167
+#line 169
     begin();
     Shape::Probabilities probabilities;
-#line 170
+#line 172
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     for (;;) {
@@ -4398,21 +4400,21 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       break;
     }
     finish(probabilities);
-#line 195
-    if (!next.exists()) {
 #line 197
+    if (!next.exists()) {
+#line 199
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 200
+#line 202
       shared.doubts().settle(thread);
       next = at.once_more(p, shared, thread);
       begin_rows(next);
     }
   }
-#line 206
+#line 208
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 209
+#line 211
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -2358,7 +2358,9 @@ struct AnchoredSoftmax {
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
-    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
+    const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
+    factor[row] = stays ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
@@ -4302,17 +4304,19 @@ FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)
   }
 }
 
-// Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
-// is forbidden.
+// Of logits that fall with their products, before these are looked at.
 template <i32 count>
-FLASHGEN_DEVICE void prepare_products(float (&products)[count], const Cap& cap) {
-  constexpr float kLeast = 0.5f * kForbidden;
-  const float sign = cap.falls() ? -1.0f : 1.0f;
+FLASHGEN_DEVICE void turn_round(float (&products)[count]) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) {
-    const float product = products[i] * sign;
-    products[i] = product < kLeast ? kLeast : product;
-  }
+  for (i32 i = 0; i < count; ++i) products[i] = -products[i];
+}
+
+// Before a mask is applied: none is what stands for a product that is forbidden.
+template <i32 count>
+FLASHGEN_DEVICE void raise_lowest(float (&products)[count]) {
+  constexpr float kLeast = 0.5f * kForbidden;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) products[i] = products[i] < kLeast ? kLeast : products[i];
 }
 
 // For the softmax: products that are below the limit, ...
@@ -4392,6 +4396,12 @@ struct CapShare {
     const float evened = 0.4f * exp2_approx(0.5f * above);
     return sum * maximum(1.0f, evened < 1.35f ? evened : 1.35f) >= least_large_sum();
   }
+  // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
+  // or it is so small that it is flushed to zero.
+  FLASHGEN_DEVICE bool lowest_counts(const float (&shift)[2]) const {
+    constexpr float kFlushed = 128.0f;
+    return !(shift[0] >= kFlushed - highest && shift[1] >= kFlushed - highest);
+  }
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
   // difference is exact there.
   FLASHGEN_DEVICE float operator()(float s) const {
@@ -4464,19 +4474,6 @@ struct SharesOfCap {
     share.take_powers(products);
     replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
   }
-  // The same but for columns of which a warp has nothing that is allowed, some of them at a time.
-  template <i32 count>
-  FLASHGEN_DEVICE void replace_allowed(float (&products)[count], const float (&shift)[2]) const {
-    constexpr i32 some = count % 16 == 0 ? 16 : 8;
-#pragma unroll
-    for (i32 from = 0; from < count; from += some) {
-      auto& part = reinterpret_cast<float (&)[some]>(products[from]);
-      float highest = kForbidden;
-#pragma unroll
-      for (i32 i = 0; i < some; ++i) highest = maximum(highest, part[i]);
-      if (warp_any(highest > kForbidden)) replace(part, shift);
-    }
-  }
 
  private:
   FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
@@ -4498,7 +4495,7 @@ struct SharesOfCap {
 };
 
 // ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
-// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden, ...
+// most near zero. A NaN may show in others of its row, ...
 struct SharesOfLargeSums {
   CapShare share;
 
@@ -4647,15 +4644,17 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
 }
 
-// Of rows under any other cap, whose highest products are looked at in every tile: whether sums of all of a
-// warp's are so large that their logits may be shares, and so in the fewest instructions.
+// Of rows under any other cap, whose highest products are looked at in every tile.
 struct CapRows {
+  // Whether sums of all of a warp's rows are so large that their logits may be shares, and in the fewest
+  // instructions. Sums do not fall.
   bool are_large, are_larger;
 
-  // Sees to it that anchors are near enough to maxima, which are these; whether the output so far is to be
-  // multiplied by the softmax's factors.
+  // Sees to it that anchors are near enough to maxima, which are these: the output so far is to be multiplied
+  // by the softmax's factors.
   template <class Softmax>
-  FLASHGEN_DEVICE static bool follow(Softmax& softmax, const float (&found)[2], float top) {
+  FLASHGEN_DEVICE static void follow(Softmax& softmax, const CapShare& share, float first, float second) {
+    const float found[2] = {first, second}, top = share.highest;
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
       // No further ahead than a row might get while its products are below the polynomial's end.
@@ -4664,37 +4663,61 @@ struct CapRows {
                                            : softmax.anchor_ahead_in(row, found[row], top);
       softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : softmax.rows.anchor[row]);
     }
-    return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
   }
-  // Looks at sums with a tile that has these highest products of a lane, for which there are anchors.
+  // Whether logits may be shares in a tile that has these highest products of a lane, and anchors for them.
   template <class Softmax>
-  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const CappedProducts& capped,
-                                const float (&highest)[2]);
+  FLASHGEN_DEVICE bool see_highest(const Softmax& softmax, const CappedProducts& capped,
+                                   const float (&highest)[2]);
+  // Between tiles, while the next one's products are on their way.
+  template <class Softmax>
+  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap) {
+    if (!are_large || are_larger) return;
+    const auto share = CapShare::of(cap);
+    const RowSum sums[2] = {sum_of(softmax, 0, 0.0f), sum_of(softmax, 1, 0.0f)};
+    are_larger = !warp_any(!sums[0].is_larger(share) || !sums[1].is_larger(share));
+  }
+
+ private:
+  // The logarithm of a row's sum, and how far it is above the largest exponential, as far as that is known.
+  struct RowSum {
+    float sum, above;
+
+    FLASHGEN_DEVICE bool is_larger(const CapShare& share) const {
+      return share.are_nearly_exact_for(sum, above);
+    }
+  };
+  // With so much more in each lane.
+  template <class Softmax>
+  FLASHGEN_DEVICE static RowSum sum_of(const Softmax& softmax, i32 row, float more) {
+    const float above = log2_approx(row_total(softmax.rows.sum[row] + more));
+    return {softmax.shift(row) + above, Softmax::foresees ? 0.0f : above};
+  }
 };
 
 template <class Softmax>
-FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const CappedProducts& capped,
-                                       const float (&highest)[2]) {
-  if (are_larger) return;
+FLASHGEN_DEVICE bool CapRows::see_highest(const Softmax& softmax, const CappedProducts& capped,
+                                          const float (&highest)[2]) {
+  if (are_large) return true;
   // Mostly some logit is enough.
-  const float least = capped.share.least_large_sum();
+  const CapShare& share = capped.share;
   if constexpr (!Softmax::foresees) {
-    if (!warp_any(softmax.rows.anchor[0] < least || softmax.rows.anchor[1] < least)) {
-      are_large = are_larger = true;
-      return;
-    }
+    const float least = share.least_large_sum();
+    if (!warp_any(softmax.rows.anchor[0] < least || softmax.rows.anchor[1] < least))
+      return are_large = are_larger = true;
   }
-  bool is_large = true, is_larger = true;
+  bool is_exact = true, is_large = true, is_larger = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     // The row's sum is that of what it has, and of the highest of each lane, at least.
-    const float anchor = softmax.shift(row), of_lane = exp2_approx(capped.logit(highest[row]) - anchor);
-    const float above = log2_approx(row_total(softmax.rows.sum[row] + of_lane)), sum = anchor + above;
-    is_large = is_large && capped.share.are_exact_for(sum);
-    is_larger = is_larger && capped.share.are_nearly_exact_for(sum, Softmax::foresees ? 0.0f : above);
+    const float of_lane = exp2_approx(capped.logit(highest[row]) - softmax.shift(row));
+    const RowSum with_tile = sum_of(softmax, row, of_lane);
+    is_exact = is_exact && share.are_exact_for(with_tile.sum);
+    is_large = is_large && with_tile.sum >= share.least_sum();
+    is_larger = is_larger && with_tile.is_larger(share);
   }
   are_large = !warp_any(!is_large);
   are_larger = !warp_any(!is_larger);
+  return are_large || !warp_any(!is_exact);
 }
 
 }  // namespace flashgen
@@ -5330,8 +5353,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       bool is_beyond = takes_shares || polynomial.is_beyond(largest);
       are_beyond = false;
       if (warp_any(is_cut || cap.falls() || is_beyond || softmax.might_grow(cap.steepness() * largest))) {
-        if (is_cut || cap.falls()) {
-          prepare_products(scores, cap);
+        if (cap.falls()) turn_round(scores);
+        if (is_cut) {
+          raise_lowest(scores);
           apply_mask(step, kForbidden);
         }
         if (!takes_shares && warp_any((is_cut && is_beyond) || cap_rows.may_change(softmax, cap, largest, largest))) {
@@ -5361,7 +5385,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 62
+#line 63
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
@@ -5485,30 +5509,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 107
-    wgmma_wait<1>();
 #line 109
+    wgmma_wait<1>();
+#line 111
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 115
+#line 117
     u32 bad_groups = 0;
     if (warp_any(is_inspected(step))) bad_groups = shared.doubts().bad_groups(at.v_at.slot(), look_through());
-#line 118
+#line 120
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 123
+#line 125
     if (warp_any(bad_groups != 0)) {
       const Thread thread = self.again();
       const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
       const Mask mask = mask_of(p, step.rows);
       spread_bad_values(out, shared.v.slot(at.v_at.slot()), bad_groups, mask, row, key, thread);
     }
-#line 130
+#line 132
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
@@ -5516,35 +5540,35 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 146
+#line 148
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   while (next.exists()) {
-#line 167
+#line 169
     begin();
     Shape::Probabilities probabilities;
-#line 183
+#line 185
     // Under a softcap that text is long, and stands once, for the first scores of a stream as for others.
     do {
       take_in(probabilities);
     } while (go_on(probabilities));
-#line 192
+#line 194
     finish(probabilities);
-#line 195
-    if (!next.exists()) {
 #line 197
+    if (!next.exists()) {
+#line 199
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 200
+#line 202
       shared.doubts().settle(thread);
       next = at.once_more(p, shared, thread);
       begin_rows(next);
     }
   }
-#line 206
+#line 208
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 209
+#line 211
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -2355,7 +2355,9 @@ struct AnchoredSoftmax {
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
-    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
+    const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
+    factor[row] = stays ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
@@ -4101,22 +4103,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
 #line 100
     looks = needs_look(next);
-#line 103
+#line 105
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 109
+#line 111
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 118
+#line 120
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 130
+#line 132
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
@@ -4124,16 +4126,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 147
+#line 149
   // The stream is one run of steps, but where some pass by.
   while (next.exists()) {
-#line 150
+#line 152
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
       at.k_at.advance();
       shared.v_ring.wait_full(at.v_at);
-#line 159
+#line 161
       take_turn();
       pass_turn();
       release_values();
@@ -4141,20 +4143,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 167
+#line 169
     begin();
     Shape::Probabilities probabilities;
-#line 188
+#line 190
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 192
+#line 194
     finish(probabilities);
   }
-#line 206
+#line 208
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 209
+#line 211
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -43,10 +43,13 @@ class Computed(NamedTuple):
     share: Array
     of_fine_cap: Array
     of_large_sum: Array
-    #: Its share where others of its warp are forbidden; and the sums that allow for either kind.
-    beside_forbidden: Array
+    #: The sums that allow for shares of either kind.
     least: Array
     least_large: Array
+    #: Exponentials of what is forbidden, as a share of either kind and relative to the product; and whether they count.
+    lowest: Array
+    lowest_of_large_sum: Array
+    lowest_counts: Array
 
 
 RESULTS = len(Computed._fields) - 1
@@ -67,15 +70,14 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
   const ProductsBelowCap below = {{polynomial}};
   for (i32 from = {GIVEN} * thread_idx(); from < p.count; from += {GIVEN} * 32) {{
     float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], as_shares[{GIVEN}], as_fine[{GIVEN}];
-    float as_large[{GIVEN}], forbidden[{GIVEN}], allowed[4 * {GIVEN}];
+    float as_large[{GIVEN}], forbidden[{GIVEN}];
     for (i32 i = 0; i < {GIVEN}; ++i) s[i] = p.x[from + i];
-    prepare_products(s, cap);
+    if (cap.falls()) turn_round(s);
+    raise_lowest(s);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       logits[i] = capped[i] = as_shares[i] = as_fine[i] = as_large[i] = s[i];
       // Every second row is forbidden, and others are not.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
-      allowed[i] = allowed[i + {GIVEN}] = allowed[i + 2 * {GIVEN}] = kForbidden;
-      allowed[i + 3 * {GIVEN}] = s[i];
     }}
     const bool all_below = !polynomial.is_beyond(largest_of(s));
     ProductsSupposedBelowCap supposed = {{polynomial}};
@@ -84,7 +86,6 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     any.replace(capped, kShifts);
     any.replace(forbidden, kShifts);
     shares.replace(as_shares, kNone);
-    shares.replace_allowed(allowed, kNone);
     fine.replace(as_fine, kNone);
     large.replace(as_large, kNone);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
@@ -104,9 +105,16 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       {OUT["share"]} = as_shares[i];
       {OUT["of_fine_cap"]} = as_fine[i];
       {OUT["of_large_sum"]} = as_large[i];
-      {OUT["beside_forbidden"]} = allowed[i + 3 * {GIVEN}];
       {OUT["least"]} = any.share.least_sum();
       {OUT["least_large"]} = any.share.least_large_sum();
+      const float relative_to[2] = {{s[i], s[i]}};
+      float lowest[2][{GIVEN}];
+      for (i32 j = 0; j < {GIVEN}; ++j) lowest[0][j] = lowest[1][j] = kForbidden;
+      shares.replace(lowest[0], relative_to);
+      large.replace(lowest[1], relative_to);
+      {OUT["lowest"]} = exp2_approx(lowest[0][0]);
+      {OUT["lowest_of_large_sum"]} = exp2_approx(lowest[1][0]);
+      {OUT["lowest_counts"]} = any.share.lowest_counts(relative_to) ? 1.0f : 0.0f;
     }}
   }}
 }}
@@ -232,12 +240,6 @@ def test_a_share_in_the_fewest_instructions_is_as_exact_as_rows_with_large_sums_
 
 
 @pytest.mark.parametrize("name", CAPS)
-def test_a_share_is_the_same_number_beside_columns_that_are_forbidden(name: str) -> None:
-    found = computed(name)
-    assert found.beside_forbidden.tobytes() == found.share.tobytes()
-
-
-@pytest.mark.parametrize("name", CAPS)
 def test_shares_are_taken_where_what_they_are_off_by_is_nothing_beside_the_logarithm_of_a_sum(name: str) -> None:
     cap = np.float64(abs(CAPS[name][0]))
     least = float(computed(name).least[0]) * np.log(2)
@@ -248,6 +250,22 @@ def test_shares_are_taken_where_what_they_are_off_by_is_nothing_beside_the_logar
         assert least == -np.inf
     # And where it may be what probabilities are rounded to, only what has a product beyond the polynomial.
     assert SHARE_ERROR * cap <= 1e-4 or least > 0.25 * cap
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_what_is_forbidden_counts_for_nothing_where_it_is_left_as_low_as_the_cap(name: str) -> None:
+    found = computed(name)
+    counts = found.lowest_counts == 1
+    assert not np.any(found.lowest[~counts])
+    if np.isfinite(found.least_large[0]):
+        assert not np.any(found.lowest_of_large_sum[~counts])
+    # And it is left where it is, if that is certain.
+    amplitude, slope = CAPS[name]
+    lowest = -abs(amplitude) / np.log(2)
+    shift = -found.x if amplitude * slope < 0 else found.x
+    relative, near = shift - lowest, 1.0 - 1e-6 * lowest
+    assert not np.any(counts[relative > 128 + near])
+    assert np.all(counts[relative < 128 - near])
 
 
 @pytest.mark.parametrize("name", CAPS)

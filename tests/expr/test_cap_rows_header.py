@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,48 +23,70 @@ SOURCE = """
 #include "flashgen/anchored_softmax.cuh"
 #include "flashgen/cap_rows.cuh"
 using namespace flashgen;
-struct Params { const float* highest; const float* before; i32* found; float* anchors; float amplitude, slope, sum; };
+struct Params {
+  const float* highest; const float* before; i32* found; float* anchors; float amplitude, slope, sum, later;
+};
 FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
-  const auto capped = CappedProducts::of(Cap::of(p.amplitude, p.slope));
+  const Cap cap = Cap::of(p.amplitude, p.slope);
+  const auto capped = CappedProducts::of(cap);
   const i32 lane = thread_idx();
   const float highest[2] = {p.highest[2 * lane], p.highest[2 * lane + 1]};
   AnchoredSoftmax<bfloat16_t, 64, Regrowth::REGROWTH, true> softmax;
   softmax.reset();
-  float found[2];
+  const float logits[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
   for (i32 row = 0; row < 2; ++row) {
-    found[row] = capped.logit(row_maximum(highest[row]));
     const float before = p.before[2 * lane + row];
     if (before == -kInfinity) continue;
     softmax.rows.anchor[row] = before * kLog2E;
     softmax.rows.sum[row] = p.sum;
   }
   CapRows cap_rows = {};
-  const bool rescales = CapRows::follow(softmax, found, capped.share.highest);
-  cap_rows.see_sums(softmax, capped, highest);
-  p.found[lane] = (rescales ? 4 : 0) + (cap_rows.are_larger ? 2 : 0) + (cap_rows.are_large ? 1 : 0);
+  CapRows::follow(softmax, capped.share, logits[0], logits[1]);
+  p.found[lane] = cap_rows.see_highest(softmax, capped, highest) ? 1 : 0;
+  p.found[lane] += (cap_rows.are_large ? 2 : 0) + (cap_rows.are_larger ? 4 : 0);
+  for (i32 row = 0; row < 2; ++row) softmax.rows.sum[row] = p.later;
+  cap_rows.see_sums(softmax, cap);
+  p.found[lane] += cap_rows.are_larger ? 8 : 0;
   for (i32 row = 0; row < 2; ++row) p.anchors[2 * lane + row] = softmax.rows.anchor[row];
 }
 """
 
 
+class Found(NamedTuple):
+    """What is known of rows with a tile."""
+
+    #: Whether its logits may be shares, those of all tiles after it, too, and in the fewest instructions.
+    may_be_shares: bool
+    are_large: bool
+    may_be_short: bool
+    #: The same of the next tile, when each lane has a sum of `later`.
+    later_short: bool
+    anchors: Array
+
+
 def rows(
-    cap: float, highest: Array, before: Array | None = None, of_sum: float = 0.25, anchored: bool = False
-) -> tuple[bool, bool, Array]:
-    """Whether logits may be shares, and in the fewest instructions, with a tile that has these highest logits for each
-    lane's two rows; and anchors. Sums that lanes had before are relative to `before`."""
+    highest: Array,
+    before: Array | None = None,
+    of_sum: float = 0.25,
+    cap: float = 200.0,
+    later: float = 0.25,
+    anchored: bool = False,
+) -> Found:
+    """With a tile that has these highest logits for each lane's two rows. Sums that lanes had before are relative to
+    `before`."""
     products = np.where(np.isneginf(highest), FORBIDDEN, np.arctanh(np.clip(highest / cap, -0.999, 0.999)) / SLOPE)
     before = np.full((LANES, ROWS), NOTHING) if before is None else before
     given = products.astype(np.float32), before.astype(np.float32)
     found, anchors = np.zeros(LANES, np.int32), np.zeros((LANES, ROWS), np.float32)
     buffers = [Buffer(name, x.ctypes.data, x.nbytes) for name, x in zip(("highest", "before"), given, strict=True)]
     buffers += [Buffer(name, x.ctypes.data, x.nbytes, True) for name, x in (("found", found), ("anchors", anchors))]
-    params = struct.pack("QQQQfff4x", *(x.ctypes.data for x in (*given, found, anchors)), cap, SLOPE, of_sum)
+    params = struct.pack("QQQQffff", *(x.ctypes.data for x in (*given, found, anchors)), cap, SLOPE, of_sum, later)
     source = SOURCE.replace("REGROWTH", "foreseen" if anchored else "never")
     EmulatedKernel("rows", source).launch(1, params, buffers, threads=32)
     assert (found == found[0]).all()
     assert np.array_equal(anchors.reshape(8, 4, ROWS), anchors.reshape(8, 4, ROWS)[:, :1].repeat(4, axis=1))
-    return bool(found[0] & 1), bool(found[0] & 2), anchors
+    return Found(*(bool(found[0] >> bit & 1) for bit in range(4)), anchors)
 
 
 def logits(of_rows: float) -> Array:
@@ -74,41 +96,33 @@ def logits(of_rows: float) -> Array:
     return made
 
 
-def may_be_shares(highest: Array, *more: Any, cap: float = 200.0, **others: Any) -> bool:
-    return rows(cap, highest, *more, **others)[0]
-
-
-def may_be_short(highest: Array, *more: Any, cap: float = 200.0, **others: Any) -> bool:
-    return rows(cap, highest, *more, **others)[1]
-
-
 @pytest.mark.parametrize("anchored", [False, True])
 def test_a_row_has_the_keys_of_its_four_lanes(anchored: bool) -> None:
     """Under a cap of 200 its logarithm has to be 2."""
-    assert may_be_shares(logits(2.1), anchored=anchored)
+    assert rows(logits(2.1), anchored=anchored).may_be_shares
     # 1.8 and the logarithm of 4, of 2 and of 1.
-    assert may_be_shares(logits(1.8), anchored=anchored)
+    assert rows(logits(1.8), anchored=anchored).may_be_shares
     two, one = logits(1.8), logits(1.8)
     two[np.arange(LANES) % 4 > 1, 1] = one[np.arange(LANES) % 4 > 0, 1] = -np.inf
-    assert may_be_shares(two, anchored=anchored)
-    assert not may_be_shares(one, anchored=anchored)
-    assert not may_be_shares(logits(0.5), anchored=anchored)
+    assert rows(two, anchored=anchored).may_be_shares
+    assert not rows(one, anchored=anchored).may_be_shares
+    assert not rows(logits(0.5), anchored=anchored).may_be_shares
 
 
 def test_a_row_so_far_below_zero_that_it_stays_there_is_as_far_from_it() -> None:
-    assert may_be_shares(logits(-22.0))
-    assert not may_be_shares(logits(-17.0))
+    assert rows(logits(-22.0)).may_be_shares
+    assert not rows(logits(-17.0)).may_be_shares
 
 
 def test_one_row_that_is_small_holds_up_its_warp() -> None:
     small = logits(30.0)
     small[8:12, 1] = 0.5
-    assert not may_be_shares(small)
+    assert not rows(small).may_be_shares
     # Of low caps shares are exact for any.
-    assert may_be_shares(np.where(small == 120, 60.0, small), cap=100.0)
+    assert rows(np.where(small == 120, 60.0, small), cap=100.0).may_be_shares
     # A row without a key yet does not.
     small[8:12, 1] = -np.inf
-    assert may_be_shares(small)
+    assert rows(small).may_be_shares
 
 
 @pytest.mark.parametrize("anchored", [False, True])
@@ -116,47 +130,64 @@ def test_one_row_that_is_small_holds_up_its_warp() -> None:
 def test_what_a_row_had_before_counts(had: float, anchored: bool) -> None:
     """Four lanes with a sum of a quarter each, and a further key that is far below."""
     highest, before = logits(-50.0), np.full((LANES, ROWS), had)
-    assert may_be_shares(highest, before, anchored=anchored) == (had > 2)
+    assert rows(highest, before, anchored=anchored).may_be_shares == (had > 2)
+
+
+def test_only_rows_that_are_above_zero_keep_taking_shares_without_being_asked() -> None:
+    assert rows(logits(2.1)).are_large
+    far_below = rows(logits(-22.0))
+    assert far_below.may_be_shares
+    assert not far_below.are_large
+
+
+def test_sums_that_have_become_large_are_seen_between_tiles() -> None:
+    """Four lanes with a sum of a quarter or of 4 each, relative to a logit of 5."""
+    assert not rows(logits(5.0), later=0.25).later_short
+    assert rows(logits(5.0), later=4.0).later_short
+    small = logits(30.0)
+    small[8:12, 1] = 5.0
+    assert not rows(small, later=0.25).later_short
+    assert rows(small, later=4.0).later_short
 
 
 def test_fewest_instructions_want_a_logarithm_of_seven() -> None:
-    assert may_be_short(logits(7.1))
-    assert not may_be_short(logits(5.0))
+    assert rows(logits(7.1)).may_be_short
+    assert not rows(logits(5.0)).may_be_short
 
 
 def test_a_quarter_less_is_wanted_of_rows_of_many_keys_as_what_they_are_off_by_is_evened_out() -> None:
     """A maximum of 2.7, and sums of so many of its size: 5.5 and 4."""
     highest, before = logits(-50.0), np.full((LANES, ROWS), 2.7)
-    assert may_be_short(highest, before, 16 / 4)
-    assert not may_be_short(highest, before, 3.7 / 4)
+    assert rows(highest, before, 16 / 4).may_be_short
+    assert not rows(highest, before, 3.7 / 4).may_be_short
     # How many there are is known where the anchor is the maximum.
-    assert not may_be_short(highest, before, 16 / 4, anchored=True)
+    assert not rows(highest, before, 16 / 4, anchored=True).may_be_short
     # No more than that: 4.8.
-    assert not may_be_short(highest, np.full((LANES, ROWS), -0.75), 256 / 4)
+    assert not rows(highest, np.full((LANES, ROWS), -0.75), 256 / 4).may_be_short
 
 
 def test_beyond_a_cap_of_1000_it_is_what_the_polynomial_does_not_reach() -> None:
     """1,696 of 6,400."""
     highest, before = np.full((LANES, ROWS), 1690.0), np.full((LANES, ROWS), 1500.0)
     highest[0, 0] = 1710.0
-    assert not may_be_shares(highest, before, cap=6400.0)
-    assert may_be_shares(highest + 10.0, before, cap=6400.0)
-    assert not may_be_short(highest + 4000.0, before, cap=6400.0)
+    assert not rows(highest, before, cap=6400.0).may_be_shares
+    assert rows(highest + 10.0, before, cap=6400.0).may_be_shares
+    assert not rows(highest + 4000.0, before, cap=6400.0).may_be_short
 
 
 def test_anchors_are_maxima_or_ahead_of_them_by_what_rows_may_grow() -> None:
     """Up to where no logit is more than 59 powers of two above."""
     highest, top = logits(3.0), 200.0 / math.log(2)
     highest[4:8, 0] = -np.inf
-    of_row = rows(200.0, highest)[2][::4]
+    of_row = rows(highest).anchors[::4]
     np.testing.assert_allclose(of_row[2:, 0], 3.0 / math.log(2), rtol=1e-5)
     np.testing.assert_allclose(of_row[0], [120.0 / math.log(2), 3.0 / math.log(2)], rtol=1e-5)
     assert of_row[1, 0] < -1e38
-    ahead = rows(200.0, highest, anchored=True)[2][::4]
+    ahead = rows(highest, anchored=True).anchors[::4]
     assert ahead[1, 0] < -1e38
     assert ahead[0, 0] == pytest.approx(top - 58.5, abs=0.51)
     # Nearer to zero they are no further ahead than rows below the polynomial's end grow.
     assert ahead[0, 1] == pytest.approx(0.265 * top - 58.5, abs=0.51)
     # Nor do they move for less.
     before = np.full((LANES, ROWS), 90.0)
-    np.testing.assert_allclose(rows(200.0, highest, before, anchored=True)[2][4:], 90.0 / math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(rows(highest, before, anchored=True).anchors[4:], 90.0 / math.log(2), rtol=1e-6)

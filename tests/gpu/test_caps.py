@@ -61,25 +61,4 @@ def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("name", header.CAPS)
-def test_a_capped_logit_is_exact_wherever_its_product_lies(name: str) -> None:
-    header.test_a_capped_logit_is_exact_wherever_its_product_lies(name)
-
-
-@pytest.mark.parametrize("name", header.CAPS)
-def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) -> None:
-    header.test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name)
-
-
-@pytest.mark.parametrize("name", header.CAPS)
-def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> None:
-    header.test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name)
-
-
-@pytest.mark.parametrize("name", header.CAPS)
-def test_no_share_of_a_lane_is_above_its_bound(name: str) -> None:
-    header.test_no_share_of_a_lane_is_above_its_bound(name)
-
-
-def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
-    header.test_infinite_products_reach_the_cap_and_a_nan_stays_one()
+globals().update({name: test for name, test in vars(header).items() if name.startswith("test_")})

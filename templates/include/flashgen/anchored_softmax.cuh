@@ -161,7 +161,9 @@ struct AnchoredSoftmax {
   // Whether a row has to have its anchor moved to a logit that was found in it.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
   FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
-    factor[row] = anchor == rows.anchor[row] ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
+    const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
+    factor[row] = stays ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }

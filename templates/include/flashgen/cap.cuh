@@ -107,17 +107,19 @@ FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)
   }
 }
 
-// Before a mask is applied: products are turned round where logits fall, and none is what stands for one that
-// is forbidden.
+// Of logits that fall with their products, before these are looked at.
 template <i32 count>
-FLASHGEN_DEVICE void prepare_products(float (&products)[count], const Cap& cap) {
-  constexpr float kLeast = 0.5f * kForbidden;
-  const float sign = cap.falls() ? -1.0f : 1.0f;
+FLASHGEN_DEVICE void turn_round(float (&products)[count]) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) {
-    const float product = products[i] * sign;
-    products[i] = product < kLeast ? kLeast : product;
-  }
+  for (i32 i = 0; i < count; ++i) products[i] = -products[i];
+}
+
+// Before a mask is applied: none is what stands for a product that is forbidden.
+template <i32 count>
+FLASHGEN_DEVICE void raise_lowest(float (&products)[count]) {
+  constexpr float kLeast = 0.5f * kForbidden;
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) products[i] = products[i] < kLeast ? kLeast : products[i];
 }
 
 // For the softmax: products that are below the limit, ...

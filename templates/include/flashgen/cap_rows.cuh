@@ -76,15 +76,17 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
 }
 
-// Of rows under any other cap, whose highest products are looked at in every tile: whether sums of all of a
-// warp's are so large that their logits may be shares, and so in the fewest instructions.
+// Of rows under any other cap, whose highest products are looked at in every tile.
 struct CapRows {
+  // Whether sums of all of a warp's rows are so large that their logits may be shares, and in the fewest
+  // instructions. Sums do not fall.
   bool are_large, are_larger;
 
-  // Sees to it that anchors are near enough to maxima, which are these; whether the output so far is to be
-  // multiplied by the softmax's factors.
+  // Sees to it that anchors are near enough to maxima, which are these: the output so far is to be multiplied
+  // by the softmax's factors.
   template <class Softmax>
-  FLASHGEN_DEVICE static bool follow(Softmax& softmax, const float (&found)[2], float top) {
+  FLASHGEN_DEVICE static void follow(Softmax& softmax, const CapShare& share, float first, float second) {
+    const float found[2] = {first, second}, top = share.highest;
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
       // No further ahead than a row might get while its products are below the polynomial's end.
@@ -93,37 +95,61 @@ struct CapRows {
                                            : softmax.anchor_ahead_in(row, found[row], top);
       softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : softmax.rows.anchor[row]);
     }
-    return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
   }
-  // Looks at sums with a tile that has these highest products of a lane, for which there are anchors.
+  // Whether logits may be shares in a tile that has these highest products of a lane, and anchors for them.
   template <class Softmax>
-  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const CappedProducts& capped,
-                                const float (&highest)[2]);
+  FLASHGEN_DEVICE bool see_highest(const Softmax& softmax, const CappedProducts& capped,
+                                   const float (&highest)[2]);
+  // Between tiles, while the next one's products are on their way.
+  template <class Softmax>
+  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap) {
+    if (!are_large || are_larger) return;
+    const auto share = CapShare::of(cap);
+    const RowSum sums[2] = {sum_of(softmax, 0, 0.0f), sum_of(softmax, 1, 0.0f)};
+    are_larger = !warp_any(!sums[0].is_larger(share) || !sums[1].is_larger(share));
+  }
+
+ private:
+  // The logarithm of a row's sum, and how far it is above the largest exponential, as far as that is known.
+  struct RowSum {
+    float sum, above;
+
+    FLASHGEN_DEVICE bool is_larger(const CapShare& share) const {
+      return share.are_nearly_exact_for(sum, above);
+    }
+  };
+  // With so much more in each lane.
+  template <class Softmax>
+  FLASHGEN_DEVICE static RowSum sum_of(const Softmax& softmax, i32 row, float more) {
+    const float above = log2_approx(row_total(softmax.rows.sum[row] + more));
+    return {softmax.shift(row) + above, Softmax::foresees ? 0.0f : above};
+  }
 };
 
 template <class Softmax>
-FLASHGEN_DEVICE void CapRows::see_sums(const Softmax& softmax, const CappedProducts& capped,
-                                       const float (&highest)[2]) {
-  if (are_larger) return;
+FLASHGEN_DEVICE bool CapRows::see_highest(const Softmax& softmax, const CappedProducts& capped,
+                                          const float (&highest)[2]) {
+  if (are_large) return true;
   // Mostly some logit is enough.
-  const float least = capped.share.least_large_sum();
+  const CapShare& share = capped.share;
   if constexpr (!Softmax::foresees) {
-    if (!warp_any(softmax.rows.anchor[0] < least || softmax.rows.anchor[1] < least)) {
-      are_large = are_larger = true;
-      return;
-    }
+    const float least = share.least_large_sum();
+    if (!warp_any(softmax.rows.anchor[0] < least || softmax.rows.anchor[1] < least))
+      return are_large = are_larger = true;
   }
-  bool is_large = true, is_larger = true;
+  bool is_exact = true, is_large = true, is_larger = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     // The row's sum is that of what it has, and of the highest of each lane, at least.
-    const float anchor = softmax.shift(row), of_lane = exp2_approx(capped.logit(highest[row]) - anchor);
-    const float above = log2_approx(row_total(softmax.rows.sum[row] + of_lane)), sum = anchor + above;
-    is_large = is_large && capped.share.are_exact_for(sum);
-    is_larger = is_larger && capped.share.are_nearly_exact_for(sum, Softmax::foresees ? 0.0f : above);
+    const float of_lane = exp2_approx(capped.logit(highest[row]) - softmax.shift(row));
+    const RowSum with_tile = sum_of(softmax, row, of_lane);
+    is_exact = is_exact && share.are_exact_for(with_tile.sum);
+    is_large = is_large && with_tile.sum >= share.least_sum();
+    is_larger = is_larger && with_tile.is_larger(share);
   }
   are_large = !warp_any(!is_large);
   are_larger = !warp_any(!is_larger);
+  return are_large || !warp_any(!is_exact);
 }
 
 }  // namespace flashgen

@@ -44,6 +44,12 @@ struct CapShare {
     const float evened = 0.4f * exp2_approx(0.5f * above);
     return sum * maximum(1.0f, evened < 1.35f ? evened : 1.35f) >= least_large_sum();
   }
+  // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
+  // or it is so small that it is flushed to zero.
+  FLASHGEN_DEVICE bool lowest_counts(const float (&shift)[2]) const {
+    constexpr float kFlushed = 128.0f;
+    return !(shift[0] >= kFlushed - highest && shift[1] >= kFlushed - highest);
+  }
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
   // difference is exact there.
   FLASHGEN_DEVICE float operator()(float s) const {
@@ -116,19 +122,6 @@ struct SharesOfCap {
     share.take_powers(products);
     replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
   }
-  // The same but for columns of which a warp has nothing that is allowed, some of them at a time.
-  template <i32 count>
-  FLASHGEN_DEVICE void replace_allowed(float (&products)[count], const float (&shift)[2]) const {
-    constexpr i32 some = count % 16 == 0 ? 16 : 8;
-#pragma unroll
-    for (i32 from = 0; from < count; from += some) {
-      auto& part = reinterpret_cast<float (&)[some]>(products[from]);
-      float highest = kForbidden;
-#pragma unroll
-      for (i32 i = 0; i < some; ++i) highest = maximum(highest, part[i]);
-      if (warp_any(highest > kForbidden)) replace(part, shift);
-    }
-  }
 
  private:
   FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
@@ -150,7 +143,7 @@ struct SharesOfCap {
 };
 
 // ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
-// most near zero. A NaN may show in others of its row alone, so that none of these may be forbidden, ...
+// most near zero. A NaN may show in others of its row, ...
 struct SharesOfLargeSums {
   CapShare share;
 

@@ -161,6 +161,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 385),
         {"arch": "sm_90a"},
     ),
+    # Rows of two keys, of which both may be as low as the cap.
+    "Hopper, softcap, low": (
+        AttentionSpec(64, direction="forward", score=capped(60.0, None, steepness=300.0)),
+        (200, 2),
+        {"arch": "sm_90a"},
+    ),
     # Keys beyond the last one are forbidden, for which no logit is small enough.
     "Hopper, small softcap": (
         AttentionSpec(64, direction="forward", score=capped(2.0, 0.5)),
