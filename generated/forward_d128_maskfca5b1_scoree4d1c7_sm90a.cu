@@ -2329,11 +2329,13 @@ struct AnchoredSoftmax {
     if (warp_any((due & kNoAnchor) != 0)) drop_anchor(scores, logits);
     if (!warp_any(due >= kWatchedTile)) return false;
     follow_maximum(scores, logits);
-    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+    const bool moves = rescales();
     due = (due & kNoAnchor) | (moves ? kWatchedTiles : (due & ~kNoAnchor) - kWatchedTile);
     return moves;
   }
 
+  // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
+  FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
@@ -4641,7 +4643,7 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   stage = begins ? kTakesShares : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
     is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
-  return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+  return softmax.rescales();
 }
 
 // Of rows under any other cap, whose highest products are looked at in every tile.
@@ -4650,8 +4652,7 @@ struct CapRows {
   // instructions. Sums do not fall.
   bool are_large, are_larger;
 
-  // Sees to it that anchors are near enough to maxima, which are these: the output so far is to be multiplied
-  // by the softmax's factors.
+  // Sees to it that anchors are near enough to maxima, which are these. The softmax says whether it rescales.
   template <class Softmax>
   FLASHGEN_DEVICE static void follow(Softmax& softmax, const CapShare& share, float first, float second) {
     const float found[2] = {first, second}, top = share.highest;

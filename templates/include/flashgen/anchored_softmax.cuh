@@ -132,11 +132,13 @@ struct AnchoredSoftmax {
     if (warp_any((due & kNoAnchor) != 0)) drop_anchor(scores, logits);
     if (!warp_any(due >= kWatchedTile)) return false;
     follow_maximum(scores, logits);
-    const bool moves = warp_any(factor[0] != 1.0f || factor[1] != 1.0f);
+    const bool moves = rescales();
     due = (due & kNoAnchor) | (moves ? kWatchedTiles : (due & ~kNoAnchor) - kWatchedTile);
     return moves;
   }
 
+  // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
+  FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.

@@ -73,7 +73,7 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   stage = begins ? kTakesShares : are_some ? kHadSome : stage;
   if constexpr (Softmax::checks)
     is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
-  return warp_any(softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
+  return softmax.rescales();
 }
 
 // Of rows under any other cap, whose highest products are looked at in every tile.
@@ -82,8 +82,7 @@ struct CapRows {
   // instructions. Sums do not fall.
   bool are_large, are_larger;
 
-  // Sees to it that anchors are near enough to maxima, which are these: the output so far is to be multiplied
-  // by the softmax's factors.
+  // Sees to it that anchors are near enough to maxima, which are these. The softmax says whether it rescales.
   template <class Softmax>
   FLASHGEN_DEVICE static void follow(Softmax& softmax, const CapShare& share, float first, float second) {
     const float found[2] = {first, second}, top = share.highest;
