@@ -2395,7 +2395,8 @@ struct AnchoredSoftmax {
     return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
 
-  // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
+  // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
+  // place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
@@ -2417,6 +2418,13 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
+  }
+
+  // The same exponentials, which are in the place of scores, once some have been taken out.
+  FLASHGEN_DEVICE void add_up(const Strip<columns>& exponentials) {
+    tile_sum[0] = tile_sum[1] = 0.0f;
+#pragma unroll
+    for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
   }
 
   // Whether this lane has a row that might reach too far above its anchor.
@@ -4127,27 +4135,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 25
+#line 28
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
   // and hold up the next consumer's.
   bool is_due = true;
-#line 30
+#line 33
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 33
+#line 36
     is_due = true;
   };
-#line 61
+#line 66
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 68
+#line 73
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 70
+#line 75
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 73
+#line 78
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4169,14 +4177,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 95
+#line 100
   // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
   // it is not known yet.
   const auto is_inspected = [&](const Step& step) {
-#line 101
+#line 106
     return step.rows.exists < kPlainTile && !whole_keys(p, step.rows).has(step.key_tile);
   };
-#line 104
+#line 109
   // Takes bad values out of this thread's share of V_j, which is there.
   const auto look_through = [&]() {
     const Thread thread = self.again();
@@ -4186,31 +4194,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     fence_proxy_async_shared();
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 135
+#line 140
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 141
+#line 146
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 144
+#line 149
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 148
+#line 153
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 151
+#line 156
     wgmma_pin(scores);
-#line 153
+#line 158
     release_keys(step);
-#line 163
+#line 168
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 169
+#line 174
 #pragma unroll 1
     for (;;) {
-#line 174
+#line 179
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4220,7 +4228,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 207
+#line 212
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4348,49 +4356,49 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
 #line 100
     looks = needs_look(next);
-#line 109
+#line 107
     wgmma_wait<1>();
-#line 111
+#line 109
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 117
+#line 115
     u32 bad_groups = 0;
     if (warp_any(is_inspected(step))) bad_groups = shared.doubts().bad_groups(at.v_at.slot(), look_through());
-#line 120
+#line 118
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 125
+#line 123
     if (warp_any(bad_groups != 0)) {
       const Thread thread = self.again();
       const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
       const Mask mask = mask_of(p, step.rows);
       spread_bad_values(out, shared.v.slot(at.v_at.slot()), bad_groups, mask, row, key, thread);
     }
-#line 132
+#line 130
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
-#line 137
+#line 135
     } else if (warp_any(step.rows.exists == kFirstTile && bad_groups != 0)) {
       // The first tile is looked through as it is, and nothing may be known yet of the second one.
       shared.doubts().doubt(1, self.again());
     }
   };
 
-#line 148
+#line 146
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   while (next.exists()) {
-#line 169
+#line 167
     begin();
     Shape::Probabilities probabilities;
-#line 172
+#line 170
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     for (;;) {
@@ -4402,21 +4410,21 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       break;
     }
     finish(probabilities);
-#line 197
+#line 195
     if (!next.exists()) {
-#line 199
+#line 197
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 202
+#line 200
       shared.doubts().settle(thread);
       next = at.once_more(p, shared, thread);
       begin_rows(next);
     }
   }
-#line 208
+#line 206
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 211
+#line 209
   if (thread.lane == 0) bulk_wait<0>();
 }
 

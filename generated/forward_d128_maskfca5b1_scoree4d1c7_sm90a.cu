@@ -2396,7 +2396,8 @@ struct AnchoredSoftmax {
     return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
 
-  // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
+  // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
+  // place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
@@ -2418,6 +2419,13 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
+  }
+
+  // The same exponentials, which are in the place of scores, once some have been taken out.
+  FLASHGEN_DEVICE void add_up(const Strip<columns>& exponentials) {
+    tile_sum[0] = tile_sum[1] = 0.0f;
+#pragma unroll
+    for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
   }
 
   // Whether this lane has a row that might reach too far above its anchor.
@@ -4285,13 +4293,21 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
-// Whether a lane has a product beyond the polynomial, and not one that stands for a forbidden one.
+// Whether a lane has a product below the polynomial's lower end, and not one that stands for a forbidden one:
+// if there are some of those, none is lower. Numbers below zero are in the order of their bits, which are
+// larger than those of others, and one is added to have forbidden ones come first of all.
 template <i32 count>
-FLASHGEN_DEVICE bool are_allowed_beyond(const float (&products)[count], const CapPolynomial& polynomial) {
-  bool are = false;
+FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomial& polynomial,
+                               bool are_some_forbidden) {
+  const u32 first = are_some_forbidden ? 0u - bits_of(kForbidden) : 0u;
+  u32 last = 0;
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) are |= polynomial.is_beyond(products[i]) & (products[i] != kForbidden);
-  return are;
+  for (i32 i = 0; i < count; ++i) {
+    const u32 place = bits_of(products[i]) + first;
+    last = place > last ? place : last;
+  }
+  const bool are_all_forbidden = are_some_forbidden && last == 0;
+  return !are_all_forbidden && float_of(last - first) <= -polynomial.limit;
 }
 
 // The highest product of each of a lane's two rows.
@@ -4313,10 +4329,10 @@ FLASHGEN_DEVICE void turn_round(float (&products)[count]) {
   for (i32 i = 0; i < count; ++i) products[i] = -products[i];
 }
 
-// Before a mask is applied: none is what stands for a product that is forbidden.
+// Before a mask is applied: none is what stands for a product that is forbidden, or lower.
+constexpr float kLeast = 0.5f * kForbidden;
 template <i32 count>
 FLASHGEN_DEVICE void raise_lowest(float (&products)[count]) {
-  constexpr float kLeast = 0.5f * kForbidden;
 #pragma unroll
   for (i32 i = 0; i < count; ++i) products[i] = products[i] < kLeast ? kLeast : products[i];
 }
@@ -4355,7 +4371,7 @@ struct Exponents {
 
 #line 3 "flashgen/cap_shares.cuh"
 // Logits that are near their cap, as shares of it: of few instructions, or exact; and how large a row's sum
-// has to be for either.
+// has to be for these.
 
 namespace flashgen {
 
@@ -4387,17 +4403,6 @@ struct CapShare {
     const float least = least_sum();
     return sum >= least || sum <= -least - kMoreKeys;
   }
-  // The same for shares in the fewest instructions. Of caps close to zero parts might be infinite.
-  FLASHGEN_DEVICE float least_large_sum() const {
-    return highest >= 1.0f && highest < 1.001f * kHighCap * kLog2E ? 0.035f * highest : kInfinity;
-  }
-  // Whether a sum is, that is known to be so far above its row's largest exponential. What many logits are
-  // off by is evened out, by the root of how many there are, so that a quarter less will do from a dozen on.
-  // (Less still would not: one that comes later, and is as large as all of them, is not evened out.)
-  FLASHGEN_DEVICE bool are_nearly_exact_for(float sum, float above) const {
-    const float evened = 0.4f * exp2_approx(0.5f * above);
-    return sum * maximum(1.0f, evened < 1.35f ? evened : 1.35f) >= least_large_sum();
-  }
   // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
   // or it is so small that it is flushed to zero.
   FLASHGEN_DEVICE bool lowest_counts(const float (&shift)[2]) const {
@@ -4409,6 +4414,11 @@ struct CapShare {
   FLASHGEN_DEVICE float operator()(float s) const {
     const float power = power_of(s);
     return reciprocal_approx(power + 1.0f) * (power - 1.0f);
+  }
+  // A row's highest logit, as near as is of use to find out what its others are relative to.
+  FLASHGEN_DEVICE float logit(float s) const {
+    const float logit = (*this)(s)*highest;
+    return s == kForbidden ? -kInfinity : logit;
   }
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
@@ -4424,6 +4434,9 @@ struct CapShare {
 // Finds exponents of e^2x for two pairs of a row at once, of a warp's strip, where a lane has two columns for
 // each row in turn. What comes of a forbidden product is for the mask to say once more. Four share a
 // division, as it is slow: 1 / a is b / (a b).
+//
+// All ways that follow take the powers of all products first, as it hides what each of them takes, and what
+// else there is to be found out: then what is subtracted of each row is to be known.
 template <i32 count, class Exponents>
 FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& exponents) {
 #pragma unroll
@@ -4447,9 +4460,12 @@ struct SharesOfFineCap {
   CapShare share;
 
   template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
     share.take_powers(products);
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_powers(float (&powers)[count], const float (&shift)[2]) const {
+    replace_by_fours(powers, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
   }
 
  private:
@@ -4471,10 +4487,14 @@ struct SharesOfFineCap {
 struct SharesOfCap {
   CapShare share;
 
+  FLASHGEN_DEVICE float logit(float s) const { return share.logit(s); }
   template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
     share.take_powers(products);
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_powers(float (&powers)[count], const float (&shift)[2]) const {
+    replace_by_fours(powers, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
   }
 
  private:
@@ -4496,40 +4516,7 @@ struct SharesOfCap {
   }
 };
 
-// ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
-// most near zero. A NaN may show in others of its row, ...
-struct SharesOfLargeSums {
-  CapShare share;
-
-  template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) products[i] = exp2_approx(products[i] * share.exponent);
-    const float unit = kUnit * reciprocal_approx(share.highest);
-    const float rest[2] = {share.highest - shift[0], share.highest - shift[1]};
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, rest[row], unit); });
-  }
-
- private:
-  // Divisors e^2x + 1 are taken for parts of the cap times 2^20, beyond which they are all alike: so four
-  // have a product, and twice the cap over them is found without a multiplication by it.
-  static constexpr float kUnit = 0x1p-20f;
-
-  FLASHGEN_DEVICE void exponents(float (&parts)[4], float rest, float unit) const {
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) parts[i] = fused_multiply_add_clipped(parts[i], unit, unit);
-    const float pairs[2] = {parts[0] * parts[1], parts[2] * parts[3]};
-    const float part = reciprocal_approx(pairs[0] * pairs[1]) * (-2.0f * kUnit);
-#pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      const float of_pair = part * pairs[1 - i], first = parts[2 * i];
-      parts[2 * i] = fused_multiply_add(of_pair, parts[2 * i + 1], rest);
-      parts[2 * i + 1] = fused_multiply_add(of_pair, first, rest);
-    }
-  }
-};
-
-// ... or are so where they are beyond the polynomial, for caps of which no other share would do.
+// ... or, where no other share would do, are so beyond the polynomial, ...
 struct CappedProducts {
   CapPolynomial polynomial;
   CapShare share;
@@ -4543,26 +4530,51 @@ struct CappedProducts {
     const float logit = polynomial.is_beyond(s) ? beyond : below;
     return s == kForbidden ? -kInfinity : logit;
   }
+};
 
-  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
-  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps.
+// ... of a tile that a mask may cut.
+struct SharesBeyond {
+  CappedProducts capped;
+  bool are_some_forbidden;
+
+  FLASHGEN_DEVICE float logit(float s) const { return capped.logit(s); }
+  // There are none to be taken ahead.
   template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void take_powers(float (&)[count]) const {}
+  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
+  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps. Where all
+  // of a warp's are forbidden they stay as they are, which no exponential is left of.
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_powers(float (&products)[count], const float (&shift)[2]) const {
     constexpr i32 few = count % 16 == 0 ? 16 : 8;
 #pragma unroll 1
     for (i32 from = 0; from < count; from += few) {
       float replaced[few];
+      bool are_some = !are_some_forbidden;
 #pragma unroll
       for (i32 i = 0; i < few; ++i) {
-        const float s = products[i], less = -shift[i / 2 % 2];
-        const float below = fused_multiply_add(s, polynomial.factor(s), less);
-        const float beyond = fused_multiply_add(share(s), share.highest, less);
-        replaced[i] = polynomial.is_beyond(s) ? beyond : below;
+        replaced[i] = products[i];
+        are_some = are_some || replaced[i] != kForbidden;
       }
+      if (warp_any(are_some)) replace_few(replaced, shift);
 #pragma unroll
       for (i32 i = 0; i < count - few; ++i) products[i] = products[i + few];
 #pragma unroll
       for (i32 i = 0; i < few; ++i) products[count - few + i] = replaced[i];
+    }
+  }
+
+ private:
+  template <i32 few>
+  FLASHGEN_DEVICE void replace_few(float (&products)[few], const float (&shift)[2]) const {
+    const CapPolynomial& polynomial = capped.polynomial;
+    const CapShare& share = capped.share;
+#pragma unroll
+    for (i32 i = 0; i < few; ++i) {
+      const float s = products[i], less = -shift[i / 2 % 2];
+      const float below = fused_multiply_add(s, polynomial.factor(s), less);
+      const float beyond = fused_multiply_add(share(s), share.highest, less);
+      products[i] = polynomial.is_beyond(s) ? beyond : below;
     }
   }
 };
@@ -4584,17 +4596,21 @@ FLASHGEN_DEVICE bool are_several(bool is_so) {
   return (places & (places - 1)) != 0;
 }
 
+// What has become of a tile's products, as one number, as registers are short: none has been looked at; they
+// have; and, besides, anchors move, so that what rows have so far is to be scaled.
+enum class Look : i32 { kNone, kTaken, kMovesAnchors };
+
 // Of rows under a low cap, of which all logits may be shares.
 struct FineCapRows {
-  // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap, and no row can grow further above its anchor than exponentials
-  // can reach, so that there is nothing to look for.
-  enum Stage : i32 { kBelow, kHadSome, kTakesShares };
+  // How far they have come. All products were below the polynomial's end; or so they were, and rows of a
+  // softmax that can take exponentials once more have anchors that are near enough, so that products are not
+  // looked at before exponentials are taken of them; or some were beyond, once; or many are, and all logits
+  // are shares of the cap, and no row can grow further above its anchor than exponentials can reach, so that
+  // there is nothing to look for.
+  enum Stage : i32 { kBelow, kCalm, kHadSome, kTakesShares };
   Stage stage;
-  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
-  // reason to look at products before exponentials are taken of them.
-  bool is_calm;
 
+  FLASHGEN_DEVICE bool is_calm() const { return stage == kCalm; }
   FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
   // has none higher or larger.
@@ -4614,17 +4630,9 @@ struct FineCapRows {
 template <class Softmax>
 FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
                                          float largest) {
-  const auto capped = CappedProducts::of(cap);
-  const float top = capped.share.highest, limit = capped.polynomial.limit;
-  const float found[2] = {row_maximum(capped.logit(highest[0])), row_maximum(capped.logit(highest[1]))};
-  const bool begins_rows = warp_any(softmax.has_no_anchor());
-  // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
-  // rows have other keys.
-  const bool are_many = begins_rows || stage != kBelow || are_several(largest >= 0.625f * limit);
-  // In a first tile one key is enough, as it is likely that there are more, and so are several near the
-  // limit.
-  const bool are_near = begins_rows && are_several(largest >= 0.8f * limit);
-  const bool are_some = warp_any(largest >= limit);
+  const auto share = CapShare::of(cap);
+  const float top = share.highest, limit = CapPolynomial::of(cap).limit;
+  const float found[2] = {share.logit(row_maximum(highest[0])), share.logit(row_maximum(highest[1]))};
   float ahead[2];
   bool is_safe = true;
 #pragma unroll
@@ -4632,7 +4640,17 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
-  const bool begins = Softmax::foresees && (are_near || (are_some && are_many)) && !warp_any(!is_safe);
+  // All votes together, as each takes time by itself.
+  const bool begins_rows = warp_any(softmax.has_no_anchor()), are_some = warp_any(largest >= limit);
+  const bool are_safe = !warp_any(!is_safe);
+  const bool are_several_large = are_several(largest >= 0.625f * limit);
+  const bool are_several_near = are_several(largest >= 0.8f * limit);
+  // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
+  // rows have other keys. In a first tile one is enough, as it is likely that there are more, and so are
+  // several near the limit.
+  const bool are_many = begins_rows | (stage >= kHadSome) | are_several_large;
+  const bool are_near = begins_rows & are_several_near;
+  const bool begins = Softmax::foresees & are_safe & (are_near | (are_some & are_many));
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
@@ -4640,17 +4658,19 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     const float grown = Softmax::anchor_ahead(found[row], kBelowCap * top, true);
     softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
-  stage = begins ? kTakesShares : are_some ? kHadSome : stage;
-  if constexpr (Softmax::checks)
-    is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
+  if (stage <= kCalm) {
+    const bool may_be_calm = Softmax::checks && (begins_rows | is_calm());
+    const bool are_calm = may_be_calm && !warp_any(cap.falls() || softmax.has_no_anchor());
+    stage = are_some ? kHadSome : are_calm ? kCalm : kBelow;
+  }
+  if (begins) stage = kTakesShares;
   return softmax.rescales();
 }
 
 // Of rows under any other cap, whose highest products are looked at in every tile.
 struct CapRows {
-  // Whether sums of all of a warp's rows are so large that their logits may be shares, and in the fewest
-  // instructions. Sums do not fall.
-  bool are_large, are_larger;
+  // Whether sums of all of a warp's rows are so large that their logits may be shares. Sums do not fall.
+  bool are_large;
 
   // Sees to it that anchors are near enough to maxima, which are these. The softmax says whether it rescales.
   template <class Softmax>
@@ -4658,67 +4678,46 @@ struct CapRows {
     const float found[2] = {first, second}, top = share.highest;
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
-      // No further ahead than a row might get while its products are below the polynomial's end.
-      const float end = kBelowCap * top;
-      const float ahead = found[row] < end ? Softmax::anchor_ahead(found[row], end, true)
-                                           : softmax.anchor_ahead_in(row, found[row], top);
-      softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : softmax.rows.anchor[row]);
+      const float anchor = softmax.rows.anchor[row];
+      if constexpr (Softmax::reach == 0.0f) {
+        // By one instruction: compilers would make a branch of a choice, amid a tile's exponentials.
+        softmax.move_anchor(row, maximum(anchor, found[row]));
+      } else {
+        // No further ahead than a row might get while its products are below the polynomial's end.
+        const float end = kBelowCap * top;
+        const float ahead = found[row] < end ? Softmax::anchor_ahead(found[row], end, true)
+                                             : softmax.anchor_ahead_in(row, found[row], top);
+        softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : anchor);
+      }
     }
   }
-  // Whether logits may be shares in a tile that has these highest products of a lane, and anchors for them.
+  // Whether logits may be shares in a tile whose highest products are these, of each row and of a lane.
   template <class Softmax>
-  FLASHGEN_DEVICE bool see_highest(const Softmax& softmax, const CappedProducts& capped,
-                                   const float (&highest)[2]);
-  // Between tiles, while the next one's products are on their way.
-  template <class Softmax>
-  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap) {
-    if (!are_large || are_larger) return;
-    const auto share = CapShare::of(cap);
-    const RowSum sums[2] = {sum_of(softmax, 0, 0.0f), sum_of(softmax, 1, 0.0f)};
-    are_larger = !warp_any(!sums[0].is_larger(share) || !sums[1].is_larger(share));
-  }
-
- private:
-  // The logarithm of a row's sum, and how far it is above the largest exponential, as far as that is known.
-  struct RowSum {
-    float sum, above;
-
-    FLASHGEN_DEVICE bool is_larger(const CapShare& share) const {
-      return share.are_nearly_exact_for(sum, above);
-    }
-  };
-  // With so much more in each lane.
-  template <class Softmax>
-  FLASHGEN_DEVICE static RowSum sum_of(const Softmax& softmax, i32 row, float more) {
-    const float above = log2_approx(row_total(softmax.rows.sum[row] + more));
-    return {softmax.shift(row) + above, Softmax::foresees ? 0.0f : above};
-  }
+  FLASHGEN_DEVICE bool may_be_shares(const Softmax& softmax, const CapShare& share, const float (&of_rows)[2],
+                                     const float (&of_lane)[2]);
 };
 
 template <class Softmax>
-FLASHGEN_DEVICE bool CapRows::see_highest(const Softmax& softmax, const CappedProducts& capped,
-                                          const float (&highest)[2]) {
+FLASHGEN_DEVICE bool CapRows::may_be_shares(const Softmax& softmax, const CapShare& share,
+                                            const float (&of_rows)[2], const float (&of_lane)[2]) {
   if (are_large) return true;
-  // Mostly some logit is enough.
-  const CapShare& share = capped.share;
-  if constexpr (!Softmax::foresees) {
-    const float least = share.least_large_sum();
-    if (!warp_any(softmax.rows.anchor[0] < least || softmax.rows.anchor[1] < least))
-      return are_large = are_larger = true;
-  }
-  bool is_exact = true, is_large = true, is_larger = true;
+  const float least = share.least_sum();
+  const float peaks[2] = {maximum(softmax.rows.anchor[0], share.logit(of_rows[0])),
+                          maximum(softmax.rows.anchor[1], share.logit(of_rows[1]))};
+  // Mostly some logit is enough, where anchors are not ahead of these.
+  if (!Softmax::foresees && !warp_any(peaks[0] < least || peaks[1] < least)) return are_large = true;
+  bool is_large = true, is_exact = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     // The row's sum is that of what it has, and of the highest of each lane, at least.
-    const float of_lane = exp2_approx(capped.logit(highest[row]) - softmax.shift(row));
-    const RowSum with_tile = sum_of(softmax, row, of_lane);
-    is_exact = is_exact && share.are_exact_for(with_tile.sum);
-    is_large = is_large && with_tile.sum >= share.least_sum();
-    is_larger = is_larger && with_tile.is_larger(share);
+    const float before = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - peaks[row]);
+    const float of_tile = exp2_approx(share.logit(of_lane[row]) - peaks[row]);
+    const float sum = peaks[row] + log2_approx(row_total(before + of_tile));
+    is_large = is_large && sum >= least;
+    is_exact = is_exact && share.are_exact_for(sum);
   }
   are_large = !warp_any(!is_large);
-  are_larger = !warp_any(!is_larger);
-  return are_large || !warp_any(!is_exact);
+  return !warp_any(!is_exact);
 }
 
 }  // namespace flashgen
@@ -5270,25 +5269,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 22
+#line 23
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Cap cap;
+#line 26
   FineCapRows cap_rows;
-#line 30
+#line 33
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 35
+#line 38
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
+#line 40
     cap_rows = {};
   };
-#line 61
+#line 66
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 65
+#line 70
     return !step.facts.is_full(consumer);
   };
-#line 73
+#line 78
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -5310,14 +5311,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 95
+#line 100
   // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
   // it is not known yet.
   const auto is_inspected = [&](const Step& step) {
-#line 99
+#line 104
     return step.rows.exists < kPlainTile && !step.facts.is_full(kConfig.consumers);
   };
-#line 104
+#line 109
   // Takes bad values out of this thread's share of V_j, which is there.
   const auto look_through = [&]() {
     const Thread thread = self.again();
@@ -5327,71 +5328,86 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     fence_proxy_async_shared();
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 135
+#line 140
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 141
+#line 146
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 148
+#line 153
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 151
+#line 156
     wgmma_pin(scores);
-#line 153
+#line 158
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped_fine.j2"
     const auto polynomial = CapPolynomial::of(cap);
     const bool is_cut = has_mask(step);
+#line 7
     bool rescales = false;
-#line 20
-    const bool takes_shares = cap_rows.takes_shares();
-    bool are_beyond = true;
-    if (is_cut || cap.falls() || !takes_shares) {
+#line 9
+    // Looks at products: whether all of the tile's logits are shares of the cap.
+    const auto see_products = [&]() {
+      if (cap.falls()) turn_round(scores);
+      // Rows that take shares take them of all products.
+      if (cap_rows.takes_shares()) return true;
       // The largest product of a lane says how tangents are computed, and how far its rows may have grown.
       const float largest = largest_of(scores);
-      bool is_beyond = takes_shares || polynomial.is_beyond(largest);
-      are_beyond = false;
-      if (warp_any(is_cut || cap.falls() || is_beyond || softmax.might_grow(cap.steepness() * largest))) {
-        if (cap.falls()) turn_round(scores);
-        if (is_cut) {
-          raise_lowest(scores);
-          apply_mask(step, kForbidden);
-        }
-        if (!takes_shares && warp_any((is_cut && is_beyond) || cap_rows.may_change(softmax, cap, largest, largest))) {
-          // Perhaps it is far below zero, or forbidden.
-          float highest[2];
-          highest_of(scores, highest);
-          const float upper = maximum(highest[0], highest[1]), allowed = is_cut ? upper : largest;
-          if (is_cut && warp_any(is_beyond)) {
-            is_beyond = upper >= polynomial.limit;
-            if (!warp_any(is_beyond)) is_beyond = are_allowed_beyond(scores, polynomial);
-          }
-          if (warp_any(cap_rows.may_change(softmax, cap, upper, allowed)))
-            rescales = cap_rows.follow(softmax, cap, highest, allowed);
-        }
-        are_beyond = warp_any(is_beyond || (is_cut && !polynomial.forbids()));
+      bool is_beyond = polynomial.is_beyond(largest);
+      if (!is_cut && !warp_any(is_beyond || softmax.might_grow(cap.steepness() * largest))) return false;
+      if (is_cut) {
+        if (warp_any(largest > -kLeast)) raise_lowest(scores);
+        apply_mask(step, kForbidden);
       }
-    }
+      if (warp_any((is_cut && is_beyond) || cap_rows.may_change(softmax, cap, largest, largest))) {
+        float highest[2];
+        highest_of(scores, highest);
+        const float upper = maximum(highest[0], highest[1]), allowed = is_cut ? upper : largest;
+        const bool may_change = warp_any(cap_rows.may_change(softmax, cap, upper, allowed));
+        if (is_cut) {
+          // The largest product is perhaps far below zero, or forbidden.
+          const bool are_large = warp_any(is_beyond), are_above = warp_any(upper >= polynomial.limit);
+          is_beyond = are_above;
+          if (are_large && !are_above) is_beyond = are_below(scores, polynomial, is_cut);
+        }
+        if (may_change) {
+#line 37
+          rescales = cap_rows.follow(softmax, cap, highest, allowed);
+        }
+      }
+#line 41
+      return warp_any(is_beyond || (is_cut && !polynomial.forbids()));
+    };
+#line 66
+    const bool are_beyond = see_products();
     // Pinned, products have nothing computed of them before it is known for what.
     wgmma_pin(scores);
+#line 70
     if (are_beyond) {
+      const SharesOfFineCap shares = {CapShare::of(cap)};
       const float shift[2] = {softmax.shift(0), softmax.shift(1)};
-      SharesOfFineCap{CapShare::of(cap)}.replace(scores, shift);
-      if (is_cut) apply_mask(step, -kInfinity);
+      shares.take_powers(scores);
+      shares.replace_powers(scores, shift);
       Exponents exponents;
       softmax.exponentiate(scores, probabilities, exponents);
+      // What is forbidden was as low as the cap. Taken out behind exponentials it is not amid these, which overlap what
+      // makes logits of other products.
+      if (is_cut) {
+        apply_mask(step, 0.0f);
+        softmax.add_up(scores);
+      }
       if (warp_any(softmax.has_outgrown(cap_rows.takes_shares()))) {
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 63
+#line 91
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 207 "kernels/forward_sm90/consumer.j2"
+#line 212 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -5510,30 +5526,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 109
+#line 107
     wgmma_wait<1>();
-#line 111
+#line 109
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 117
+#line 115
     u32 bad_groups = 0;
     if (warp_any(is_inspected(step))) bad_groups = shared.doubts().bad_groups(at.v_at.slot(), look_through());
-#line 120
+#line 118
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 125
+#line 123
     if (warp_any(bad_groups != 0)) {
       const Thread thread = self.again();
       const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
       const Mask mask = mask_of(p, step.rows);
       spread_bad_values(out, shared.v.slot(at.v_at.slot()), bad_groups, mask, row, key, thread);
     }
-#line 132
+#line 130
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
@@ -5541,35 +5557,35 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 148
+#line 146
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   while (next.exists()) {
-#line 169
+#line 167
     begin();
     Shape::Probabilities probabilities;
-#line 185
+#line 183
     // Under a softcap that text is long, and stands once, for the first scores of a stream as for others.
     do {
       take_in(probabilities);
     } while (go_on(probabilities));
-#line 194
+#line 192
     finish(probabilities);
-#line 197
+#line 195
     if (!next.exists()) {
-#line 199
+#line 197
       // Results are where they belong before others take their place.
       if (thread.lane == 0) bulk_wait<0>();
-#line 202
+#line 200
       shared.doubts().settle(thread);
       next = at.once_more(p, shared, thread);
       begin_rows(next);
     }
   }
-#line 208
+#line 206
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 211
+#line 209
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -2393,7 +2393,8 @@ struct AnchoredSoftmax {
     return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
 
-  // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
+  // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
+  // place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
@@ -2415,6 +2416,13 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
+  }
+
+  // The same exponentials, which are in the place of scores, once some have been taken out.
+  FLASHGEN_DEVICE void add_up(const Strip<columns>& exponentials) {
+    tile_sum[0] = tile_sum[1] = 0.0f;
+#pragma unroll
+    for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
   }
 
   // Whether this lane has a row that might reach too far above its anchor.
@@ -3913,33 +3921,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 25
+#line 28
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
   // and hold up the next consumer's.
   bool is_due = true;
-#line 30
+#line 33
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 33
+#line 36
     is_due = true;
   };
-#line 46
+#line 51
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 55
+#line 60
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 61
+#line 66
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 70
+#line 75
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 73
+#line 78
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3961,31 +3969,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 135
+#line 140
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 141
+#line 146
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 144
+#line 149
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 148
+#line 153
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 151
+#line 156
     wgmma_pin(scores);
-#line 153
+#line 158
     release_keys(step);
-#line 163
+#line 168
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 169
+#line 174
 #pragma unroll 1
     for (;;) {
-#line 174
+#line 179
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3995,7 +4003,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 207
+#line 212
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4105,22 +4113,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
 #line 100
     looks = needs_look(next);
-#line 105
+#line 103
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 111
+#line 109
     return true;
   };
   // A step's values alone.
   const auto finish = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 120
+#line 118
     take_turn();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 132
+#line 130
     release_values();
     if (step.is_last()) {
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
@@ -4128,16 +4136,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 
-#line 149
+#line 147
   // The stream is one run of steps, but where some pass by.
   while (next.exists()) {
-#line 152
+#line 150
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
       at.k_at.advance();
       shared.v_ring.wait_full(at.v_at);
-#line 161
+#line 159
       take_turn();
       pass_turn();
       release_values();
@@ -4145,20 +4153,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 169
+#line 167
     begin();
     Shape::Probabilities probabilities;
-#line 190
+#line 188
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 194
+#line 192
     finish(probabilities);
   }
-#line 208
+#line 206
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 211
+#line 209
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -28,6 +28,11 @@ class Computed(NamedTuple):
     #: Whether all of its lane are below the polynomial's end, by the largest; and by squares.
     all_below: Array
     known_below: Array
+    #: Whether one of its lane is below the polynomial's lower end, of all and of those beside forbidden rows; and of
+    #: nothing but forbidden ones.
+    are_below: Array
+    are_below_beside: Array
+    none_below: Array
     #: Whether it is.
     is_below: Array
     #: Its exponent by the polynomial; by that or a share; the same beside forbidden rows; and that of what is
@@ -36,20 +41,20 @@ class Computed(NamedTuple):
     exponent: Array
     beside: Array
     forbidden: Array
-    #: Its logit; that by itself, or of what is forbidden in every second row; as a share of the cap; as one of a low
-    #: cap; and as one of a row whose sum is large.
+    #: Its logit; that by itself, and as near as is enough for a row's highest; as a share of the cap; and as one of a
+    #: low cap.
     logit: Array
     alone: Array
+    near: Array
     share: Array
     of_fine_cap: Array
-    of_large_sum: Array
-    #: The sums that allow for shares of either kind.
+    #: The sum that allows for shares.
     least: Array
-    least_large: Array
-    #: Exponentials of what is forbidden, as a share of either kind and relative to the product; and whether they count.
+    #: Exponentials of what is forbidden, as a share and relative to the product, and whether they count; and beyond the
+    #: polynomial, in a tile of which that is known.
     lowest: Array
-    lowest_of_large_sum: Array
     lowest_counts: Array
+    lowest_beyond: Array
 
 
 RESULTS = len(Computed._fields) - 1
@@ -58,6 +63,11 @@ SOURCE = f"""
 #include "flashgen/cap_shares.cuh"
 using namespace flashgen;
 struct Params {{ const float* x; float* out; float amplitude, slope; i32 count; }};
+template <class Shares, i32 count>
+FLASHGEN_DEVICE void replace(const Shares& shares, float (&products)[count], const float (&shift)[2]) {{
+  shares.take_powers(products);
+  shares.replace_powers(products, shift);
+}}
 FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
   FLASHGEN_SHARED_MEMORY(shared);
   constexpr float kShifts[2] = {{0.375f, 0.375f}}, kNone[2] = {{}};
@@ -66,34 +76,37 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
   const CappedProducts any = CappedProducts::of(cap);
   const SharesOfCap shares = {{any.share}};
   const SharesOfFineCap fine = {{any.share}};
-  const SharesOfLargeSums large = {{any.share}};
+  const SharesBeyond beyond = {{any, false}}, beyond_and_forbidden = {{any, true}};
   const ProductsBelowCap below = {{polynomial}};
   for (i32 from = {GIVEN} * thread_idx(); from < p.count; from += {GIVEN} * 32) {{
     float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], as_shares[{GIVEN}], as_fine[{GIVEN}];
-    float as_large[{GIVEN}], forbidden[{GIVEN}];
+    float forbidden[{GIVEN}];
     for (i32 i = 0; i < {GIVEN}; ++i) s[i] = p.x[from + i];
     if (cap.falls()) turn_round(s);
     raise_lowest(s);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
-      logits[i] = capped[i] = as_shares[i] = as_fine[i] = as_large[i] = s[i];
+      logits[i] = capped[i] = as_shares[i] = as_fine[i] = s[i];
       // Every second row is forbidden, and others are not.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
     }}
     const bool all_below = !polynomial.is_beyond(largest_of(s));
     ProductsSupposedBelowCap supposed = {{polynomial}};
     for (i32 i = 0; i < {GIVEN}; i += 2) supposed.see(s[i], s[i + 1]);
-    any.replace(logits, kNone);
-    any.replace(capped, kShifts);
-    any.replace(forbidden, kShifts);
-    shares.replace(as_shares, kNone);
-    fine.replace(as_fine, kNone);
-    large.replace(as_large, kNone);
+    const bool below_end = are_below(s, polynomial, false);
+    const bool below_end_beside = are_below(forbidden, polynomial, true);
+    replace(beyond, logits, kNone);
+    replace(beyond, capped, kShifts);
+    replace(beyond_and_forbidden, forbidden, kShifts);
+    replace(shares, as_shares, kNone);
+    replace(fine, as_fine, kNone);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       const i32 row = i / 2 % 2;
       const float shift = kShifts[row];
       float* const out = p.out + {RESULTS} * (from + i);
       {OUT["all_below"]} = all_below ? 1.0f : 0.0f;
       {OUT["known_below"]} = polynomial.might_be_beyond(supposed.largest_square) ? 0.0f : 1.0f;
+      {OUT["are_below"]} = below_end ? 1.0f : 0.0f;
+      {OUT["are_below_beside"]} = below_end_beside ? 1.0f : 0.0f;
       {OUT["is_below"]} = polynomial.is_beyond(s[i]) ? 0.0f : 1.0f;
       {OUT["by_polynomial"]} = below.relative(s[i], shift, row);
       {OUT["exponent"]} = capped[i];
@@ -102,19 +115,19 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       {OUT["forbidden"]} = polynomial.forbids() ? below.relative(kForbidden, shift, row) : -kInfinity;
       {OUT["logit"]} = logits[i];
       {OUT["alone"]} = any.logit(s[i]);
+      {OUT["near"]} = row == 1 ? any.share.logit(s[i]) : any.share.logit(kForbidden);
       {OUT["share"]} = as_shares[i];
       {OUT["of_fine_cap"]} = as_fine[i];
-      {OUT["of_large_sum"]} = as_large[i];
       {OUT["least"]} = any.share.least_sum();
-      {OUT["least_large"]} = any.share.least_large_sum();
       const float relative_to[2] = {{s[i], s[i]}};
       float lowest[2][{GIVEN}];
       for (i32 j = 0; j < {GIVEN}; ++j) lowest[0][j] = lowest[1][j] = kForbidden;
-      shares.replace(lowest[0], relative_to);
-      large.replace(lowest[1], relative_to);
+      {OUT["none_below"]} = are_below(lowest[1], polynomial, true) ? 1.0f : 0.0f;
+      replace(shares, lowest[0], relative_to);
+      replace(beyond_and_forbidden, lowest[1], relative_to);
       {OUT["lowest"]} = exp2_approx(lowest[0][0]);
-      {OUT["lowest_of_large_sum"]} = exp2_approx(lowest[1][0]);
       {OUT["lowest_counts"]} = any.share.lowest_counts(relative_to) ? 1.0f : 0.0f;
+      {OUT["lowest_beyond"]} = exp2_approx(lowest[1][0]);
     }}
   }}
 }}
@@ -140,8 +153,6 @@ CAPS = {
 SHARE_ERROR = 8e-8
 #: And the shares of low caps, which take fewer instructions.
 FINE_SHARE_ERROR = 1.9e-7
-#: And shares in the fewest; besides, in powers of two, what beyond 20 of them is no longer told apart.
-LARGE_SHARE_ERROR, LARGE_SHARE_PART = 3.4e-7, 2.0**-19
 #: Where the polynomial ends.
 REACH = 0.265
 BELOW = {name: {"infinite powers": 0.0, "no powers": 0.05}.get(name, REACH) for name in CAPS}
@@ -203,6 +214,18 @@ def test_an_exponent_is_the_same_number_whichever_way_it_is_computed(name: str) 
     assert np.all(found.forbidden == -np.inf)
 
 
+@pytest.mark.parametrize("name", CAPS)
+def test_a_product_below_the_lower_end_is_found_beside_what_is_forbidden(name: str) -> None:
+    found = computed(name)
+    amplitude, slope = CAPS[name]
+    is_below = (found.is_below == 0) & ((found.x if amplitude * slope >= 0 else -found.x) < 0)
+    of_lanes = is_below.reshape(-1, GIVEN)
+    rows = np.arange(GIVEN) // 2 % 2
+    for seen, expected in ((found.are_below, of_lanes), (found.are_below_beside, of_lanes[:, rows == 0])):
+        assert np.array_equal(seen.reshape(-1, GIVEN)[:, 0] == 1, expected.any(axis=1))
+    assert not found.none_below.any()
+
+
 def test_a_nan_hides_no_product_beyond_the_polynomial() -> None:
     x = np.full((GIVEN, 2, WARP // 2), 0.01, np.float32)
     x[:, 0] = 1e3
@@ -220,23 +243,14 @@ def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> Non
         assert np.all(abs(share - expected) <= error * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected))
 
 
-#: Those of which a row's sum can be large enough for shares in the fewest instructions.
-WITH_LARGE_SUMS = {"cap 30", "cap 50", "cap 100", "cap 101", "cap 1000", "falls", "both negative", "infinite powers"}
-
-
 @pytest.mark.parametrize("name", CAPS)
-def test_a_share_in_the_fewest_instructions_is_as_exact_as_rows_with_large_sums_allow(name: str) -> None:
+def test_a_rows_highest_logit_is_near_its_own_and_that_of_a_forbidden_row_is_none(name: str) -> None:
     found = computed(name)
-    cap, least = abs(CAPS[name][0]), float(found.least_large[0]) * np.log(2)
-    assert np.isfinite(least) == (name in WITH_LARGE_SUMS)
-    if not np.isfinite(least):
-        return
-    assert LARGE_SHARE_ERROR * cap <= LSE_TOLERANCE * max(1.0, least)
-    # And nothing to what probabilities are rounded to.
-    assert LARGE_SHARE_ERROR * cap <= 3.5e-4
-    expected = exact(name, found.x)
-    allowed = LARGE_SHARE_ERROR * cap / np.log(2) + 4.5e-7 * abs(expected) + LARGE_SHARE_PART
-    assert np.all(abs(found.of_large_sum - expected) <= allowed)
+    is_forbidden = np.arange(found.x.size) // 2 % 2 == 0
+    assert np.all(found.near[is_forbidden] == -np.inf)
+    expected = exact(name, found.x)[~is_forbidden]
+    allowed = SHARE_ERROR * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected)
+    assert np.all(abs(found.near[~is_forbidden] - expected) <= allowed)
 
 
 @pytest.mark.parametrize("name", CAPS)
@@ -257,8 +271,7 @@ def test_what_is_forbidden_counts_for_nothing_where_it_is_left_as_low_as_the_cap
     found = computed(name)
     counts = found.lowest_counts == 1
     assert not np.any(found.lowest[~counts])
-    if np.isfinite(found.least_large[0]):
-        assert not np.any(found.lowest_of_large_sum[~counts])
+    assert not np.any(found.lowest_beyond)
     # And it is left where it is, if that is certain.
     amplitude, slope = CAPS[name]
     lowest = -abs(amplitude) / np.log(2)
@@ -286,23 +299,3 @@ def test_infinite_products_reach_the_cap_and_a_nan_stays_one() -> None:
         for logits in (found.exponent + 0.375, found.share, found.of_fine_cap):
             np.testing.assert_allclose(logits[:4][infinite], np.sign(given[infinite]) * 30 / np.log(2), rtol=1e-6)
             assert np.all(np.isnan(logits[:4][np.isnan(given)]))
-
-
-@pytest.mark.parametrize("at", range(4))
-def test_in_a_row_with_a_large_sum_an_infinite_product_reaches_the_cap_and_a_nan_shows(at: int) -> None:
-    row = np.float32([0.5, -0.5, 1.0, -1.0])
-    for bad in (np.inf, -np.inf, np.nan):
-        # Those of the first row, beside which stand those of the second.
-        given = np.float32([0.25] * GIVEN)
-        first = [0, 1, 4, 5]
-        given[first] = row
-        given[first[at]] = bad
-        logits = computed("cap 30", np.resize(given, WARP)).of_large_sum[:GIVEN]
-        others = [i for i in range(GIVEN) if i not in first]
-        assert np.all(np.isfinite(logits[others]))
-        if np.isnan(bad):
-            # In some of its row, so that their sum is none.
-            assert np.any(np.isnan(logits[first]))
-        else:
-            np.testing.assert_allclose(logits[first[at]], np.sign(bad) * 30 / np.log(2), rtol=1e-6)
-            assert np.all(np.isfinite(logits[first]))

@@ -24,7 +24,7 @@ SOURCE = """
 #include "flashgen/cap_rows.cuh"
 using namespace flashgen;
 struct Params {
-  const float* highest; const float* before; i32* found; float* anchors; float amplitude, slope, sum, later;
+  const float* highest; const float* before; i32* found; float* anchors; float amplitude, slope, sum;
 };
 FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
@@ -34,7 +34,7 @@ FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   const float highest[2] = {p.highest[2 * lane], p.highest[2 * lane + 1]};
   AnchoredSoftmax<bfloat16_t, 64, Regrowth::REGROWTH, true> softmax;
   softmax.reset();
-  const float logits[2] = {capped.logit(row_maximum(highest[0])), capped.logit(row_maximum(highest[1]))};
+  const float of_rows[2] = {row_maximum(highest[0]), row_maximum(highest[1])};
   for (i32 row = 0; row < 2; ++row) {
     const float before = p.before[2 * lane + row];
     if (before == -kInfinity) continue;
@@ -42,12 +42,9 @@ FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
     softmax.rows.sum[row] = p.sum;
   }
   CapRows cap_rows = {};
-  CapRows::follow(softmax, capped.share, logits[0], logits[1]);
-  p.found[lane] = cap_rows.see_highest(softmax, capped, highest) ? 1 : 0;
-  p.found[lane] += (cap_rows.are_large ? 2 : 0) + (cap_rows.are_larger ? 4 : 0);
-  for (i32 row = 0; row < 2; ++row) softmax.rows.sum[row] = p.later;
-  cap_rows.see_sums(softmax, cap);
-  p.found[lane] += cap_rows.are_larger ? 8 : 0;
+  p.found[lane] = cap_rows.may_be_shares(softmax, capped.share, of_rows, highest) ? 1 : 0;
+  p.found[lane] += cap_rows.are_large ? 2 : 0;
+  CapRows::follow(softmax, capped.share, capped.logit(of_rows[0]), capped.logit(of_rows[1]));
   for (i32 row = 0; row < 2; ++row) p.anchors[2 * lane + row] = softmax.rows.anchor[row];
 }
 """
@@ -56,12 +53,9 @@ FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
 class Found(NamedTuple):
     """What is known of rows with a tile."""
 
-    #: Whether its logits may be shares, those of all tiles after it, too, and in the fewest instructions.
+    #: Whether its logits may be shares, and those of all tiles after it, too.
     may_be_shares: bool
     are_large: bool
-    may_be_short: bool
-    #: The same of the next tile, when each lane has a sum of `later`.
-    later_short: bool
     anchors: Array
 
 
@@ -70,7 +64,6 @@ def rows(
     before: Array | None = None,
     of_sum: float = 0.25,
     cap: float = 200.0,
-    later: float = 0.25,
     anchored: bool = False,
 ) -> Found:
     """With a tile that has these highest logits for each lane's two rows. Sums that lanes had before are relative to
@@ -81,12 +74,12 @@ def rows(
     found, anchors = np.zeros(LANES, np.int32), np.zeros((LANES, ROWS), np.float32)
     buffers = [Buffer(name, x.ctypes.data, x.nbytes) for name, x in zip(("highest", "before"), given, strict=True)]
     buffers += [Buffer(name, x.ctypes.data, x.nbytes, True) for name, x in (("found", found), ("anchors", anchors))]
-    params = struct.pack("QQQQffff", *(x.ctypes.data for x in (*given, found, anchors)), cap, SLOPE, of_sum, later)
+    params = struct.pack("QQQQfff4x", *(x.ctypes.data for x in (*given, found, anchors)), cap, SLOPE, of_sum)
     source = SOURCE.replace("REGROWTH", "foreseen" if anchored else "never")
     EmulatedKernel("rows", source).launch(1, params, buffers, threads=32)
     assert (found == found[0]).all()
     assert np.array_equal(anchors.reshape(8, 4, ROWS), anchors.reshape(8, 4, ROWS)[:, :1].repeat(4, axis=1))
-    return Found(*(bool(found[0] >> bit & 1) for bit in range(4)), anchors)
+    return Found(*(bool(found[0] >> bit & 1) for bit in range(2)), anchors)
 
 
 def logits(of_rows: float) -> Array:
@@ -140,39 +133,12 @@ def test_only_rows_that_are_above_zero_keep_taking_shares_without_being_asked() 
     assert not far_below.are_large
 
 
-def test_sums_that_have_become_large_are_seen_between_tiles() -> None:
-    """Four lanes with a sum of a quarter or of 4 each, relative to a logit of 5."""
-    assert not rows(logits(5.0), later=0.25).later_short
-    assert rows(logits(5.0), later=4.0).later_short
-    small = logits(30.0)
-    small[8:12, 1] = 5.0
-    assert not rows(small, later=0.25).later_short
-    assert rows(small, later=4.0).later_short
-
-
-def test_fewest_instructions_want_a_logarithm_of_seven() -> None:
-    assert rows(logits(7.1)).may_be_short
-    assert not rows(logits(5.0)).may_be_short
-
-
-def test_a_quarter_less_is_wanted_of_rows_of_many_keys_as_what_they_are_off_by_is_evened_out() -> None:
-    """A maximum of 2.7, and sums of so many of its size: 5.5 and 4."""
-    highest, before = logits(-50.0), np.full((LANES, ROWS), 2.7)
-    assert rows(highest, before, 16 / 4).may_be_short
-    assert not rows(highest, before, 3.7 / 4).may_be_short
-    # How many there are is known where the anchor is the maximum.
-    assert not rows(highest, before, 16 / 4, anchored=True).may_be_short
-    # No more than that: 4.8.
-    assert not rows(highest, np.full((LANES, ROWS), -0.75), 256 / 4).may_be_short
-
-
 def test_beyond_a_cap_of_1000_it_is_what_the_polynomial_does_not_reach() -> None:
     """1,696 of 6,400."""
     highest, before = np.full((LANES, ROWS), 1690.0), np.full((LANES, ROWS), 1500.0)
     highest[0, 0] = 1710.0
     assert not rows(highest, before, cap=6400.0).may_be_shares
     assert rows(highest + 10.0, before, cap=6400.0).may_be_shares
-    assert not rows(highest + 4000.0, before, cap=6400.0).may_be_short
 
 
 def test_anchors_are_maxima_or_ahead_of_them_by_what_rows_may_grow() -> None:

@@ -199,7 +199,8 @@ struct AnchoredSoftmax {
     return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
 
-  // Exponentials of a tile: rounded in `probabilities` where scores are kept, else in their place.
+  // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
+  // place.
   template <class Logits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
@@ -221,6 +222,13 @@ struct AnchoredSoftmax {
     }
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
+  }
+
+  // The same exponentials, which are in the place of scores, once some have been taken out.
+  FLASHGEN_DEVICE void add_up(const Strip<columns>& exponentials) {
+    tile_sum[0] = tile_sum[1] = 0.0f;
+#pragma unroll
+    for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
   }
 
   // Whether this lane has a row that might reach too far above its anchor.

@@ -86,13 +86,21 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
-// Whether a lane has a product beyond the polynomial, and not one that stands for a forbidden one.
+// Whether a lane has a product below the polynomial's lower end, and not one that stands for a forbidden one:
+// if there are some of those, none is lower. Numbers below zero are in the order of their bits, which are
+// larger than those of others, and one is added to have forbidden ones come first of all.
 template <i32 count>
-FLASHGEN_DEVICE bool are_allowed_beyond(const float (&products)[count], const CapPolynomial& polynomial) {
-  bool are = false;
+FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomial& polynomial,
+                               bool are_some_forbidden) {
+  const u32 first = are_some_forbidden ? 0u - bits_of(kForbidden) : 0u;
+  u32 last = 0;
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) are |= polynomial.is_beyond(products[i]) & (products[i] != kForbidden);
-  return are;
+  for (i32 i = 0; i < count; ++i) {
+    const u32 place = bits_of(products[i]) + first;
+    last = place > last ? place : last;
+  }
+  const bool are_all_forbidden = are_some_forbidden && last == 0;
+  return !are_all_forbidden && float_of(last - first) <= -polynomial.limit;
 }
 
 // The highest product of each of a lane's two rows.
@@ -114,10 +122,10 @@ FLASHGEN_DEVICE void turn_round(float (&products)[count]) {
   for (i32 i = 0; i < count; ++i) products[i] = -products[i];
 }
 
-// Before a mask is applied: none is what stands for a product that is forbidden.
+// Before a mask is applied: none is what stands for a product that is forbidden, or lower.
+constexpr float kLeast = 0.5f * kForbidden;
 template <i32 count>
 FLASHGEN_DEVICE void raise_lowest(float (&products)[count]) {
-  constexpr float kLeast = 0.5f * kForbidden;
 #pragma unroll
   for (i32 i = 0; i < count; ++i) products[i] = products[i] < kLeast ? kLeast : products[i];
 }

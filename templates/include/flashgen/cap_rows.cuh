@@ -14,17 +14,21 @@ FLASHGEN_DEVICE bool are_several(bool is_so) {
   return (places & (places - 1)) != 0;
 }
 
+// What has become of a tile's products, as one number, as registers are short: none has been looked at; they
+// have; and, besides, anchors move, so that what rows have so far is to be scaled.
+enum class Look : i32 { kNone, kTaken, kMovesAnchors };
+
 // Of rows under a low cap, of which all logits may be shares.
 struct FineCapRows {
-  // How far they have come. All products were below the polynomial's end; or some were beyond, once; or many
-  // are, and all logits are shares of the cap, and no row can grow further above its anchor than exponentials
-  // can reach, so that there is nothing to look for.
-  enum Stage : i32 { kBelow, kHadSome, kTakesShares };
+  // How far they have come. All products were below the polynomial's end; or so they were, and rows of a
+  // softmax that can take exponentials once more have anchors that are near enough, so that products are not
+  // looked at before exponentials are taken of them; or some were beyond, once; or many are, and all logits
+  // are shares of the cap, and no row can grow further above its anchor than exponentials can reach, so that
+  // there is nothing to look for.
+  enum Stage : i32 { kBelow, kCalm, kHadSome, kTakesShares };
   Stage stage;
-  // For softmaxes that can take exponentials once more: whether every row has an anchor, and none has given
-  // reason to look at products before exponentials are taken of them.
-  bool is_calm;
 
+  FLASHGEN_DEVICE bool is_calm() const { return stage == kCalm; }
   FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
   // has none higher or larger.
@@ -44,17 +48,9 @@ struct FineCapRows {
 template <class Softmax>
 FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
                                          float largest) {
-  const auto capped = CappedProducts::of(cap);
-  const float top = capped.share.highest, limit = capped.polynomial.limit;
-  const float found[2] = {row_maximum(capped.logit(highest[0])), row_maximum(capped.logit(highest[1]))};
-  const bool begins_rows = warp_any(softmax.has_no_anchor());
-  // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
-  // rows have other keys.
-  const bool are_many = begins_rows || stage != kBelow || are_several(largest >= 0.625f * limit);
-  // In a first tile one key is enough, as it is likely that there are more, and so are several near the
-  // limit.
-  const bool are_near = begins_rows && are_several(largest >= 0.8f * limit);
-  const bool are_some = warp_any(largest >= limit);
+  const auto share = CapShare::of(cap);
+  const float top = share.highest, limit = CapPolynomial::of(cap).limit;
+  const float found[2] = {share.logit(row_maximum(highest[0])), share.logit(row_maximum(highest[1]))};
   float ahead[2];
   bool is_safe = true;
 #pragma unroll
@@ -62,7 +58,17 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
-  const bool begins = Softmax::foresees && (are_near || (are_some && are_many)) && !warp_any(!is_safe);
+  // All votes together, as each takes time by itself.
+  const bool begins_rows = warp_any(softmax.has_no_anchor()), are_some = warp_any(largest >= limit);
+  const bool are_safe = !warp_any(!is_safe);
+  const bool are_several_large = are_several(largest >= 0.625f * limit);
+  const bool are_several_near = are_several(largest >= 0.8f * limit);
+  // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
+  // rows have other keys. In a first tile one is enough, as it is likely that there are more, and so are
+  // several near the limit.
+  const bool are_many = begins_rows | (stage >= kHadSome) | are_several_large;
+  const bool are_near = begins_rows & are_several_near;
+  const bool begins = Softmax::foresees & are_safe & (are_near | (are_some & are_many));
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
@@ -70,17 +76,19 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     const float grown = Softmax::anchor_ahead(found[row], kBelowCap * top, true);
     softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
-  stage = begins ? kTakesShares : are_some ? kHadSome : stage;
-  if constexpr (Softmax::checks)
-    is_calm = (is_calm || begins_rows) && !begins && !warp_any(cap.falls() || softmax.has_no_anchor());
+  if (stage <= kCalm) {
+    const bool may_be_calm = Softmax::checks && (begins_rows | is_calm());
+    const bool are_calm = may_be_calm && !warp_any(cap.falls() || softmax.has_no_anchor());
+    stage = are_some ? kHadSome : are_calm ? kCalm : kBelow;
+  }
+  if (begins) stage = kTakesShares;
   return softmax.rescales();
 }
 
 // Of rows under any other cap, whose highest products are looked at in every tile.
 struct CapRows {
-  // Whether sums of all of a warp's rows are so large that their logits may be shares, and in the fewest
-  // instructions. Sums do not fall.
-  bool are_large, are_larger;
+  // Whether sums of all of a warp's rows are so large that their logits may be shares. Sums do not fall.
+  bool are_large;
 
   // Sees to it that anchors are near enough to maxima, which are these. The softmax says whether it rescales.
   template <class Softmax>
@@ -88,67 +96,46 @@ struct CapRows {
     const float found[2] = {first, second}, top = share.highest;
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
-      // No further ahead than a row might get while its products are below the polynomial's end.
-      const float end = kBelowCap * top;
-      const float ahead = found[row] < end ? Softmax::anchor_ahead(found[row], end, true)
-                                           : softmax.anchor_ahead_in(row, found[row], top);
-      softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : softmax.rows.anchor[row]);
+      const float anchor = softmax.rows.anchor[row];
+      if constexpr (Softmax::reach == 0.0f) {
+        // By one instruction: compilers would make a branch of a choice, amid a tile's exponentials.
+        softmax.move_anchor(row, maximum(anchor, found[row]));
+      } else {
+        // No further ahead than a row might get while its products are below the polynomial's end.
+        const float end = kBelowCap * top;
+        const float ahead = found[row] < end ? Softmax::anchor_ahead(found[row], end, true)
+                                             : softmax.anchor_ahead_in(row, found[row], top);
+        softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : anchor);
+      }
     }
   }
-  // Whether logits may be shares in a tile that has these highest products of a lane, and anchors for them.
+  // Whether logits may be shares in a tile whose highest products are these, of each row and of a lane.
   template <class Softmax>
-  FLASHGEN_DEVICE bool see_highest(const Softmax& softmax, const CappedProducts& capped,
-                                   const float (&highest)[2]);
-  // Between tiles, while the next one's products are on their way.
-  template <class Softmax>
-  FLASHGEN_DEVICE void see_sums(const Softmax& softmax, const Cap& cap) {
-    if (!are_large || are_larger) return;
-    const auto share = CapShare::of(cap);
-    const RowSum sums[2] = {sum_of(softmax, 0, 0.0f), sum_of(softmax, 1, 0.0f)};
-    are_larger = !warp_any(!sums[0].is_larger(share) || !sums[1].is_larger(share));
-  }
-
- private:
-  // The logarithm of a row's sum, and how far it is above the largest exponential, as far as that is known.
-  struct RowSum {
-    float sum, above;
-
-    FLASHGEN_DEVICE bool is_larger(const CapShare& share) const {
-      return share.are_nearly_exact_for(sum, above);
-    }
-  };
-  // With so much more in each lane.
-  template <class Softmax>
-  FLASHGEN_DEVICE static RowSum sum_of(const Softmax& softmax, i32 row, float more) {
-    const float above = log2_approx(row_total(softmax.rows.sum[row] + more));
-    return {softmax.shift(row) + above, Softmax::foresees ? 0.0f : above};
-  }
+  FLASHGEN_DEVICE bool may_be_shares(const Softmax& softmax, const CapShare& share, const float (&of_rows)[2],
+                                     const float (&of_lane)[2]);
 };
 
 template <class Softmax>
-FLASHGEN_DEVICE bool CapRows::see_highest(const Softmax& softmax, const CappedProducts& capped,
-                                          const float (&highest)[2]) {
+FLASHGEN_DEVICE bool CapRows::may_be_shares(const Softmax& softmax, const CapShare& share,
+                                            const float (&of_rows)[2], const float (&of_lane)[2]) {
   if (are_large) return true;
-  // Mostly some logit is enough.
-  const CapShare& share = capped.share;
-  if constexpr (!Softmax::foresees) {
-    const float least = share.least_large_sum();
-    if (!warp_any(softmax.rows.anchor[0] < least || softmax.rows.anchor[1] < least))
-      return are_large = are_larger = true;
-  }
-  bool is_exact = true, is_large = true, is_larger = true;
+  const float least = share.least_sum();
+  const float peaks[2] = {maximum(softmax.rows.anchor[0], share.logit(of_rows[0])),
+                          maximum(softmax.rows.anchor[1], share.logit(of_rows[1]))};
+  // Mostly some logit is enough, where anchors are not ahead of these.
+  if (!Softmax::foresees && !warp_any(peaks[0] < least || peaks[1] < least)) return are_large = true;
+  bool is_large = true, is_exact = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     // The row's sum is that of what it has, and of the highest of each lane, at least.
-    const float of_lane = exp2_approx(capped.logit(highest[row]) - softmax.shift(row));
-    const RowSum with_tile = sum_of(softmax, row, of_lane);
-    is_exact = is_exact && share.are_exact_for(with_tile.sum);
-    is_large = is_large && with_tile.sum >= share.least_sum();
-    is_larger = is_larger && with_tile.is_larger(share);
+    const float before = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - peaks[row]);
+    const float of_tile = exp2_approx(share.logit(of_lane[row]) - peaks[row]);
+    const float sum = peaks[row] + log2_approx(row_total(before + of_tile));
+    is_large = is_large && sum >= least;
+    is_exact = is_exact && share.are_exact_for(sum);
   }
   are_large = !warp_any(!is_large);
-  are_larger = !warp_any(!is_larger);
-  return are_large || !warp_any(!is_exact);
+  return !warp_any(!is_exact);
 }
 
 }  // namespace flashgen

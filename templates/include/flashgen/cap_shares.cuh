@@ -1,5 +1,5 @@
 // Logits that are near their cap, as shares of it: of few instructions, or exact; and how large a row's sum
-// has to be for either.
+// has to be for these.
 #pragma once
 #include "flashgen/cap.cuh"
 
@@ -33,17 +33,6 @@ struct CapShare {
     const float least = least_sum();
     return sum >= least || sum <= -least - kMoreKeys;
   }
-  // The same for shares in the fewest instructions. Of caps close to zero parts might be infinite.
-  FLASHGEN_DEVICE float least_large_sum() const {
-    return highest >= 1.0f && highest < 1.001f * kHighCap * kLog2E ? 0.035f * highest : kInfinity;
-  }
-  // Whether a sum is, that is known to be so far above its row's largest exponential. What many logits are
-  // off by is evened out, by the root of how many there are, so that a quarter less will do from a dozen on.
-  // (Less still would not: one that comes later, and is as large as all of them, is not evened out.)
-  FLASHGEN_DEVICE bool are_nearly_exact_for(float sum, float above) const {
-    const float evened = 0.4f * exp2_approx(0.5f * above);
-    return sum * maximum(1.0f, evened < 1.35f ? evened : 1.35f) >= least_large_sum();
-  }
   // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
   // or it is so small that it is flushed to zero.
   FLASHGEN_DEVICE bool lowest_counts(const float (&shift)[2]) const {
@@ -55,6 +44,11 @@ struct CapShare {
   FLASHGEN_DEVICE float operator()(float s) const {
     const float power = power_of(s);
     return reciprocal_approx(power + 1.0f) * (power - 1.0f);
+  }
+  // A row's highest logit, as near as is of use to find out what its others are relative to.
+  FLASHGEN_DEVICE float logit(float s) const {
+    const float logit = (*this)(s)*highest;
+    return s == kForbidden ? -kInfinity : logit;
   }
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
@@ -70,6 +64,9 @@ struct CapShare {
 // Finds exponents of e^2x for two pairs of a row at once, of a warp's strip, where a lane has two columns for
 // each row in turn. What comes of a forbidden product is for the mask to say once more. Four share a
 // division, as it is slow: 1 / a is b / (a b).
+//
+// All ways that follow take the powers of all products first, as it hides what each of them takes, and what
+// else there is to be found out: then what is subtracted of each row is to be known.
 template <i32 count, class Exponents>
 FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& exponents) {
 #pragma unroll
@@ -93,9 +90,12 @@ struct SharesOfFineCap {
   CapShare share;
 
   template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
     share.take_powers(products);
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_powers(float (&powers)[count], const float (&shift)[2]) const {
+    replace_by_fours(powers, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
   }
 
  private:
@@ -117,10 +117,14 @@ struct SharesOfFineCap {
 struct SharesOfCap {
   CapShare share;
 
+  FLASHGEN_DEVICE float logit(float s) const { return share.logit(s); }
   template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
     share.take_powers(products);
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
+  }
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_powers(float (&powers)[count], const float (&shift)[2]) const {
+    replace_by_fours(powers, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
   }
 
  private:
@@ -142,40 +146,7 @@ struct SharesOfCap {
   }
 };
 
-// ... or are so in rows whose sums are large, in the fewest instructions: cap - 2 cap / (e^2x + 1), off by
-// most near zero. A NaN may show in others of its row, ...
-struct SharesOfLargeSums {
-  CapShare share;
-
-  template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) products[i] = exp2_approx(products[i] * share.exponent);
-    const float unit = kUnit * reciprocal_approx(share.highest);
-    const float rest[2] = {share.highest - shift[0], share.highest - shift[1]};
-    replace_by_fours(products, [&](float (&four)[4], i32 row) { exponents(four, rest[row], unit); });
-  }
-
- private:
-  // Divisors e^2x + 1 are taken for parts of the cap times 2^20, beyond which they are all alike: so four
-  // have a product, and twice the cap over them is found without a multiplication by it.
-  static constexpr float kUnit = 0x1p-20f;
-
-  FLASHGEN_DEVICE void exponents(float (&parts)[4], float rest, float unit) const {
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) parts[i] = fused_multiply_add_clipped(parts[i], unit, unit);
-    const float pairs[2] = {parts[0] * parts[1], parts[2] * parts[3]};
-    const float part = reciprocal_approx(pairs[0] * pairs[1]) * (-2.0f * kUnit);
-#pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      const float of_pair = part * pairs[1 - i], first = parts[2 * i];
-      parts[2 * i] = fused_multiply_add(of_pair, parts[2 * i + 1], rest);
-      parts[2 * i + 1] = fused_multiply_add(of_pair, first, rest);
-    }
-  }
-};
-
-// ... or are so where they are beyond the polynomial, for caps of which no other share would do.
+// ... or, where no other share would do, are so beyond the polynomial, ...
 struct CappedProducts {
   CapPolynomial polynomial;
   CapShare share;
@@ -189,26 +160,51 @@ struct CappedProducts {
     const float logit = polynomial.is_beyond(s) ? beyond : below;
     return s == kForbidden ? -kInfinity : logit;
   }
+};
 
-  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
-  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps.
+// ... of a tile that a mask may cut.
+struct SharesBeyond {
+  CappedProducts capped;
+  bool are_some_forbidden;
+
+  FLASHGEN_DEVICE float logit(float s) const { return capped.logit(s); }
+  // There are none to be taken ahead.
   template <i32 count>
-  FLASHGEN_DEVICE void replace(float (&products)[count], const float (&shift)[2]) const {
+  FLASHGEN_DEVICE void take_powers(float (&)[count]) const {}
+  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
+  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps. Where all
+  // of a warp's are forbidden they stay as they are, which no exponential is left of.
+  template <i32 count>
+  FLASHGEN_DEVICE void replace_powers(float (&products)[count], const float (&shift)[2]) const {
     constexpr i32 few = count % 16 == 0 ? 16 : 8;
 #pragma unroll 1
     for (i32 from = 0; from < count; from += few) {
       float replaced[few];
+      bool are_some = !are_some_forbidden;
 #pragma unroll
       for (i32 i = 0; i < few; ++i) {
-        const float s = products[i], less = -shift[i / 2 % 2];
-        const float below = fused_multiply_add(s, polynomial.factor(s), less);
-        const float beyond = fused_multiply_add(share(s), share.highest, less);
-        replaced[i] = polynomial.is_beyond(s) ? beyond : below;
+        replaced[i] = products[i];
+        are_some = are_some || replaced[i] != kForbidden;
       }
+      if (warp_any(are_some)) replace_few(replaced, shift);
 #pragma unroll
       for (i32 i = 0; i < count - few; ++i) products[i] = products[i + few];
 #pragma unroll
       for (i32 i = 0; i < few; ++i) products[count - few + i] = replaced[i];
+    }
+  }
+
+ private:
+  template <i32 few>
+  FLASHGEN_DEVICE void replace_few(float (&products)[few], const float (&shift)[2]) const {
+    const CapPolynomial& polynomial = capped.polynomial;
+    const CapShare& share = capped.share;
+#pragma unroll
+    for (i32 i = 0; i < few; ++i) {
+      const float s = products[i], less = -shift[i / 2 % 2];
+      const float below = fused_multiply_add(s, polynomial.factor(s), less);
+      const float beyond = fused_multiply_add(share(s), share.highest, less);
+      products[i] = polynomial.is_beyond(s) ? beyond : below;
     }
   }
 };
