@@ -5370,7 +5370,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
           // The largest product is perhaps far below zero, or forbidden.
           const bool are_large = warp_any(is_beyond), are_above = warp_any(upper >= polynomial.limit);
           is_beyond = are_above;
-          if (are_large && !are_above) is_beyond = are_below(scores, polynomial, is_cut);
+          if (are_large && !are_above) is_beyond = are_below(scores, polynomial, true);
         }
         if (may_change) {
 #line 37

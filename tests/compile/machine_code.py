@@ -60,6 +60,13 @@ class Code:
                 left += self.next[at]
         return passed, ended
 
+    def straight(self) -> list[list[str]]:
+        """Runs of instructions that are only carried out together: no branch leads out of one's midst, or into it."""
+        leaves = [line.startswith("BRA ") for line in self.lines]
+        entered = {to for i, leave in enumerate(leaves) if leave for to in self.next[i]}
+        begins = [i for i in range(len(self.lines)) if i == 0 or leaves[i - 1] or i in entered]
+        return [self.lines[a:b] for a, b in zip(begins, [*begins[1:], len(self.lines)], strict=True)]
+
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?(.*?)\s*;|^(\.L\w+):", re.M)
 

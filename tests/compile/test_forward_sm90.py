@@ -159,6 +159,17 @@ def test_exponentials_stand_before_the_wait_for_the_output(dims: tuple[int, int]
             assert not [i for i in after if is_exponential(steps.lines[i])]
 
 
+@each([build for build in BUILT if "capped" in forward(*build).switches])
+def test_nothing_branches_amid_exponentials_of_capped_logits(dims: tuple[int, int], name: str, dtype: str) -> None:
+    """They overlap what makes logits of other products, in either way: polynomials, or shares with powers of their
+    own."""
+    kernel = forward(dims, name, dtype)
+    in_tile = int(kernel.constant("tile_kv")) // 2
+    found = [sum(map(is_exponential, run)) for run in code(kernel).straight()]
+    assert [count for count in found if in_tile <= count < 2 * in_tile]
+    assert [count for count in found if count >= 2 * in_tile]
+
+
 @each([build for build in BUILT if forward(*build).switches & {"capped", "values_first"} == {"values_first"}])
 def test_where_values_come_first_exponentials_are_rounded_as_they_come(
     dims: tuple[int, int], name: str, dtype: str
