@@ -2731,357 +2731,6 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 }  // namespace flashgen
 
-#line 3 "flashgen/walk.cuh"
-// Walking over the tiles that a mask does not rule out.
-//
-// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
-//
-//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
-//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
-//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
-//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
-//     allows(q, k)                          whether one pair is allowed
-
-namespace flashgen {
-
-// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
-// all of them call, and get the same.
-template <bool has_holes>
-struct Walk {
-  i32 tile;
-  i32 end;
-  // Tiles after `tile` that are visited: bit l is tile `group` + l.
-  i32 group;
-  u32 others;
-
-  FLASHGEN_DEVICE explicit Walk(Range tiles)
-      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
-
-  FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that has looked at the tile.
-  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
-
-  // Goes on to the next tile; returns how many tiles were left out before it.
-  template <class Visited>
-  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
-    }
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/stream.cuh"
-// Streaming tiles between global and shared memory.
-
-namespace flashgen {
-
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
-
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
-};
-
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
-  return chunk;
-}
-
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
-
-// Asynchronous copy of one chunk, in pieces of access_bytes.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
-  constexpr i32 pieces = kChunkBytes / access_bytes;
-  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
-#pragma unroll
-  for (i32 i = 0; i < pieces; ++i) {
-    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
-    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
-  }
-}
-
-// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
-// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
-// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
-// columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
-struct TileStream {
-  using T = typename Tile::Element;
-  static constexpr i32 count = Tile::rows * Tile::chunks;
-  static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
-  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
-  static constexpr i32 rows_apart = threads / Tile::chunks;
-  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
-
-  i64 stride;
-  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
-  // there on.
-  const T* next;
-  i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
-
-  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
-      : stride(source.stride) {
-    seek(source, first_row, thread);
-  }
-
-  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
-    if constexpr (stacked) {
-      const i32 row = first_row + thread.index() / Tile::chunks;
-      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
-      rows_left = source.row_count - row;
-    } else {
-      next = source.at(first_row, 0);
-      rows_left = source.row_count - first_row;
-    }
-  }
-
-  // Leaves out the next `tiles` tiles.
-  FLASHGEN_DEVICE void skip(i32 tiles) {
-    next += static_cast<i64>(tiles) * Tile::rows * stride;
-    rows_left -= tiles * Tile::rows;
-  }
-
-  // Starts the next tile's way into `tile`.
-  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
-    if constexpr (stacked) {
-      const i32 chunk = thread.index() % Tile::chunks;
-      const i32 columns = head_dim - chunk * Tile::chunk_elements;
-      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
-        next += rows_apart * stride;
-      }
-    } else {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
-                  chunk = index % Tile::chunks;
-        if (index >= count) break;
-        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
-        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
-      }
-      next += Tile::rows * stride;
-    }
-    rows_left -= Tile::rows;
-  }
-
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
-
- private:
-  // A chunk without columns reads nothing: where `from` then points does not matter.
-  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
-  }
-};
-
-// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
-}
-template <bool asynchronous, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
-}
-
-// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
-template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
-FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
-                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
-                                       const Factor& factor) {
-  using T = typename Tile::Element;
-  const i32 row = first_row + thread.row(), column = first_column + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float scale = factor(m, h);
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
-            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
-      }
-    }
-  }
-}
-
-// Writes the rows of a tile that exist to global memory.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
-FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
-                                Thread thread) {
-#pragma unroll 4
-  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
-    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
-    const i32 valid = head_dim - chunk * Tile::chunk_elements;
-    if (first_row + row < destination.row_count && valid > 0) {
-      write_chunk<typename Tile::Element, access_bytes>(
-          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 4 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
-
-namespace flashgen {
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<half_t> = 0x04000400u;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <>
-constexpr u32 kToInfinity<float> = 0x00800000u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
-
-template <class T>
-FLASHGEN_DEVICE T not_a_number() {
-  if constexpr (kIsFloat<T>) {
-    return float_of(0x7fffffffu);
-  } else {
-    return T{0x7fff};
-  }
-}
-
-// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
-  u32 bad = 0;
-#pragma unroll 4
-  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
-  }
-  return block_any(bad != 0);
-}
-
-// Puts 0 for every element that is not finite.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
-#pragma unroll 1
-  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
-    u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = signs_of_bad<typename Tile::Element>(word);
-    // From the sign bit of each bad element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
-  }
-  block_sync();
-}
-
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
-#pragma unroll 1
-  for (i32 column = thread.index(); column < head_dim; column += threads) {
-#pragma unroll 1
-    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
-      const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
-        continue;
-#pragma unroll 1
-      for (i32 q = first_q; q < end_q; ++q) {
-        if (mask.allows(q, key))
-          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
-      }
-    }
-  }
-}
-
-}  // namespace flashgen
-
 #line 3 "flashgen/issue_in_fours.cuh"
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
 // told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
@@ -3344,6 +2993,212 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
 
 }  // namespace flashgen
 
+#line 3 "flashgen/stream.cuh"
+// Streaming tiles between global and shared memory.
+
+namespace flashgen {
+
+// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
+template <class T>
+struct GlobalRows {
+  T* data;
+  i64 stride;
+  i32 row_count;
+
+  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
+};
+
+// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  Vec16 chunk = {{0, 0, 0, 0}};
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i] = bits_of(source[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+    }
+  }
+  return chunk;
+}
+
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
+  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i] = float_of(chunk.words[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// Asynchronous copy of one chunk, in pieces of access_bytes.
+template <class T, i32 access_bytes>
+FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
+  constexpr i32 pieces = kChunkBytes / access_bytes;
+  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
+#pragma unroll
+  for (i32 i = 0; i < pieces; ++i) {
+    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
+    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
+    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
+    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
+  }
+}
+
+// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
+// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
+// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
+// columns that do not exist arrive as zeros.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+struct TileStream {
+  using T = typename Tile::Element;
+  static constexpr i32 count = Tile::rows * Tile::chunks;
+  static constexpr i32 per_thread = ceil_div(count, threads);
+  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
+  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
+  static constexpr i32 rows_apart = threads / Tile::chunks;
+  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
+
+  i64 stride;
+  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
+  // there on.
+  const T* next;
+  i32 rows_left;
+  Vec16 staged[asynchronous ? 1 : per_thread];
+
+  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
+      : stride(source.stride) {
+    seek(source, first_row, thread);
+  }
+
+  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
+    if constexpr (stacked) {
+      const i32 row = first_row + thread.index() / Tile::chunks;
+      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
+      rows_left = source.row_count - row;
+    } else {
+      next = source.at(first_row, 0);
+      rows_left = source.row_count - first_row;
+    }
+  }
+
+  // Leaves out the next `tiles` tiles.
+  FLASHGEN_DEVICE void skip(i32 tiles) {
+    next += static_cast<i64>(tiles) * Tile::rows * stride;
+    rows_left -= tiles * Tile::rows;
+  }
+
+  // Starts the next tile's way into `tile`.
+  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
+    if constexpr (stacked) {
+      const i32 chunk = thread.index() % Tile::chunks;
+      const i32 columns = head_dim - chunk * Tile::chunk_elements;
+      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
+        next += rows_apart * stride;
+      }
+    } else {
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
+                  chunk = index % Tile::chunks;
+        if (index >= count) break;
+        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
+        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
+      }
+      next += Tile::rows * stride;
+    }
+    rows_left -= Tile::rows;
+  }
+
+  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
+    if constexpr (!asynchronous) {
+#pragma unroll
+      for (i32 i = 0; i < per_thread; ++i) {
+        const i32 index = thread.index() + i * threads;
+        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
+      }
+    }
+  }
+
+ private:
+  // A chunk without columns reads nothing: where `from` then points does not matter.
+  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
+    if constexpr (asynchronous) {
+      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
+    } else {
+      staged[i] = read_chunk<T, access_bytes>(from, columns);
+    }
+  }
+};
+
+// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
+template <bool asynchronous>
+FLASHGEN_DEVICE void commit_copies() {
+  if constexpr (asynchronous) cp_async_commit();
+}
+template <bool asynchronous, i32 pending>
+FLASHGEN_DEVICE void wait_for_copies() {
+  if constexpr (asynchronous) cp_async_wait<pending>();
+}
+
+// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
+template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
+FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
+                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
+                                       const Factor& factor) {
+  using T = typename Tile::Element;
+  const i32 row = first_row + thread.row(), column = first_column + thread.column();
+#pragma unroll
+  for (i32 m = 0; m < row_blocks; ++m) {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const float scale = factor(m, h);
+#pragma unroll
+      for (i32 n = 0; n < column_blocks; ++n) {
+        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
+            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
+      }
+    }
+  }
+}
+
+// Writes the rows of a tile that exist to global memory.
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
+FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
+                                Thread thread) {
+#pragma unroll 4
+  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
+    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
+    const i32 valid = head_dim - chunk * Tile::chunk_elements;
+    if (first_row + row < destination.row_count && valid > 0) {
+      write_chunk<typename Tile::Element, access_bytes>(
+          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
+    }
+  }
+}
+
+}  // namespace flashgen
+
 #line 4 "flashgen/strip.cuh"
 // Results of a warpgroup on their way to memory.
 
@@ -3533,93 +3388,6 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-// ---- Bad values, see contain.cuh and doubts.cuh.
-
-// The sign bits of those elements of a word that are minus zero.
-FLASHGEN_DEVICE u32 signs_of_minus_zero(u32 word) {
-  const u32 other = word ^ 0x80008000u;
-  return ~((other & 0x7fff7fffu) + 0x7fff7fffu | other) & 0x80008000u;
-}
-
-// Puts minus zero for NaN and infinities in every `step`-th chunk of a tile, from `first` on, and zero for
-// what was minus zero: it is finite, and tells where there was a bad value. A bit for each 16 rows that had
-// one.
-template <class Tile>
-FLASHGEN_DEVICE u32 mark_bad_values(u8* tile, i32 first, i32 step) {
-  using T = typename Tile::Element;
-  constexpr i32 chunks = Tile::bytes / kChunkBytes, row_chunks = kPanelBytes / kChunkBytes;
-  u32 found = 0;
-#pragma unroll 3
-  for (i32 i = first; i < chunks; i += step) {
-    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
-    Vec16 chunk = place;
-    u32 bad = 0, changed = 0;
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) {
-      const u32 signs = signs_of_bad<T>(chunk.words[w]), zeros = signs_of_minus_zero(chunk.words[w]);
-      bad |= signs;
-      changed |= signs | zeros;
-      chunk.words[w] = (chunk.words[w] & ~((signs >> 15) * 0xffffu | zeros)) | signs;
-    }
-    if (changed == 0) continue;
-    place = chunk;
-    if (bad != 0) found |= 1u << (i / row_chunks % Tile::rows / 16);
-  }
-  return found;
-}
-
-// Puts NaN into those of a warp's 16 rows of results, of queries from `first_q` on, that attend to a bad
-// value of a tile of keys from `first_key` on, which has some in these `groups` of 16. Which those rows are
-// is a product, too: of ones for the keys that a row attends to, and ones for what is marked.
-template <class VTile, class Mask>
-FLASHGEN_DEVICE void spread_bad_values(Strip<VTile::cols>& results, VTile values, u32 groups,
-                                       const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
-  using T = typename VTile::Element;
-  const u32 one = pack(T{}, 1.0f, 0.0f);
-#pragma unroll 1
-  for (i32 key = 0; key < VTile::rows; key += 16) {
-    if ((groups >> key / 16 & 1u) == 0) continue;
-    StripBlocks<16> attends = {{{1.0f, 1.0f, 1.0f, 1.0f}, {1.0f, 1.0f, 1.0f, 1.0f}}};
-    mask_keys(attends, 0.0f, mask, first_q, first_key + key, thread);
-    u32 left[4];
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i)
-      left[i] = pack(T{}, attends[0][i / 2][i % 2 * 2], attends[0][i / 2][i % 2 * 2 + 1]);
-    if (!warp_any((left[0] | left[1] | left[2] | left[3]) != 0)) continue;
-    const u32 chunk = values.first_chunk(key, thread);
-    float fewest = 1.0f;
-#pragma unroll
-    for (i32 n = 0; n < VTile::cols / 16; ++n) {
-      u32 words[4];
-      ldmatrix_x4_trans(words, VTile::chunk_after(chunk, n));
-      u32 marks = 0;
-#pragma unroll
-      for (u32& word : words) {
-        word = (signs_of_minus_zero(word) >> 15) * one;
-        marks |= word;
-      }
-      if (!warp_any(marks != 0)) {
-        fewest = 0.0f;
-        continue;
-      }
-#pragma unroll
-      for (i32 half = 0; half < 2; ++half) {
-        float found[4] = {};
-        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
-        mma_m16n8k16(T{}, found, left, right);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) {
-          float& result = results[4 * (2 * n + half) + i];
-          result = found[i] > 0.0f ? not_a_number<float>() : result;
-          fewest = found[i] < fewest ? found[i] : fewest;
-        }
-      }
-    }
-    // Where most is bad no more is to be found.
-    if (!warp_any(fewest == 0.0f)) break;
-  }
-}
-
 }  // namespace flashgen
 
 #line 4 "flashgen/doubts.cuh"
@@ -3709,8 +3477,10 @@ struct Doubts {
   // It has looked through its share of a slot, and each lane found what it did. The parity to wait with.
   FLASHGEN_DEVICE u32 look_through(i32 slot, u32 groups, Thread thread) {
     const i32 judge = judge_of(thread);
-    for (i32 i = 1; i < kWarpSize; i *= 2)
-      groups |= static_cast<u32>(shuffle(static_cast<i32>(groups), thread.lane ^ i));
+    if (warp_any(groups != 0)) {
+      for (i32 i = 1; i < kWarpSize; i *= 2)
+        groups |= static_cast<u32>(shuffle(static_cast<i32>(groups), thread.lane ^ i));
+    }
     const u32 parity = parities[judge] >> slot & 1u;
     // All of it is done and read.
     warp_sync();
@@ -3773,7 +3543,287 @@ struct Doubts {
 
 }  // namespace flashgen
 
-#line 27 "kernels/forward_sm90.cu.j2"
+#line 3 "flashgen/walk.cuh"
+// Walking over the tiles that a mask does not rule out.
+//
+// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+//
+//     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
+//     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
+//     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
+//     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
+//     allows(q, k)                          whether one pair is allowed
+
+namespace flashgen {
+
+// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
+// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
+// all of them call, and get the same.
+template <bool has_holes>
+struct Walk {
+  i32 tile;
+  i32 end;
+  // Tiles after `tile` that are visited: bit l is tile `group` + l.
+  i32 group;
+  u32 others;
+
+  FLASHGEN_DEVICE explicit Walk(Range tiles)
+      : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
+
+  FLASHGEN_DEVICE bool over() const { return tile >= end; }
+  // The lane that has looked at the tile.
+  FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
+
+  // Goes on to the next tile; returns how many tiles were left out before it.
+  template <class Visited>
+  FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
+    if constexpr (has_holes) {
+      const i32 before = tile;
+      while (others == 0 && group + kWarpSize < end) {
+        group += kWarpSize;
+        const i32 candidate = group + thread.lane;
+        const bool is_visited = visited(candidate);
+        others = warp_ballot(candidate < end && is_visited);
+      }
+      tile = others != 0 ? group + lowest_bit(others) : end;
+      others &= others - 1;
+      return tile - before - 1;
+    } else {
+      ++tile;
+      return 0;
+    }
+  }
+};
+
+}  // namespace flashgen
+
+#line 4 "flashgen/contain.cuh"
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
+// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
+// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
+// taken out before the product, and what they should have reached becomes NaN afterwards.
+
+namespace flashgen {
+
+// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
+template <class T>
+constexpr u32 kToInfinity = 0;
+template <>
+constexpr u32 kToInfinity<half_t> = 0x04000400u;
+template <>
+constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
+template <>
+constexpr u32 kToInfinity<float> = 0x00800000u;
+template <class T>
+constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
+
+// The sign bits of those elements of a word that are not finite.
+template <class T>
+FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
+}
+
+FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+
+template <class T>
+FLASHGEN_DEVICE T not_a_number() {
+  if constexpr (kIsFloat<T>) {
+    return float_of(0x7fffffffu);
+  } else {
+    return T{0x7fff};
+  }
+}
+
+// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
+  u32 bad = 0;
+#pragma unroll 4
+  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
+    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+  }
+  return block_any(bad != 0);
+}
+
+// Puts 0 for every element that is not finite.
+template <i32 threads, class Tile>
+FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+#pragma unroll 1
+  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
+    u32& word = reinterpret_cast<u32*>(tile.data)[i];
+    const u32 signs = signs_of_bad<typename Tile::Element>(word);
+    // From the sign bit of each bad element to all of its bits.
+    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
+  }
+  block_sync();
+}
+
+// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
+// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
+// thread takes columns of its own.
+template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
+FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
+                                      GlobalRows<const typename Tile::Element> source, Range keys,
+                                      const Mask& mask, Thread thread) {
+  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
+#pragma unroll 1
+  for (i32 column = thread.index(); column < head_dim; column += threads) {
+#pragma unroll 1
+    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
+      const i32 first_key = key / tile_kv * tile_kv;
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+        continue;
+#pragma unroll 1
+      for (i32 q = first_q; q < end_q; ++q) {
+        if (mask.allows(q, key))
+          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
+      }
+    }
+  }
+}
+
+}  // namespace flashgen
+
+// The same door for arithmetic of numbers that lie in a word by twos.
+
+#if !defined(FLASHGEN_EMULATOR)
+#line 3 "flashgen/ptx/packed.cuh"
+// Arithmetic of two 16-bit numbers in a word (sm_90).
+
+namespace flashgen {
+
+// Two products of packed numbers, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// The lower ones of two pairs of signed whole numbers.
+FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
+  u32 lower;
+  asm("min.s16x2 %0, %1, %2;" : "=r"(lower) : "r"(a), "r"(b));
+  return lower;
+}
+
+}  // namespace flashgen
+
+#endif
+#line 7 "flashgen/marked_values.cuh"
+// Bad values (contain.cuh) of a tile of V that are taken out where they lie: each becomes minus zero, and
+// what was minus zero becomes zero, so that the tile is finite and says itself where they were.
+
+namespace flashgen {
+
+// The sign bits of those elements of a word that are minus zero.
+FLASHGEN_DEVICE u32 signs_of_minus_zero(u32 word) {
+  return word & ~((word & 0x7fff7fffu) + 0x7fff7fffu) & 0x80008000u;
+}
+
+// Marks the bad values in every `step`-th chunk of a tile, from `first` on. A bit for each 16 rows that have
+// one.
+template <class Tile>
+FLASHGEN_DEVICE u32 mark_bad_values(u8* tile, i32 first, i32 step) {
+  using T = typename Tile::Element;
+  constexpr i32 chunks = Tile::bytes / kChunkBytes, row_chunks = kPanelBytes / kChunkBytes;
+  constexpr u32 magnitudes = ~kSigns<T>;
+  // So many are on their way at once, as the whole block waits for the last one.
+  constexpr i32 at_once = 4;
+  u32 found = 0;
+#pragma unroll 1
+  for (i32 i = first; i < chunks; i += at_once * step) {
+    Vec16 read[at_once] = {};
+#pragma unroll
+    for (i32 n = 0; n < at_once; ++n) {
+      if (n == 0 || i + n * step < chunks)
+        read[n] = *reinterpret_cast<const Vec16*>(tile + (i + n * step) * kChunkBytes);
+    }
+    // There is hardly ever anything to change. It shows in the largest magnitude, of which this is what it
+    // lacks of all bits, and in the lowest of the words' halves as whole numbers, which minus zero is.
+    u32 room = magnitudes, lowest = 0;
+#pragma unroll
+    for (const Vec16& chunk : read) {
+#pragma unroll
+      for (const u32 word : chunk.words) {
+        room = minimum_packed(room, ~word & magnitudes);
+        lowest = minimum_packed(lowest, word);
+      }
+    }
+    if ((signs_of_bad<T>(~room) | signs_of_minus_zero(lowest)) == 0) continue;
+#pragma unroll
+    for (i32 n = 0; n < at_once; ++n) {
+      u32 bad = 0;
+#pragma unroll
+      for (u32& word : read[n].words) {
+        const u32 signs = signs_of_bad<T>(word);
+        bad |= signs;
+        // From the sign bit of each bad element to all of its bits.
+        word = (word & ~((signs >> 15) * 0xffffu | signs_of_minus_zero(word))) | signs;
+      }
+      const i32 at = i + n * step;
+      if (n == 0 || at < chunks) *reinterpret_cast<Vec16*>(tile + at * kChunkBytes) = read[n];
+      if (bad != 0) found |= 1u << (at / row_chunks % Tile::rows / 16);
+    }
+    fence_proxy_async_shared();
+  }
+  return found;
+}
+
+// Puts NaN into those of a warp's 16 rows of results, of queries from `first_q` on, that attend to a bad
+// value of a tile of keys from `first_key` on, which has some in these `groups` of 16. Which those rows are
+// is a product, too: infinity where a row attends to what is marked, and zero elsewhere.
+template <class Tile, class Mask>
+FLASHGEN_DEVICE void spread_bad_values(Strip<Tile::cols>& results, Tile values, u32 groups, const Mask& mask,
+                                       i32 first_q, i32 first_key, Thread thread) {
+  // In bfloat16, whatever V is of. A sign bit, one place down, is 2.
+  constexpr float half_of_infinity = 0x1p127f;
+#pragma unroll 1
+  for (; groups != 0; groups &= groups - 1) {
+    const i32 key = 16 * lowest_bit(groups);
+    StripBlocks<16> attends;
+    for (float& pair : attends[0][0]) pair = half_of_infinity;
+    for (float& pair : attends[0][1]) pair = half_of_infinity;
+    mask_keys(attends, 0.0f, mask, first_q, first_key + key, thread);
+    u32 left[4];
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i)
+      left[i] = pack(bfloat16_t{}, attends[0][i / 2][i % 2 * 2], attends[0][i / 2][i % 2 * 2 + 1]);
+    if (!warp_any((left[0] | left[1] | left[2] | left[3]) != 0)) continue;
+    const u32 chunk = values.first_chunk(key, thread);
+    // A number as long as one of the results is.
+    float some[2] = {not_a_number<float>(), not_a_number<float>()};
+#pragma unroll
+    for (i32 n = 0; n < Tile::cols / 16; ++n) {
+      // Few marks are on their way at once, as results take the registers.
+      if (n % (Tile::cols > 192 ? 2 : 4) == 0) warp_sync();
+      u32 words[4];
+      ldmatrix_x4_trans(words, Tile::chunk_after(chunk, n));
+#pragma unroll
+      for (u32& word : words) word = signs_of_minus_zero(word) >> 1;
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) {
+        float found[4] = {};
+        mma_m16n8k16(bfloat16_t{}, found, left, {words[2 * half], words[2 * half + 1]});
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+          float& result = results[4 * (2 * n + half) + i];
+          result = fused_multiply_add(found[i], 0.0f, result);
+          some[i % 2] = maximum(some[i % 2], result);
+        }
+      }
+    }
+    // Where all is bad no more is to be found.
+    if (!warp_any(some[0] == some[0] || some[1] == some[1])) break;
+  }
+}
+
+}  // namespace flashgen
+
+#line 28 "kernels/forward_sm90.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -3848,19 +3898,19 @@ constexpr u32 kDoubts = 230144;   // which tiles of queries bad values may have 
 constexpr u32 kBytes = 230432;
 }  // namespace smem
 
-#line 37
+#line 38
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 45
+#line 46
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
-#line 50
+#line 51
 using TileDoubts = Doubts<kConfig.tile_slots, kConfig.stages, Shape::consumer_warps>;
 
-#line 53
+#line 54
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -3886,16 +3936,16 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 85
+#line 86
   FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
     return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
   }
-#line 90
+#line 91
   static_assert(smem::kDoubts + sizeof(TileDoubts) <= smem::kBytes, "the plan leaves room for what is in doubt");
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
 };
 
-#line 95
+#line 96
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3910,7 +3960,7 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 110
+#line 111
 // The tiles of keys that the mask leaves whole. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE Range whole_keys(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
@@ -3925,34 +3975,34 @@ FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consume
   return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv)};
 }
 
-#line 125
+#line 126
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 129
+#line 130
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 133
+#line 134
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 140
+#line 141
     reach = shared.reach(tile_at, consumer);
-#line 142
+#line 143
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 148
+#line 149
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 154
+#line 155
     return step;
   }
 
@@ -3961,13 +4011,13 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 165
+#line 166
     --next.key_tile;
-#line 167
+#line 168
     return next;
   }
 
-#line 171
+#line 172
   // Behind the last step, whether tiles of queries are told of that are taken once more; and the first step of these.
   FLASHGEN_DEVICE bool is_told_more(const Shared& shared, Thread thread) const {
     return shared.doubts().is_first_end(thread) && shared.doubts().are_left(thread);
@@ -4191,34 +4241,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
     constexpr i32 threads = kConfig.consumers * kWarpgroupSize;
     const u32 found = mark_bad_values<Shape::VTile>(values, thread.index() - kWarpgroupSize, threads);
-    fence_proxy_async_shared();
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 140
+#line 139
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 146
+#line 145
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 149
+#line 148
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 153
+#line 152
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 156
+#line 155
     wgmma_pin(scores);
-#line 158
+#line 157
     release_keys(step);
-#line 168
+#line 167
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 174
+#line 173
 #pragma unroll 1
     for (;;) {
-#line 179
+#line 178
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4228,7 +4277,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 212
+#line 211
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4428,7 +4477,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 197 "kernels/forward_sm90.cu.j2"
+#line 198 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4440,9 +4489,9 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * consumer_warps);
-#line 209
+#line 210
     shared.doubts().init();
-#line 211
+#line 212
     fence_mbarrier_init();
   }
   if (thread.index() == kWarpSize) {

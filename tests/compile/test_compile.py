@@ -118,7 +118,7 @@ WARPGROUP = """
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_pin(accumulators);
-  out[thread_idx()] = accumulators[3] + float_of(multiply_packed(bfloat16_t{}, r4[0], r4[1]));
+  out[thread_idx()] = accumulators[3] + float_of(multiply_packed(bfloat16_t{}, r4[0], minimum_packed(r4[1], r4[2])));
 """
 
 

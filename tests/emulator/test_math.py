@@ -70,6 +70,15 @@ def test_packed_products_are_rounded_to_nearest_even(run: Any) -> None:
     np.testing.assert_array_equal(out >> 16, expected[1].view(np.uint16))
 
 
+def test_the_lower_of_packed_whole_numbers_is_found_for_each_half(run: Any) -> None:
+    halves = np.random.default_rng(3).integers(-(2**15), 2**15, (2, 20_000, 2), dtype=np.int16)
+    halves[0, :4] = halves[1, 2:6] = [[-(2**15), 0], [2**15 - 1, -1], [0, -(2**15)], [-1, 2**15 - 1]]
+    a, b = (np.ascontiguousarray(x).view(np.uint32)[:, 0] for x in halves)
+    out = np.zeros(a.size, np.uint32)
+    run(LOOP.format(n=a.size) + "out[i] = minimum_packed(a[i], b[i]);", a=a, b=b, out=out)
+    np.testing.assert_array_equal(out.view(np.int16).reshape(-1, 2), halves.min(0))
+
+
 def test_packed_products_of_probabilities_are_three_roundings_from_the_truth_at_most(run: Any) -> None:
     """However small the probability and however large the other factor: bf16 has the exponents of float32."""
     random = np.random.default_rng(2)

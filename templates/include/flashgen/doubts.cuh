@@ -87,8 +87,10 @@ struct Doubts {
   // It has looked through its share of a slot, and each lane found what it did. The parity to wait with.
   FLASHGEN_DEVICE u32 look_through(i32 slot, u32 groups, Thread thread) {
     const i32 judge = judge_of(thread);
-    for (i32 i = 1; i < kWarpSize; i *= 2)
-      groups |= static_cast<u32>(shuffle(static_cast<i32>(groups), thread.lane ^ i));
+    if (warp_any(groups != 0)) {
+      for (i32 i = 1; i < kWarpSize; i *= 2)
+        groups |= static_cast<u32>(shuffle(static_cast<i32>(groups), thread.lane ^ i));
+    }
     const u32 parity = parities[judge] >> slot & 1u;
     // All of it is done and read.
     warp_sync();

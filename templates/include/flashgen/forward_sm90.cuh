@@ -1,7 +1,7 @@
 // What the forward kernel for Hopper is made of.
 #pragma once
 #include "flashgen/anchored_softmax.cuh"
-#include "flashgen/contain.cuh"
+#include "flashgen/band.cuh"
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/listed.cuh"
 #include "flashgen/panel.cuh"
@@ -119,93 +119,6 @@ template <i32 count>
 FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
-}
-
-// ---- Bad values, see contain.cuh and doubts.cuh.
-
-// The sign bits of those elements of a word that are minus zero.
-FLASHGEN_DEVICE u32 signs_of_minus_zero(u32 word) {
-  const u32 other = word ^ 0x80008000u;
-  return ~((other & 0x7fff7fffu) + 0x7fff7fffu | other) & 0x80008000u;
-}
-
-// Puts minus zero for NaN and infinities in every `step`-th chunk of a tile, from `first` on, and zero for
-// what was minus zero: it is finite, and tells where there was a bad value. A bit for each 16 rows that had
-// one.
-template <class Tile>
-FLASHGEN_DEVICE u32 mark_bad_values(u8* tile, i32 first, i32 step) {
-  using T = typename Tile::Element;
-  constexpr i32 chunks = Tile::bytes / kChunkBytes, row_chunks = kPanelBytes / kChunkBytes;
-  u32 found = 0;
-#pragma unroll 3
-  for (i32 i = first; i < chunks; i += step) {
-    Vec16& place = *reinterpret_cast<Vec16*>(tile + i * kChunkBytes);
-    Vec16 chunk = place;
-    u32 bad = 0, changed = 0;
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) {
-      const u32 signs = signs_of_bad<T>(chunk.words[w]), zeros = signs_of_minus_zero(chunk.words[w]);
-      bad |= signs;
-      changed |= signs | zeros;
-      chunk.words[w] = (chunk.words[w] & ~((signs >> 15) * 0xffffu | zeros)) | signs;
-    }
-    if (changed == 0) continue;
-    place = chunk;
-    if (bad != 0) found |= 1u << (i / row_chunks % Tile::rows / 16);
-  }
-  return found;
-}
-
-// Puts NaN into those of a warp's 16 rows of results, of queries from `first_q` on, that attend to a bad
-// value of a tile of keys from `first_key` on, which has some in these `groups` of 16. Which those rows are
-// is a product, too: of ones for the keys that a row attends to, and ones for what is marked.
-template <class VTile, class Mask>
-FLASHGEN_DEVICE void spread_bad_values(Strip<VTile::cols>& results, VTile values, u32 groups,
-                                       const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
-  using T = typename VTile::Element;
-  const u32 one = pack(T{}, 1.0f, 0.0f);
-#pragma unroll 1
-  for (i32 key = 0; key < VTile::rows; key += 16) {
-    if ((groups >> key / 16 & 1u) == 0) continue;
-    StripBlocks<16> attends = {{{1.0f, 1.0f, 1.0f, 1.0f}, {1.0f, 1.0f, 1.0f, 1.0f}}};
-    mask_keys(attends, 0.0f, mask, first_q, first_key + key, thread);
-    u32 left[4];
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i)
-      left[i] = pack(T{}, attends[0][i / 2][i % 2 * 2], attends[0][i / 2][i % 2 * 2 + 1]);
-    if (!warp_any((left[0] | left[1] | left[2] | left[3]) != 0)) continue;
-    const u32 chunk = values.first_chunk(key, thread);
-    float fewest = 1.0f;
-#pragma unroll
-    for (i32 n = 0; n < VTile::cols / 16; ++n) {
-      u32 words[4];
-      ldmatrix_x4_trans(words, VTile::chunk_after(chunk, n));
-      u32 marks = 0;
-#pragma unroll
-      for (u32& word : words) {
-        word = (signs_of_minus_zero(word) >> 15) * one;
-        marks |= word;
-      }
-      if (!warp_any(marks != 0)) {
-        fewest = 0.0f;
-        continue;
-      }
-#pragma unroll
-      for (i32 half = 0; half < 2; ++half) {
-        float found[4] = {};
-        const u32 right[2] = {words[2 * half], words[2 * half + 1]};
-        mma_m16n8k16(T{}, found, left, right);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) {
-          float& result = results[4 * (2 * n + half) + i];
-          result = found[i] > 0.0f ? not_a_number<float>() : result;
-          fewest = found[i] < fewest ? found[i] : fewest;
-        }
-      }
-    }
-    // Where most is bad no more is to be found.
-    if (!warp_any(fewest == 0.0f)) break;
-  }
 }
 
 }  // namespace flashgen

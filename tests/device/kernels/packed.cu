@@ -14,6 +14,7 @@ struct Params {
 
 enum class Variant {
   kMultiplyBfloat16,
+  kMinimum,
 };
 
 template <Variant variant>
@@ -22,5 +23,6 @@ FLASHGEN_DEVICE void run(const Params& params) {
     if constexpr (variant == Variant::kMultiplyBfloat16) {
       params.out[i] = multiply_packed(bfloat16_t{}, params.x[i], params.y[i]);
     }
+    if constexpr (variant == Variant::kMinimum) params.out[i] = minimum_packed(params.x[i], params.y[i]);
   }
 }

@@ -194,6 +194,12 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
   const float high = float_of(a & 0xffff0000u) * float_of(b & 0xffff0000u);
   return pack(bfloat16_t{}, low, high);
 }
+FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
+  // Shifted up, a lower half has its sign where the comparison looks for it.
+  const u32 low = static_cast<i32>(a << 16) < static_cast<i32>(b << 16) ? a : b;
+  const u32 high = static_cast<i32>(a & 0xffff0000u) < static_cast<i32>(b & 0xffff0000u) ? a : b;
+  return (low & 0xffffu) | (high & 0xffff0000u);
+}
 
 // GCC describes the type wherever C has it; in C++ it came to other processors than x86 with version 13.
 #if defined(__FLT16_MAX__) && (defined(__clang__) || defined(__x86_64__) || __GNUC__ >= 13)

@@ -11,4 +11,11 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
   return product;
 }
 
+// The lower ones of two pairs of signed whole numbers.
+FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
+  u32 lower;
+  asm("min.s16x2 %0, %1, %2;" : "=r"(lower) : "r"(a), "r"(b));
+  return lower;
+}
+
 }  // namespace flashgen

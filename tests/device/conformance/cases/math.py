@@ -122,13 +122,13 @@ def _clipped_inputs() -> tuple[Array, ...]:
     return tuple(np.concatenate(parts) for parts in zip(sums, spread, strict=True))
 
 
-def _product_case(label: str, x: Array, y: Array) -> Case:
+def _packed_case(label: str, x: Array, y: Array, variant: str = "kMultiplyBfloat16") -> Case:
     """A word holds a pair of numbers and, above it, the pair at the other end: lanes that are mixed up are seen."""
     x, y = (bits.astype(np.uint32) | bits[::-1].astype(np.uint32) << np.uint32(16) for bits in (x, y))
     return Case(
         "packed",
         label,
-        "Variant::kMultiplyBfloat16",
+        f"Variant::{variant}",
         inputs={"count": x.size, "x": x, "y": y},
         outputs={"out": unwritten(x.shape)},
         threads=256,
@@ -157,6 +157,9 @@ SPECIAL_BF16 = np.concatenate([_POSITIVE_BF16, _POSITIVE_BF16 | np.uint32(0x8000
 _BF16_EDGES = np.concatenate([SPECIAL, _sixteen_bit_edges(_bfloat)[::7], words(2048, seed=11)])
 _HALF_EDGES = np.concatenate([SPECIAL, _around(_bits([65504, 65520, 65536])), _sixteen_bit_edges(_half)])
 
+#: Around the ends of whole numbers of 16 bits, and around zero.
+_WHOLE_EDGES = np.array([0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF], np.uint32)
+
 CASES = (
     _case("exp2", "kExp2", _exp2_inputs(), agreement=close_exp2),
     _case("log2", "kLog2", _log2_inputs(), agreement=close_log2),
@@ -175,8 +178,10 @@ CASES = (
     _case("to-half-negative", "kToHalf", _HALF_EDGES[::5] | _SIGN),
     _case("to-half-any", "kToHalf", words(1024, seed=14)),
     _case("half-to-float", "kHalfToFloat", np.arange(2**16, dtype=np.uint32), agreement=same_numbers),
-    _product_case("multiply-special", *_pairs(SPECIAL_BF16)),
-    _product_case("multiply", *_significands((0, 0))),
-    _product_case("multiply-edges", *_products_at_edges()),
-    _product_case("multiply-any", words(1024, seed=16) >> np.uint32(16), words(1024, seed=17) >> np.uint32(16)),
+    _packed_case("multiply-special", *_pairs(SPECIAL_BF16)),
+    _packed_case("multiply", *_significands((0, 0))),
+    _packed_case("multiply-edges", *_products_at_edges()),
+    _packed_case("multiply-any", words(1024, seed=16) >> np.uint32(16), words(1024, seed=17) >> np.uint32(16)),
+    _packed_case("minimum-packed-edges", *_pairs(_WHOLE_EDGES), "kMinimum"),
+    _packed_case("minimum-packed", *(words(1024, seed=s) >> np.uint32(16) for s in (40, 41)), "kMinimum"),
 )

@@ -130,4 +130,11 @@ CASES = (
         integers((_STEPS, 32, 4), -32, 32, seed=38) * 2.0**-70,
         c=np.zeros((32, 4), np.float32),
     ),
+    # Sums beyond the largest number are infinity.
+    _mma(
+        "kBfloat16",
+        "overflow",
+        np.where(integers((_STEPS, 32, 8), 0, 8, seed=42) == 0, 2.0**127, 0.0),
+        np.where(integers((_STEPS, 32, 4), 0, 8, seed=43) == 0, 2.0, 0.0),
+    ),
 )
