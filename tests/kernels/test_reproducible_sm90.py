@@ -9,7 +9,7 @@ import flashgen as fg
 from flashgen.verify import Mode
 from tests.kernels.test_forward_sm90 import NAME, forward_spec, launches
 
-#: Each warp that does otherwise runs first in one of them.
+#: Orders of threads, in which blocks draw other tiles.
 MODES = [Mode(), *(Mode("random", seed=seed) for seed in (1, 2)), Mode("priority", seed=3)]
 #: Scores, and how large queries are under them: such that tiles differ in how their exponentials are taken.
 SCORES = {
