@@ -2394,6 +2394,10 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE float shift(i32 row) const {
     return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
+  // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
+  FLASHGEN_DEVICE float finite_shift(i32 row) const {
+    return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
+  }
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
   // place.
@@ -4196,16 +4200,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 36
     is_due = true;
   };
-#line 66
+#line 63
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 73
+#line 70
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 75
+#line 72
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 78
+#line 75
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4227,14 +4231,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 100
+#line 97
   // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
   // it is not known yet.
   const auto is_inspected = [&](const Step& step) {
-#line 106
+#line 103
     return step.rows.exists < kPlainTile && !whole_keys(p, step.rows).has(step.key_tile);
   };
-#line 109
+#line 106
   // Takes bad values out of this thread's share of V_j, which is there.
   const auto look_through = [&]() {
     const Thread thread = self.again();
@@ -4243,31 +4247,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const u32 found = mark_bad_values<Shape::VTile>(values, thread.index() - kWarpgroupSize, threads);
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 139
+#line 136
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 145
+#line 142
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 148
+#line 145
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 152
+#line 149
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 155
+#line 152
     wgmma_pin(scores);
-#line 157
+#line 154
     release_keys(step);
-#line 167
+#line 164
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 173
+#line 170
 #pragma unroll 1
     for (;;) {
-#line 178
+#line 175
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4277,7 +4281,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 211
+#line 208
     softmax.add(shared.q.address);
     return rescales;
   };

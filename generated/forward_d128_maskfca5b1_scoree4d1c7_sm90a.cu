@@ -2395,6 +2395,10 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE float shift(i32 row) const {
     return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
+  // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
+  FLASHGEN_DEVICE float finite_shift(i32 row) const {
+    return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
+  }
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
   // place.
@@ -4343,6 +4347,21 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
+// The lowest of a lane's products, if one is below zero: those are in the order of their bits, which are
+// larger than those of others. It may be a NaN, beside which others are not seen.
+template <i32 count>
+FLASHGEN_DEVICE float lowest_of(const float (&products)[count]) {
+  u32 last[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count; i += 2) {
+    u32& of_both = last[i / 2 % 2];
+    const u32 first = bits_of(products[i]), second = bits_of(products[i + 1]);
+    const u32 of_two = of_both > first ? of_both : first;
+    of_both = of_two > second ? of_two : second;
+  }
+  return float_of(last[0] > last[1] ? last[0] : last[1]);
+}
+
 // Whether a lane has a product below the polynomial's lower end, and not one that stands for a forbidden one:
 // if there are some of those, none is lower. Numbers below zero are in the order of their bits, which are
 // larger than those of others, and one is added to have forbidden ones come first of all.
@@ -4357,7 +4376,7 @@ FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomi
     last = place > last ? place : last;
   }
   const bool are_all_forbidden = are_some_forbidden && last == 0;
-  return !are_all_forbidden && float_of(last - first) <= -polynomial.limit;
+  return !are_all_forbidden && !(float_of(last - first) > -polynomial.limit);
 }
 
 // The highest product of each of a lane's two rows.
@@ -4379,12 +4398,12 @@ FLASHGEN_DEVICE void turn_round(float (&products)[count]) {
   for (i32 i = 0; i < count; ++i) products[i] = -products[i];
 }
 
-// Before a mask is applied: none is what stands for a product that is forbidden, or lower.
-constexpr float kLeast = 0.5f * kForbidden;
+// Before a mask is applied: none is what stands for a product that is forbidden, or lower than `least`.
+constexpr float kLeastAllowed = 0.5f * kForbidden;
 template <i32 count>
-FLASHGEN_DEVICE void raise_lowest(float (&products)[count]) {
+FLASHGEN_DEVICE void raise_lowest(float (&products)[count], float least = kLeastAllowed) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) products[i] = products[i] < kLeast ? kLeast : products[i];
+  for (i32 i = 0; i < count; ++i) products[i] = products[i] < least ? least : products[i];
 }
 
 // For the softmax: products that are below the limit, ...
@@ -4435,6 +4454,8 @@ constexpr float kHighCap = 1000.0f;
 struct CapShare {
   // Beyond this power of two e^2x is no more than that: the share is 1, and four of them have a product.
   static constexpr float kMost = 25.0f;
+  // Down to this one it is not zero, and long before the share is -1.
+  static constexpr float kLeast = -96.0f;
 
   float exponent;
   float highest;
@@ -4469,6 +4490,10 @@ struct CapShare {
   FLASHGEN_DEVICE float logit(float s) const {
     const float logit = (*this)(s)*highest;
     return s == kForbidden ? -kInfinity : logit;
+  }
+  // Products as far below, and further, may be taken for it before a mask is applied: there is a power of it.
+  FLASHGEN_DEVICE float least_product() const {
+    return maximum(kLeastAllowed, kLeast * reciprocal_approx(exponent));
   }
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
@@ -4508,6 +4533,14 @@ FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& e
 // any logarithm of a sum if the cap is 50 at most (the plan says so), ...
 struct SharesOfFineCap {
   CapShare share;
+  // What is added to a power of zero: 1, as to others. But where some pairs are forbidden no others have such
+  // powers, and a number is added that is so small that the share is as low as exponentials of it are zero.
+  // So those need not be asked for among others, nor taken out behind them.
+  float added_to_zero;
+
+  FLASHGEN_DEVICE static SharesOfFineCap of(const CapShare& share, bool are_some_forbidden) {
+    return {share, are_some_forbidden ? 0x1p-20f : 1.0f};
+  }
 
   template <i32 count>
   FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
@@ -4521,7 +4554,7 @@ struct SharesOfFineCap {
  private:
   FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) powers[i] += 1.0f;
+    for (i32 i = 0; i < 4; ++i) powers[i] += fused_multiply_add_clipped(powers[i], 0x1p100f, added_to_zero);
     const float pairs[2] = {powers[0] * powers[1], powers[2] * powers[3]};
     const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
 #pragma unroll
@@ -4631,7 +4664,7 @@ struct SharesBeyond {
 
 }  // namespace flashgen
 
-#line 3 "flashgen/cap_rows.cuh"
+#line 4 "flashgen/cap_rows.cuh"
 // What a warp knows of its rows under a softcap, from one tile of keys to the next: which way its tiles take
 // their logits (cap_shares.cuh), and how near anchors are to maxima.
 
@@ -4652,14 +4685,15 @@ enum class Look : i32 { kNone, kTaken, kMovesAnchors };
 
 // Of rows under a low cap, of which all logits may be shares.
 struct FineCapRows {
-  // How far they have come. All products were below the polynomial's end; or so they were, and rows of a
-  // softmax that can take exponentials once more have anchors that are near enough, so that products are not
-  // looked at before exponentials are taken of them; or some were beyond, once; or many are, and all logits
-  // are shares of the cap, and no row can grow further above its anchor than exponentials can reach, so that
-  // there is nothing to look for.
-  enum Stage : i32 { kBelow, kCalm, kHadSome, kTakesShares };
+  // How far they have come. They have had no tile; or all products were below the polynomial's end; or so
+  // they were, and rows of a softmax that can take exponentials once more have anchors that are near enough,
+  // so that products are not looked at before exponentials are taken of them; or some were beyond, once; or
+  // many are, and all logits are shares of the cap, and no row can grow further above its anchor than
+  // exponentials can reach, so that there is nothing to look for.
+  enum Stage : i32 { kNew, kBelow, kCalm, kHadSome, kTakesShares };
   Stage stage;
 
+  FLASHGEN_DEVICE bool are_new() const { return stage == kNew; }
   FLASHGEN_DEVICE bool is_calm() const { return stage == kCalm; }
   FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
@@ -4672,14 +4706,15 @@ struct FineCapRows {
   }
   // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
   // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet:
-  // perhaps they do from now on.
+  // perhaps they do from now on. Of new rows all warps of a warpgroup ask together, by a barrier of theirs.
   template <class Softmax>
-  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest,
+                              i32 barrier);
 };
 
 template <class Softmax>
 FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
-                                         float largest) {
+                                         float largest, i32 barrier) {
   const auto share = CapShare::of(cap);
   const float top = share.highest, limit = CapPolynomial::of(cap).limit;
   const float found[2] = {share.logit(row_maximum(highest[0])), share.logit(row_maximum(highest[1]))};
@@ -4691,16 +4726,18 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
   // All votes together, as each takes time by itself.
-  const bool begins_rows = warp_any(softmax.has_no_anchor()), are_some = warp_any(largest >= limit);
+  const bool is_first = warp_any(are_new() || softmax.has_no_anchor()), are_some = warp_any(largest >= limit);
   const bool are_safe = !warp_any(!is_safe);
   const bool are_several_large = are_several(largest >= 0.625f * limit);
-  const bool are_several_near = are_several(largest >= 0.8f * limit);
+  const bool are_some_near = warp_any(largest >= 0.75f * limit);
   // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
-  // rows have other keys. In a first tile one is enough, as it is likely that there are more, and so are
-  // several near the limit.
-  const bool are_many = begins_rows | (stage >= kHadSome) | are_several_large;
-  const bool are_near = begins_rows & are_several_near;
-  const bool begins = Softmax::foresees & are_safe & (are_near | (are_some & are_many));
+  // rows have other keys. In a first tile one is enough that is near the limit, as others are likely to be
+  // beyond it.
+  const bool are_many = (stage >= kHadSome) | are_several_large;
+  bool begins = Softmax::foresees & are_safe & (is_first ? are_some_near : are_some & are_many);
+  // Products wait for the slowest of a warpgroup's warps, and instructions of two ways have no room beside
+  // each other. So all begin where one does, but such whose exponentials might be infinite.
+  if (Softmax::foresees && are_new()) begins = named_barrier_any(barrier, kWarpgroupSize, begins) & are_safe;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
@@ -4709,7 +4746,7 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
   if (stage <= kCalm) {
-    const bool may_be_calm = Softmax::checks && (begins_rows | is_calm());
+    const bool may_be_calm = Softmax::checks && (is_first | is_calm());
     const bool are_calm = may_be_calm && !warp_any(cap.falls() || softmax.has_no_anchor());
     stage = are_some ? kHadSome : are_calm ? kCalm : kBelow;
   }
@@ -5332,14 +5369,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 40
     cap_rows = {};
   };
-#line 66
+#line 63
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 70
+#line 67
     return !step.facts.is_full(consumer);
   };
-#line 78
+#line 75
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -5361,14 +5398,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 100
+#line 97
   // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
   // it is not known yet.
   const auto is_inspected = [&](const Step& step) {
-#line 104
+#line 101
     return step.rows.exists < kPlainTile && !step.facts.is_full(kConfig.consumers);
   };
-#line 109
+#line 106
   // Takes bad values out of this thread's share of V_j, which is there.
   const auto look_through = [&]() {
     const Thread thread = self.again();
@@ -5377,19 +5414,19 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const u32 found = mark_bad_values<Shape::VTile>(values, thread.index() - kWarpgroupSize, threads);
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 139
+#line 136
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 145
+#line 142
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 152
+#line 149
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 155
+#line 152
     wgmma_pin(scores);
-#line 157
+#line 154
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped_fine.j2"
     const auto polynomial = CapPolynomial::of(cap);
@@ -5400,65 +5437,60 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     // Looks at products: whether all of the tile's logits are shares of the cap.
     const auto see_products = [&]() {
       if (cap.falls()) turn_round(scores);
-      // Rows that take shares take them of all products.
-      if (cap_rows.takes_shares()) return true;
-      // The largest product of a lane says how tangents are computed, and how far its rows may have grown.
-      const float largest = largest_of(scores);
-      bool is_beyond = polynomial.is_beyond(largest);
-      if (!is_cut && !warp_any(is_beyond || softmax.might_grow(cap.steepness() * largest))) return false;
-      if (is_cut) {
-        if (warp_any(largest > -kLeast)) raise_lowest(scores);
-        apply_mask(step, kForbidden);
-      }
-      if (warp_any((is_cut && is_beyond) || cap_rows.may_change(softmax, cap, largest, largest))) {
-        float highest[2];
+      // Rows that take shares take them of all products. For others the largest product of a lane says how tangents are
+      // computed, and how far its rows may have grown.
+      float highest[2], largest;
+      if (!is_cut) {
+        if (cap_rows.takes_shares()) return true;
+        largest = largest_of(scores);
+        if (!warp_any(cap_rows.are_new() || polynomial.is_beyond(largest) ||
+                      softmax.might_grow(cap.steepness() * largest)))
+          return false;
         highest_of(scores, highest);
-        const float upper = maximum(highest[0], highest[1]);
-        float allowed = largest;
-        if (is_cut) {
-          // The largest product is perhaps far below zero, or forbidden.
-          const bool are_large = warp_any(is_beyond), are_above = warp_any(upper >= polynomial.limit);
-          const bool is_below = are_large && !are_above && are_below(scores, polynomial, true);
-          is_beyond = are_above || is_below;
-          allowed = is_below ? polynomial.limit : upper;
-        }
-        const bool may_change = warp_any(cap_rows.may_change(softmax, cap, upper, allowed));
-        if (may_change) {
-#line 39
-          rescales = cap_rows.follow(softmax, cap, highest, allowed);
-        }
+      } else {
+        const float least = CapShare::of(cap).least_product(), lowest = lowest_of(scores);
+        if (warp_any(!(lowest >= least))) raise_lowest(scores, least);
+        apply_mask(step, kForbidden);
+        if (cap_rows.takes_shares()) return true;
+        highest_of(scores, highest);
+        largest = maximum(highest[0], highest[1]);
+        // The lowest product of all is perhaps forbidden.
+        const bool may_be_below = warp_any(!(lowest > -polynomial.limit));
+        if (may_be_below && !warp_any(largest >= polynomial.limit) && are_below(scores, polynomial, true))
+          largest = polynomial.limit;
       }
-#line 43
-      return warp_any(is_beyond || (is_cut && !polynomial.forbids()));
+      if (cap_rows.are_new() ||
+          warp_any(cap_rows.may_change(softmax, cap, maximum(highest[0], highest[1]), largest))) {
+        // Those of turns come first.
+        const i32 barrier = kConfig.consumers + self.again().warp / 4;
+#line 41
+        rescales = cap_rows.follow(softmax, cap, highest, largest, barrier);
+      }
+#line 44
+      return cap_rows.takes_shares() || warp_any(largest >= polynomial.limit || (is_cut && !polynomial.forbids()));
     };
-#line 68
-    const bool are_beyond = see_products();
+#line 69
+    const bool are_shares = see_products();
     // Pinned, products have nothing computed of them before it is known for what.
     wgmma_pin(scores);
-#line 72
-    if (are_beyond) {
-      const SharesOfFineCap shares = {CapShare::of(cap)};
-      const float shift[2] = {softmax.shift(0), softmax.shift(1)};
+#line 73
+    if (are_shares) {
+      const auto shares = SharesOfFineCap::of(CapShare::of(cap), is_cut);
+      const float shift[2] = {softmax.finite_shift(0), softmax.finite_shift(1)};
       shares.take_powers(scores);
       shares.replace_powers(scores, shift);
       Exponents exponents;
       softmax.exponentiate(scores, probabilities, exponents);
-      // What is forbidden was as low as the cap. Taken out behind exponentials it is not amid these, which overlap what
-      // makes logits of other products.
-      if (is_cut) {
-        apply_mask(step, 0.0f);
-        softmax.add_up(scores);
-      }
       if (warp_any(softmax.has_outgrown(cap_rows.takes_shares()))) {
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 93
+#line 88
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 211 "kernels/forward_sm90/consumer.j2"
+#line 208 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };

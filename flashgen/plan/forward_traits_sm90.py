@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 _FEW_COMPARISONS = 2
 #: What a division of something that differs from pair to pair counts beside other operations.
 _DIVISION = 4
-#: As cap_shares.cuh has it of shares of low caps: all of them in few instructions, and exact ones in rows of any sums.
-_FINE_CAP, _MODEST_CAP = 50.0, 100.0
+#: As cap_shares.cuh has it of shares of low caps: all of them in few instructions, from the first to the second, and
+#: exact ones in rows of any sums.
+_LEAST_FINE_CAP, _FINE_CAP, _MODEST_CAP = 0.01, 50.0, 100.0
 
 
 def is_in_products(spec: AttentionSpec) -> bool:
@@ -46,13 +47,14 @@ def is_capped(spec: AttentionSpec) -> bool:
 
 
 def has_fine_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap is known to be so low that what shares of it are off by is nothing beside any logit."""
-    return _known_cap(spec) <= _FINE_CAP
+    """Whether the cap is known to be so low that what shares of it are off by is nothing beside any logit, and not so
+    low that there is no logit for what is forbidden."""
+    return _LEAST_FINE_CAP <= _known_cap(spec) <= _FINE_CAP
 
 
 def has_modest_cap(spec: AttentionSpec) -> bool:
     """Whether the cap is known to be so low that shares of it may be taken in rows of any sums, if exactly computed."""
-    return _FINE_CAP < _known_cap(spec) <= _MODEST_CAP
+    return _known_cap(spec) <= _MODEST_CAP and not has_fine_cap(spec)
 
 
 def has_any_cap(spec: AttentionSpec) -> bool:

@@ -42,12 +42,13 @@ class Computed(NamedTuple):
     beside: Array
     forbidden: Array
     #: Its logit; that by itself, and as near as is enough for a row's highest; as a share of the cap; and as one of a
-    #: low cap.
+    #: low cap, by itself and in a tile in which every third product is forbidden.
     logit: Array
     alone: Array
     near: Array
     share: Array
     of_fine_cap: Array
+    of_fine_cap_beside: Array
     #: The sum that allows for shares.
     least: Array
     #: Exponentials of what is forbidden, as a share and relative to the product, and whether they count; and beyond the
@@ -75,17 +76,17 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
   const CapPolynomial polynomial = CapPolynomial::of(cap);
   const CappedProducts any = CappedProducts::of(cap);
   const SharesOfCap shares = {{any.share}};
-  const SharesOfFineCap fine = {{any.share}};
+  const auto fine = SharesOfFineCap::of(any.share, false), fine_and_forbidden = SharesOfFineCap::of(any.share, true);
   const SharesBeyond beyond = {{any, false}}, beyond_and_forbidden = {{any, true}};
   const ProductsBelowCap below = {{polynomial}};
   for (i32 from = {GIVEN} * thread_idx(); from < p.count; from += {GIVEN} * 32) {{
     float s[{GIVEN}], logits[{GIVEN}], capped[{GIVEN}], as_shares[{GIVEN}], as_fine[{GIVEN}];
-    float forbidden[{GIVEN}];
+    float forbidden[{GIVEN}], third[{GIVEN}];
     for (i32 i = 0; i < {GIVEN}; ++i) s[i] = p.x[from + i];
     if (cap.falls()) turn_round(s);
     raise_lowest(s);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
-      logits[i] = capped[i] = as_shares[i] = as_fine[i] = s[i];
+      logits[i] = capped[i] = as_shares[i] = as_fine[i] = third[i] = s[i];
       // Every second row is forbidden, and others are not.
       forbidden[i] = i / 2 % 2 == 0 ? s[i] : kForbidden;
     }}
@@ -99,6 +100,9 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
     replace(beyond_and_forbidden, forbidden, kShifts);
     replace(shares, as_shares, kNone);
     replace(fine, as_fine, kNone);
+    raise_lowest(third, any.share.least_product());
+    for (i32 i = 0; i < {GIVEN}; i += 3) third[i] = kForbidden;
+    replace(fine_and_forbidden, third, kNone);
     for (i32 i = 0; i < {GIVEN}; ++i) {{
       const i32 row = i / 2 % 2;
       const float shift = kShifts[row];
@@ -118,6 +122,7 @@ FLASHGEN_KERNEL(32, 1) caps(FLASHGEN_GRID_CONSTANT Params p) {{
       {OUT["near"]} = row == 1 ? any.share.logit(s[i]) : any.share.logit(kForbidden);
       {OUT["share"]} = as_shares[i];
       {OUT["of_fine_cap"]} = as_fine[i];
+      {OUT["of_fine_cap_beside"]} = third[i];
       {OUT["least"]} = any.share.least_sum();
       const float relative_to[2] = {{s[i], s[i]}};
       float lowest[2][{GIVEN}];
@@ -233,6 +238,8 @@ def test_a_nan_hides_no_product_beyond_the_polynomial() -> None:
         lane[at % GIVEN] = [np.nan, -np.nan][at // GIVEN % 2]
     known_below = computed("cap 30", x.ravel()).known_below.reshape(GIVEN, 2, -1)
     assert not np.any(known_below[:, 0])
+    are_below = computed("cap 30", -x.ravel()).are_below.reshape(GIVEN, 2, -1)
+    assert np.all(are_below[:, 0])
 
 
 @pytest.mark.parametrize("name", CAPS)
@@ -241,6 +248,18 @@ def test_a_share_of_the_cap_is_exact_for_products_of_all_sizes(name: str) -> Non
     expected = exact(name, found.x)
     for share, error in ((found.share, SHARE_ERROR), (found.of_fine_cap, FINE_SHARE_ERROR)):
         assert np.all(abs(share - expected) <= error * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(expected))
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_under_a_low_cap_what_is_forbidden_has_no_share_and_others_have_what_they_have_without(name: str) -> None:
+    found = computed(name)
+    is_forbidden = np.arange(found.x.size) % GIVEN % 3 == 0
+    allowed, alone = found.of_fine_cap_beside[~is_forbidden], found.of_fine_cap[~is_forbidden]
+    # Four have a division in common, which is rounded with what is forbidden among them.
+    assert np.all(abs(allowed - alone) <= FINE_SHARE_ERROR * abs(CAPS[name][0]) / np.log(2) + 4.5e-7 * abs(alone))
+    if abs(CAPS[name][0]) >= 0.01:
+        # No exponential of it is anything, whatever low caps have rows relative to.
+        assert np.all(found.of_fine_cap_beside[is_forbidden] < -1e4)
 
 
 @pytest.mark.parametrize("name", CAPS)

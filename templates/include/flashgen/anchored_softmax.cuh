@@ -198,6 +198,10 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE float shift(i32 row) const {
     return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
   }
+  // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
+  FLASHGEN_DEVICE float finite_shift(i32 row) const {
+    return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
+  }
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
   // place.

@@ -86,6 +86,21 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
+// The lowest of a lane's products, if one is below zero: those are in the order of their bits, which are
+// larger than those of others. It may be a NaN, beside which others are not seen.
+template <i32 count>
+FLASHGEN_DEVICE float lowest_of(const float (&products)[count]) {
+  u32 last[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count; i += 2) {
+    u32& of_both = last[i / 2 % 2];
+    const u32 first = bits_of(products[i]), second = bits_of(products[i + 1]);
+    const u32 of_two = of_both > first ? of_both : first;
+    of_both = of_two > second ? of_two : second;
+  }
+  return float_of(last[0] > last[1] ? last[0] : last[1]);
+}
+
 // Whether a lane has a product below the polynomial's lower end, and not one that stands for a forbidden one:
 // if there are some of those, none is lower. Numbers below zero are in the order of their bits, which are
 // larger than those of others, and one is added to have forbidden ones come first of all.
@@ -100,7 +115,7 @@ FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomi
     last = place > last ? place : last;
   }
   const bool are_all_forbidden = are_some_forbidden && last == 0;
-  return !are_all_forbidden && float_of(last - first) <= -polynomial.limit;
+  return !are_all_forbidden && !(float_of(last - first) > -polynomial.limit);
 }
 
 // The highest product of each of a lane's two rows.
@@ -122,12 +137,12 @@ FLASHGEN_DEVICE void turn_round(float (&products)[count]) {
   for (i32 i = 0; i < count; ++i) products[i] = -products[i];
 }
 
-// Before a mask is applied: none is what stands for a product that is forbidden, or lower.
-constexpr float kLeast = 0.5f * kForbidden;
+// Before a mask is applied: none is what stands for a product that is forbidden, or lower than `least`.
+constexpr float kLeastAllowed = 0.5f * kForbidden;
 template <i32 count>
-FLASHGEN_DEVICE void raise_lowest(float (&products)[count]) {
+FLASHGEN_DEVICE void raise_lowest(float (&products)[count], float least = kLeastAllowed) {
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) products[i] = products[i] < kLeast ? kLeast : products[i];
+  for (i32 i = 0; i < count; ++i) products[i] = products[i] < least ? least : products[i];
 }
 
 // For the softmax: products that are below the limit, ...

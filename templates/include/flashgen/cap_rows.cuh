@@ -2,6 +2,7 @@
 // their logits (cap_shares.cuh), and how near anchors are to maxima.
 #pragma once
 #include "flashgen/cap_shares.cuh"
+#include "flashgen/panel.cuh"
 
 namespace flashgen {
 
@@ -20,14 +21,15 @@ enum class Look : i32 { kNone, kTaken, kMovesAnchors };
 
 // Of rows under a low cap, of which all logits may be shares.
 struct FineCapRows {
-  // How far they have come. All products were below the polynomial's end; or so they were, and rows of a
-  // softmax that can take exponentials once more have anchors that are near enough, so that products are not
-  // looked at before exponentials are taken of them; or some were beyond, once; or many are, and all logits
-  // are shares of the cap, and no row can grow further above its anchor than exponentials can reach, so that
-  // there is nothing to look for.
-  enum Stage : i32 { kBelow, kCalm, kHadSome, kTakesShares };
+  // How far they have come. They have had no tile; or all products were below the polynomial's end; or so
+  // they were, and rows of a softmax that can take exponentials once more have anchors that are near enough,
+  // so that products are not looked at before exponentials are taken of them; or some were beyond, once; or
+  // many are, and all logits are shares of the cap, and no row can grow further above its anchor than
+  // exponentials can reach, so that there is nothing to look for.
+  enum Stage : i32 { kNew, kBelow, kCalm, kHadSome, kTakesShares };
   Stage stage;
 
+  FLASHGEN_DEVICE bool are_new() const { return stage == kNew; }
   FLASHGEN_DEVICE bool is_calm() const { return stage == kCalm; }
   FLASHGEN_DEVICE bool takes_shares() const { return stage >= kTakesShares; }
   // Whether follow() might find something to do, with such highest and largest products of a lane, or if it
@@ -40,14 +42,15 @@ struct FineCapRows {
   }
   // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
   // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet:
-  // perhaps they do from now on.
+  // perhaps they do from now on. Of new rows all warps of a warpgroup ask together, by a barrier of theirs.
   template <class Softmax>
-  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest);
+  FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest,
+                              i32 barrier);
 };
 
 template <class Softmax>
 FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const float (&highest)[2],
-                                         float largest) {
+                                         float largest, i32 barrier) {
   const auto share = CapShare::of(cap);
   const float top = share.highest, limit = CapPolynomial::of(cap).limit;
   const float found[2] = {share.logit(row_maximum(highest[0])), share.logit(row_maximum(highest[1]))};
@@ -59,16 +62,18 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
   // All votes together, as each takes time by itself.
-  const bool begins_rows = warp_any(softmax.has_no_anchor()), are_some = warp_any(largest >= limit);
+  const bool is_first = warp_any(are_new() || softmax.has_no_anchor()), are_some = warp_any(largest >= limit);
   const bool are_safe = !warp_any(!is_safe);
   const bool are_several_large = are_several(largest >= 0.625f * limit);
-  const bool are_several_near = are_several(largest >= 0.8f * limit);
+  const bool are_some_near = warp_any(largest >= 0.75f * limit);
   // Whether products are beyond the limit for more than a single key. Lanes that have other places in their
-  // rows have other keys. In a first tile one is enough, as it is likely that there are more, and so are
-  // several near the limit.
-  const bool are_many = begins_rows | (stage >= kHadSome) | are_several_large;
-  const bool are_near = begins_rows & are_several_near;
-  const bool begins = Softmax::foresees & are_safe & (are_near | (are_some & are_many));
+  // rows have other keys. In a first tile one is enough that is near the limit, as others are likely to be
+  // beyond it.
+  const bool are_many = (stage >= kHadSome) | are_several_large;
+  bool begins = Softmax::foresees & are_safe & (is_first ? are_some_near : are_some & are_many);
+  // Products wait for the slowest of a warpgroup's warps, and instructions of two ways have no room beside
+  // each other. So all begin where one does, but such whose exponentials might be infinite.
+  if (Softmax::foresees && are_new()) begins = named_barrier_any(barrier, kWarpgroupSize, begins) & are_safe;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
@@ -77,7 +82,7 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
   }
   if (stage <= kCalm) {
-    const bool may_be_calm = Softmax::checks && (begins_rows | is_calm());
+    const bool may_be_calm = Softmax::checks && (is_first | is_calm());
     const bool are_calm = may_be_calm && !warp_any(cap.falls() || softmax.has_no_anchor());
     stage = are_some ? kHadSome : are_calm ? kCalm : kBelow;
   }

@@ -15,6 +15,8 @@ constexpr float kHighCap = 1000.0f;
 struct CapShare {
   // Beyond this power of two e^2x is no more than that: the share is 1, and four of them have a product.
   static constexpr float kMost = 25.0f;
+  // Down to this one it is not zero, and long before the share is -1.
+  static constexpr float kLeast = -96.0f;
 
   float exponent;
   float highest;
@@ -49,6 +51,10 @@ struct CapShare {
   FLASHGEN_DEVICE float logit(float s) const {
     const float logit = (*this)(s)*highest;
     return s == kForbidden ? -kInfinity : logit;
+  }
+  // Products as far below, and further, may be taken for it before a mask is applied: there is a power of it.
+  FLASHGEN_DEVICE float least_product() const {
+    return maximum(kLeastAllowed, kLeast * reciprocal_approx(exponent));
   }
   // e^2x, or a large number for all that are larger.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
@@ -88,6 +94,14 @@ FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& e
 // any logarithm of a sum if the cap is 50 at most (the plan says so), ...
 struct SharesOfFineCap {
   CapShare share;
+  // What is added to a power of zero: 1, as to others. But where some pairs are forbidden no others have such
+  // powers, and a number is added that is so small that the share is as low as exponentials of it are zero.
+  // So those need not be asked for among others, nor taken out behind them.
+  float added_to_zero;
+
+  FLASHGEN_DEVICE static SharesOfFineCap of(const CapShare& share, bool are_some_forbidden) {
+    return {share, are_some_forbidden ? 0x1p-20f : 1.0f};
+  }
 
   template <i32 count>
   FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
@@ -101,7 +115,7 @@ struct SharesOfFineCap {
  private:
   FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) powers[i] += 1.0f;
+    for (i32 i = 0; i < 4; ++i) powers[i] += fused_multiply_add_clipped(powers[i], 0x1p100f, added_to_zero);
     const float pairs[2] = {powers[0] * powers[1], powers[2] * powers[3]};
     const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
 #pragma unroll

@@ -173,10 +173,24 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 300),
         {"arch": "sm_90a"},
     ),
-    # And here rows grow from it at once, in a tile without a mask.
+    # Rows of two keys, of which both may be further below the cap than a power of two has room for.
+    "Hopper, small softcap, low": (
+        AttentionSpec(64, direction="forward", score=capped(2.0, None, steepness=300.0)),
+        (200, 2),
+        {"arch": "sm_90a"},
+    ),
+    # The first step has one key, which some warps have rows far below the cap for, and others have not; then rows are
+    # as near to it as can be. Sinks leave anchors where they are.
+    "Hopper, softcap, far below a sink": (
+        AttentionSpec(64, direction="forward", score=capped(50.0, -200.0, steepness=30.0)),
+        (200, 385),
+        {"arch": "sm_90a"},
+    ),
+    # The first step has one key, whose products are mostly not near where the polynomial ends; rows grow from there by
+    # more than 16 bits have, and some of their products are beyond.
     "Hopper, softcap, growing": (
-        AttentionSpec(128, dtype="fp16", direction="forward", score=capped(50.0, -40.0)),
-        (200, 256),
+        AttentionSpec(64, dtype="fp16", direction="forward", score=capped(50.0, None, steepness=4.0)),
+        (200, 385),
         {"arch": "sm_90a"},
     ),
     # Scores are kept. The first step has one key, of which few products are beyond, so that mostly no more are looked
