@@ -2243,6 +2243,11 @@ struct Ahead<half_t> {
 };
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
+// And how far above it for others not to be likely to reach too far above their anchor.
+template <class T>
+constexpr float kWide = 120.0f;
+template <>
+constexpr float kWide<half_t> = 27.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
@@ -2517,13 +2522,17 @@ struct AnchoredSoftmax {
   }
   template <i32 every, class Logits>
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
+    bool is_wide = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
       const bool serves = every == 1 || maximum(found, -found) < kFar;
       if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found), kNowhere);
+      is_wide = is_wide || found > kWide<T>;
     }
     if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
+    // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
+    if (every == 1 && warp_any(is_wide)) due |= kWatchedTiles;
   }
 
   // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
