@@ -211,6 +211,14 @@ def test_arrays_lie_as_they_please(dim: int, name: str, layout: Any) -> None:
     check(spec, expect(spec, case, any_values=True), by=by)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("cap", [1e-6, 0.0099, 0.01, 2.0])
+def test_what_is_forbidden_counts_for_nothing_under_the_lowest_of_caps(dim: int, cap: float) -> None:
+    """It has a logit that is so many times below the cap."""
+    spec = forward_spec(dim, mask=fg.window(60, 10), score=fg.softcap(cap))
+    check(spec, expect(spec, Case("low", 150, 300, heads=2, heads_kv=2), any_values=True))
+
+
 def test_no_keys_are_one_case_for_the_other_kernel() -> None:
     spec = forward_spec(128, score=fg.sink(LOGITS))
     check(spec, expect(spec, Case("no keys", 70, 0, heads=4, heads_kv=2)), by=OTHER)

@@ -147,6 +147,8 @@ FINE, MODEST, HIGH, ANY = {"fine_cap"}, {"modest_cap"}, set[str](), {"any_cap"}
     [
         (fg.softcap(30.0), FINE),
         (fg.softcap(50.0), FINE),
+        (fg.softcap(0.01), FINE),
+        (fg.softcap(0.0099), MODEST),
         (fg.softcap(50.5), MODEST),
         (fg.softcap(100.0), MODEST),
         (fg.softcap(100.5), HIGH),
