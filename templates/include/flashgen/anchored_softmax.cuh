@@ -36,21 +36,17 @@ constexpr float kReach<half_t> = 13.0f;
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
 // exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
 // most where they are shares of a cap: logarithms of their sums are large, and rows may go on to that cap.
+// Rows whose first logits are as far above zero as `wide` are likely to go too far beyond any of these.
 template <class T>
 struct Ahead {
-  static constexpr float little = 24.0f, more = 60.0f, most = 90.0f;
+  static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
 template <>
 struct Ahead<half_t> {
-  static constexpr float little = 6.0f, more = little, most = little;
+  static constexpr float little = 6.0f, more = little, most = little, wide = 27.0f;
 };
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
-// And how far above it for others not to be likely to reach too far above their anchor.
-template <class T>
-constexpr float kWide = 120.0f;
-template <>
-constexpr float kWide<half_t> = 27.0f;
 
 // How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
 constexpr float kFinite = 118.0f;
@@ -331,7 +327,7 @@ struct AnchoredSoftmax {
       const float found = logits.logit(highest(scores, h, every), h);
       const bool serves = every == 1 || maximum(found, -found) < kFar;
       if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found), kNowhere);
-      is_wide = is_wide || found > kWide<T>;
+      is_wide = is_wide || found > Ahead<T>::wide;
     }
     if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
     // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
