@@ -2393,9 +2393,7 @@ struct AnchoredSoftmax {
   }
 
   // What is subtracted from a row's logits: where some are taken before all rows have anchors, 0 instead.
-  FLASHGEN_DEVICE float shift(i32 row) const {
-    return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
-  }
+  FLASHGEN_DEVICE float shift(i32 row) const { return foresees ? finite_shift(row) : rows.anchor[row]; }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
     return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
@@ -5389,6 +5387,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto pass_turn = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
+#line 83
+  // The barrier of this consumer's warps among themselves. Those of turns come first.
+  const auto own_barrier = [&]() { return kConfig.consumers + self.again().warp / 4; };
+#line 86
   const auto multiply_keys = [&]() {
     // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
@@ -5403,14 +5405,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 97
+#line 101
   // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
   // it is not known yet.
   const auto is_inspected = [&](const Step& step) {
-#line 101
+#line 105
     return step.rows.exists < kPlainTile && !step.facts.is_full(kConfig.consumers);
   };
-#line 106
+#line 110
   // Takes bad values out of this thread's share of V_j, which is there.
   const auto look_through = [&]() {
     const Thread thread = self.again();
@@ -5419,19 +5421,19 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const u32 found = mark_bad_values<Shape::VTile>(values, thread.index() - kWarpgroupSize, threads);
     return shared.doubts().look_through(at.v_at.slot(), found, thread);
   };
-#line 136
+#line 140
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 142
+#line 146
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 149
+#line 153
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 152
+#line 156
     wgmma_pin(scores);
-#line 154
+#line 158
     release_keys(step);
 #line 2 "kernels/forward_sm90/capped_fine.j2"
     const auto polynomial = CapPolynomial::of(cap);
@@ -5466,19 +5468,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
       if (cap_rows.are_new() ||
           warp_any(cap_rows.may_change(softmax, cap, maximum(highest[0], highest[1]), largest))) {
-        // Those of turns come first.
-        const i32 barrier = kConfig.consumers + self.again().warp / 4;
-#line 41
-        rescales = cap_rows.follow(softmax, cap, highest, largest, barrier);
+#line 39
+        rescales = cap_rows.follow(softmax, cap, highest, largest, own_barrier());
       }
-#line 44
+#line 42
       return cap_rows.takes_shares() || warp_any(largest >= polynomial.limit || (is_cut && !polynomial.forbids()));
     };
-#line 69
+#line 67
     const bool are_shares = see_products();
     // Pinned, products have nothing computed of them before it is known for what.
     wgmma_pin(scores);
-#line 73
+#line 71
     if (are_shares) {
       const auto shares = SharesOfFineCap::of(CapShare::of(cap), is_cut);
       const float shift[2] = {softmax.finite_shift(0), softmax.finite_shift(1)};
@@ -5490,12 +5490,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 88
+#line 86
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 208 "kernels/forward_sm90/consumer.j2"
+#line 212 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };

@@ -166,6 +166,9 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("fine_cap", fine_cap),
                 ("modest_cap", modest_cap),
                 ("any_cap", capped and has_any_cap(spec)),
+                # Three consumers have their instructions beside each other: a text that few warps take has others wait
+                # for theirs. With two that is less than what a barrier in each step costs.
+                ("go_together", capped and not fine_cap and row.consumers > 2),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
                 ("lanes_again", retakes or (capped and not is_listed(spec))),

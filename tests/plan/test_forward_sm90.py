@@ -164,6 +164,9 @@ def test_a_cap_that_is_known_to_be_low_has_fewer_ways_and_wider_tiles(score: fg.
     assert "capped" in kernel.switches
     assert kernel.switches & (FINE | MODEST | ANY) == kind
     assert ("modestcap" in kernel.name, "anycap" in kernel.name) == (kind == MODEST, kind in (HIGH, ANY))
+    # Under others a consumer's warps vote in each step, where there are three consumers.
+    votes = ["go_together" in forward(dim, score=score).switches for dim in (64, 128)]
+    assert votes == [kind != FINE, False]
     assert forward(192, score=score).constant("tile_kv") == (112 if kind == FINE else 96)
 
 

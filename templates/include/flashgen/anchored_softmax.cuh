@@ -196,9 +196,7 @@ struct AnchoredSoftmax {
   }
 
   // What is subtracted from a row's logits: where some are taken before all rows have anchors, 0 instead.
-  FLASHGEN_DEVICE float shift(i32 row) const {
-    return foresees && rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
-  }
+  FLASHGEN_DEVICE float shift(i32 row) const { return foresees ? finite_shift(row) : rows.anchor[row]; }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
     return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
