@@ -123,6 +123,11 @@ def bad(keys: slice) -> Callable[[Tensor, Tensor, Tensor], None]:
     return change
 
 
+def scattered(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """One value in two thousand is not a number, each by itself."""
+    v[torch.rand(v.shape, device=v.device) < 0.0005] = float("nan")
+
+
 #: What is done to N(0,1) data.
 DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "N(0,1)": lambda q, k, v: None,
@@ -151,6 +156,7 @@ DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "one bad value": bad(slice(1000, 1001)),
     "bad values": bad(slice(50, None, 100)),
     "all values bad": bad(slice(None)),
+    "scattered bad values": scattered,
 }
 
 

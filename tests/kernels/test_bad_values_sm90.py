@@ -37,7 +37,7 @@ def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: t
     dtype, random = spec.element.numpy(), np.random.default_rng(5)
     q, k, v = (random.standard_normal((2, 200, h, d)).astype(dtype) for h, d in ((4, dim), (2, dim), (2, dim_v)))
     captured = {n: x[:, :200] for n, x in spec.tensors.items()} or None
-    v[:, 20:60, :, 9] = -0.0
+    v[:, 20:60, :, [9, dim_v - 2]] = -0.0
     clean, _ = kernel(q, k, v, captured=captured)
     bad = {30: (7, np.nan), 130: (dim_v - 1, np.inf), 199: (0, -np.inf)}
     for key, (column, value) in bad.items():
