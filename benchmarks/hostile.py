@@ -123,6 +123,11 @@ def bad(keys: slice) -> Callable[[Tensor, Tensor, Tensor], None]:
     return change
 
 
+def in_one_sequence(change: Callable[[Tensor, Tensor, Tensor], None]) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """The last one of a batch."""
+    return lambda q, k, v: change(q[-1:], k[-1:], v[-1:])
+
+
 def scattered(q: Tensor, k: Tensor, v: Tensor) -> None:
     """One value in two thousand is not a number, each by itself."""
     v[torch.rand(v.shape, device=v.device) < 0.0005] = float("nan")
@@ -157,6 +162,8 @@ DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "bad values": bad(slice(50, None, 100)),
     "all values bad": bad(slice(None)),
     "scattered bad values": scattered,
+    "first value bad": bad(slice(1)),
+    "bad values in one sequence": in_one_sequence(bad(slice(50, None, 100))),
 }
 
 

@@ -2090,6 +2090,8 @@ namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
+// ... and of each of its warps.
+constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
 // Eight swizzled rows: what repeats, and what tiles are aligned to.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -2927,8 +2929,6 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 // Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
 
 namespace flashgen {
-
-constexpr i32 kWarpRows = 16;
 
 // A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
 // whether some pair is not allowed (fact i).

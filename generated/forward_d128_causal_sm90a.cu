@@ -8,18 +8,19 @@
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
-// smem     230432 bytes
-//            q                   0 to  65536  Q_i, 2 slots of 128 rows
-//            k               65536 to 131072  K_j, 2 slots
-//            v              131072 to 196608  V_j, 2 slots
-//            o              196608 to 229376  O_i, on its way out
-//            q_barriers     229376 to 229408  for each slot: it is full, it is empty
-//            k_barriers     229504 to 229536
-//            v_barriers     229632 to 229664
-//            tile_barriers  229760 to 229792
-//            tiles          229888 to 229920  which tiles of queries come next
-//            reaches        230016 to 230144  and where each consumer's keys lie
-//            doubts         230144 to 230432  which tiles of queries bad values may have reached
+// smem     231344 bytes
+//            zeros               0 to   1024  in place of keys that not all of a consumer's queries attend to
+//            q                1024 to  66560  Q_i, 2 slots of 128 rows
+//            k               66560 to 132096  K_j, 2 slots
+//            v              132096 to 197632  V_j, 2 slots
+//            o              197632 to 230400  O_i, on its way out
+//            q_barriers     230400 to 230432  for each slot: it is full, it is empty
+//            k_barriers     230528 to 230560
+//            v_barriers     230656 to 230688
+//            tile_barriers  230784 to 230816
+//            tiles          230912 to 230944  which tiles of queries come next
+//            reaches        231040 to 231168  and where each consumer's keys lie
+//            doubts         231168 to 231344  which tiles of queries bad values may have reached
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 
 #line 5 "kernels/forward_sm90.cu.j2"
@@ -1800,6 +1801,8 @@ namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
+// ... and of each of its warps.
+constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
 // Eight swizzled rows: what repeats, and what tiles are aligned to.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -2775,30 +2778,39 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   wgmma_commit();
 }
 
-template <class VTile, i32 step = 0>
+// The groups of 16 keys that are multiplied, one at a step: all of a tile of V.
+struct AllGroups {
+  MatrixDescriptor first;
+
+  template <class Tile>
+  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
+    return first.advanced(Tile::along_rows(step));
+  }
+};
+
+template <class VTile, class Groups, i32 step = 0>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       MatrixDescriptor right, bool kept) {
+                                       const Groups& groups, bool kept) {
   using T = typename VTile::Element;
   constexpr i32 steps = VTile::rows / 16;
-  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(step + i)); };
+  const auto b = [&](i32 i) { return groups.template group<VTile>(step + i); };
   if constexpr (step + 4 <= steps) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
     const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
     wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-    issue_output_from<VTile, step + 4>(out, probabilities, right, true);
+    issue_output_from<VTile, Groups, step + 4>(out, probabilities, groups, true);
   } else if constexpr (step < steps) {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
-    issue_output_from<VTile, step + 1>(out, probabilities, right, true);
+    issue_output_from<VTile, Groups, step + 1>(out, probabilities, groups, true);
   }
 }
 
 // Issues O += P V, or O = P V where O is not to be `kept`.
-template <class VTile>
+template <class VTile, class Groups>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           VTile v, bool kept) {
-  const MatrixDescriptor right = v.by_rows();
+                                           const Groups& groups, bool kept) {
   wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, right, kept);
+  issue_output_from<VTile>(out, probabilities, groups, kept);
   wgmma_commit();
 }
 
@@ -3381,11 +3393,10 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers: one whose values are looked through where the mask
-// cuts, as there have been bad ones, or as it is a block's first one, and says whether there are; or, from
-// here on, one whose values are not looked through; or the first one, of which all that the mask cuts is
-// over.
-constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4;
+// What a tile of queries that exists is to consumers. Values are kept apart where the mask cuts if there have
+// been bad ones, and in a block's first tile if there are some; of a plain tile they are used as they come,
+// as long as nobody doubts it; of a tile of which all that the mask cuts is over they always are.
+constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4, kSeenFirstTile = 5;
 
 // ---- The output
 
@@ -3394,159 +3405,6 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
-
-}  // namespace flashgen
-
-#line 4 "flashgen/doubts.cuh"
-// Which tiles of queries may have been spoilt by values that some of their queries must not attend to.
-//
-// To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
-// (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is not looked through as long as results are finite, but for a block's first tile of queries, if it has
-// many steps. A warp whose results are not doubts its tile, or the one after that first one. From then on
-// those who compute look through V before they use it, and in the end the block takes the tiles since the
-// first doubtful one once more.
-
-namespace flashgen {
-
-// Whether all of one of a lane's two rows of a strip are finite: what is bad in V is so in all rows.
-template <i32 count>
-FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
-  float zero[2] = {};
-#pragma unroll
-  for (i32 i = 0; i < count; i += 4) {
-    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + j], 0.0f, zero[j]);
-  }
-  return zero[0] + zero[1] == 0.0f;
-}
-
-// `slots` are those of the ring by which warps learn which tile of queries is next, `stages` those of V. The
-// `judges` are the warps that compute, the last ones of a block.
-template <i32 slots, i32 stages, i32 judges>
-struct Doubts {
-  static_assert(judges <= kWarpSize, "a lane asks what each of them says");
-  static constexpr i32 kFirstJudge = 4;
-  // A warp doubts tile n before it reads of n + 2, and is heard when the next tile is told of, at the latest
-  // when the slot of that one is filled again. So there are no more than 2 + slots tiles since the first
-  // doubtful one, and one more has a place.
-  static constexpr u32 kPlaces = 4 * slots;
-  static constexpr u32 kNotYet = ~0u;
-  // A number that no tile has.
-  static constexpr i32 kNone = 0x7fffffff;
-
-  // A phase ends when a slot of V has been looked through, ...
-  alignas(8) u64 looked[stages];
-  // ... a single one when a warp doubts some tile, ...
-  u64 doubted[judges];
-  // ... and when all have no further tile to doubt.
-  u64 settled;
-  // Where each of them found bad values in its share of a slot: a bit for each 16 keys.
-  u32 found[stages][judges];
-  // The parity of the phase of `looked` that comes next, a bit for each slot, as each of them counts.
-  u32 parities[judges];
-  // The first tile that each doubts.
-  i32 first[judges];
-  // Whether it has come to the end once, which is nothing to keep a register for.
-  u32 ended[judges];
-  // The last tiles whose values were not looked through, and how many there were in all.
-  i32 tiles[kPlaces];
-  u32 unseen;
-  // Which of these is taken once more next; kNotYet before that is known.
-  u32 next;
-
-  // ---- To be called once, by one thread.
-
-  FLASHGEN_DEVICE void init() {
-    for (i32 stage = 0; stage < stages; ++stage) mbarrier_init(shared_address(&looked[stage]), judges);
-    for (i32 judge = 0; judge < judges; ++judge) {
-      mbarrier_init(shared_address(&doubted[judge]), 1);
-      parities[judge] = 0;
-      first[judge] = kNone;
-      ended[judge] = 0;
-    }
-    mbarrier_init(shared_address(&settled), judges);
-    unseen = 0;
-    next = kNotYet;
-  }
-
-  // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
-  // them.
-
-  FLASHGEN_DEVICE static i32 judge_of(Thread thread) { return opaque(thread.warp) - kFirstJudge; }
-
-  FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
-    const i32 judge = judge_of(thread);
-    // What is taken once more has been in doubt before: nothing is written while others read.
-    if (thread.lane != 0 || first[judge] != kNone) return;
-    first[judge] = tile;
-    mbarrier_arrive(shared_address(&doubted[judge]));
-  }
-  // It has looked through its share of a slot, and each lane found what it did. The parity to wait with.
-  FLASHGEN_DEVICE u32 look_through(i32 slot, u32 groups, Thread thread) {
-    const i32 judge = judge_of(thread);
-    if (warp_any(groups != 0)) {
-      for (i32 i = 1; i < kWarpSize; i *= 2)
-        groups |= static_cast<u32>(shuffle(static_cast<i32>(groups), thread.lane ^ i));
-    }
-    const u32 parity = parities[judge] >> slot & 1u;
-    // All of it is done and read.
-    warp_sync();
-    if (thread.lane == 0) {
-      found[slot][judge] = groups;
-      parities[judge] ^= 1u << slot;
-      mbarrier_arrive(shared_address(&looked[slot]));
-    }
-    return parity;
-  }
-  // What all have found, when they are done with the slot.
-  FLASHGEN_DEVICE u32 bad_groups(i32 slot, u32 parity) const {
-    mbarrier_wait(shared_address(&looked[slot]), parity);
-    u32 groups = 0;
-    for (i32 judge = 0; judge < judges; ++judge) groups |= found[slot][judge];
-    return groups;
-  }
-  FLASHGEN_DEVICE void settle(Thread thread) {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared_address(&settled));
-  }
-
-  // ---- For the one thread that tells of tiles.
-
-  // Which tile is told of next; and, once that is known, that its values are not looked through.
-  FLASHGEN_DEVICE void note(i32 tile) { tiles[unseen % kPlaces] = tile; }
-  FLASHGEN_DEVICE void is_unseen() { ++unseen; }
-  // From now on doubtful tiles are drawn, the first one first.
-  FLASHGEN_DEVICE void repeat() {
-    i32 tile = kNone;
-    for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
-    next = static_cast<u32>(tile);
-  }
-  FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
-  FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
-
-  // ---- For a warp.
-
-  // Whether some tile is in doubt by now, so that values are looked through.
-  FLASHGEN_DEVICE bool are_some(Thread thread) const {
-    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges - 1)]), 0));
-  }
-
-  // When it is done with the last tile.
-
-  FLASHGEN_DEVICE bool is_first_end(Thread thread) {
-    // By a vote, so that the assembler knows that lanes agree.
-    const i32 judge = judge_of(thread);
-    const bool is_first = warp_any(ended[judge] == 0);
-    warp_sync();
-    if (thread.lane == 0) ended[judge] = 1;
-    return is_first;
-  }
-  // Waits for those who may doubt, and says whether some tile is in doubt.
-  FLASHGEN_DEVICE bool are_left(Thread thread) const {
-    mbarrier_wait(shared_address(&settled), 0);
-    return are_some(thread);
-  }
-};
 
 }  // namespace flashgen
 
@@ -3695,138 +3553,322 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
-// The same door for arithmetic of numbers that lie in a word by twos.
-
-#if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/packed.cuh"
-// Arithmetic of two 16-bit numbers in a word (sm_90).
+#line 4 "flashgen/cut_values.cuh"
+// Products with a tile of V that a mask cuts through and that may hold bad values (contain.cuh). A row of the
+// output gets what its query attends to and nothing of what lies beside it, and V stays as it is.
+//
+// Rows are told apart by warps, 16 keys at a time: those that all of a warp's queries attend to are
+// multiplied as they come, and of those that some attend to the bad values are left out; which results they
+// should have reached is a product of its own.
 
 namespace flashgen {
 
-// Two products of packed numbers, rounded.
-FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
+// Keys that are multiplied at a time.
+constexpr i32 kKeyGroup = 16;
+
+// Of a tile of V the first groups of keys, and zeros for the others.
+struct FirstGroups {
+  MatrixDescriptor first, zeros;
+  i32 count;
+
+  template <class Tile>
+  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
+    return step < count ? first.advanced(Tile::along_rows(step)) : zeros;
+  }
+};
+
+// The operand of a product all of whose rows are zero: eight of 16 bytes at `address`, again and again.
+constexpr i32 kZeroBytes = 8 * kChunkBytes;
+FLASHGEN_DEVICE MatrixDescriptor zero_descriptor(u32 address) {
+  return matrix_descriptor(address, 0, 0, Swizzle::none);
 }
 
-// The lower ones of two pairs of signed whole numbers.
-FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
-  u32 lower;
-  asm("min.s16x2 %0, %1, %2;" : "=r"(lower) : "r"(a), "r"(b));
-  return lower;
+// Which of a group's pairs are allowed, as the left operand of a product with marks.
+struct AttendedPairs {
+  // In bfloat16, whatever V is of. A sign bit, one place down, is 2.
+  static constexpr float kHalfOfInfinity = 0x1p127f;
+  static constexpr u32 kBoth = 0x7f007f00u;
+  u32 left[4];
+
+  template <class Mask>
+  FLASHGEN_DEVICE static AttendedPairs of(const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
+    StripBlocks<kKeyGroup> allowed;
+    for (float& pair : allowed[0][0]) pair = kHalfOfInfinity;
+    for (float& pair : allowed[0][1]) pair = kHalfOfInfinity;
+    mask_keys(allowed, 0.0f, mask, first_q, first_key, thread);
+    AttendedPairs pairs;
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i)
+      pairs.left[i] = pack(bfloat16_t{}, allowed[0][i / 2][i % 2 * 2], allowed[0][i / 2][i % 2 * 2 + 1]);
+    return pairs;
+  }
+
+  // Of all of a warp's pairs.
+  FLASHGEN_DEVICE bool are_some() const { return warp_any((left[0] | left[1] | left[2] | left[3]) != 0); }
+  FLASHGEN_DEVICE bool are_all() const { return !warp_any((left[0] & left[1] & left[2] & left[3]) != kBoth); }
+};
+
+// One group's probabilities, of which the number is known only now.
+template <i32 groups>
+FLASHGEN_DEVICE void take_group(u32 (&left)[4], const u32 (&probabilities)[groups][4], i32 group) {
+#pragma unroll
+  for (i32 g = 0; g < groups; ++g) {
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) left[i] = g == 0 || g == group ? probabilities[g][i] : left[i];
+  }
+}
+
+// Takes bad values out of an operand's columns 16 n to 16 n + 15, and makes NaN of those results that attend
+// to them.
+template <class T, i32 count>
+FLASHGEN_DEVICE void take_out_of_operand(u32 (&words)[4], float (&out)[count], i32 n,
+                                         const AttendedPairs& pairs) {
+  u32 signs[4];
+#pragma unroll
+  for (i32 i = 0; i < 4; ++i) {
+    signs[i] = signs_of_bad<T>(words[i]);
+    // From the sign bit of each bad element to all of its bits.
+    words[i] &= ~((signs[i] >> 15) * 0xffffu);
+  }
+#pragma unroll
+  for (i32 half = 0; half < 2; ++half) {
+    // Infinity where a row attends to what is bad, and zero elsewhere.
+    float reached[4] = {};
+    mma_m16n8k16(bfloat16_t{}, reached, pairs.left, {signs[2 * half] >> 1, signs[2 * half + 1] >> 1});
+    float (&block)[4] = blocks_of(out)[0][2 * n + half];
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) block[i] = fused_multiply_add(reached[i], 0.0f, block[i]);
+  }
+}
+
+// A group of keys as a right operand, of which so many times 16 columns are there at once: the first ones
+// from the beginning, so that they come while it is found out what else is needed.
+template <class Tile>
+struct GroupOperand {
+  static constexpr i32 at_once = Tile::cols / 16 % 4 == 0 ? 4 : 3;
+  u32 chunk;
+  u32 words[at_once][4];
+
+  FLASHGEN_DEVICE GroupOperand(Tile values, i32 key, Thread thread) : chunk(values.first_chunk(key, thread)) {
+    load(0);
+  }
+  FLASHGEN_DEVICE void load(i32 first) {
+#pragma unroll
+    for (i32 n = 0; n < at_once; ++n) ldmatrix_x4_trans(words[n], Tile::chunk_after(chunk, first + n));
+  }
+};
+
+// Adds to a warp's rows of the output what a group of keys has; where not all pairs are allowed, without bad
+// values.
+template <class Tile>
+FLASHGEN_DEVICE void multiply_group(Strip<Tile::cols>& out, const u32 (&left)[4], GroupOperand<Tile>& values,
+                                    bool is_whole, const AttendedPairs& pairs) {
+  using T = typename Tile::Element;
+  constexpr i32 all = Tile::cols / 16, at_once = GroupOperand<Tile>::at_once;
+  auto& words = values.words;
+#pragma unroll
+  for (i32 first = 0; first < all; first += at_once) {
+    if (first > 0) values.load(first);
+    if (!is_whole) {
+      u32 signs = 0;
+#pragma unroll
+      for (i32 i = 0; i < 4 * at_once; ++i) signs |= signs_of_bad<T>(words[i / 4][i % 4]);
+      if (warp_any(signs != 0)) {
+#pragma unroll
+        for (i32 n = 0; n < at_once; ++n) take_out_of_operand<T>(words[n], out, first + n, pairs);
+      }
+    }
+#pragma unroll
+    for (i32 n = 0; n < 2 * at_once; ++n) {
+      const u32(&of_both)[4] = words[n / 2];
+      mma_m16n8k16(T{}, blocks_of(out)[0][2 * first + n], left, {of_both[n % 2 * 2], of_both[n % 2 * 2 + 1]});
+    }
+  }
+}
+
+// Adds P V to a warp's 16 rows of the output, of queries from `first_q` on; of a tile of keys from
+// `first_key` on the groups from `group` on.
+template <class Tile, class Mask>
+FLASHGEN_DEVICE void multiply_cut_values(Strip<Tile::cols>& out, const Rounded<Tile::rows>& probabilities,
+                                         Tile values, i32 group, const Mask& mask, i32 first_q, i32 first_key,
+                                         Thread thread) {
+  // A band says which groups there are; another mask is asked of each.
+  constexpr bool is_band = requires { mask.full_key_tiles(0, 0, 0); };
+  i32 end = Tile::rows / kKeyGroup;
+  Range whole = {0, 0};
+  if constexpr (is_band) {
+    const i32 before = first_key / kKeyGroup;
+    const Range some = mask.key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
+    whole = mask.full_key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
+    whole = {whole.begin - before, whole.end - before};
+    group = larger(group, some.begin - before);
+    end = smaller(end, some.end - before);
+  }
+#pragma unroll 1
+  for (; group < end; ++group) {
+    const i32 key = group * kKeyGroup;
+    GroupOperand<Tile> operand(values, key, thread);
+    bool is_whole = warp_any(whole.has(group));
+    AttendedPairs pairs = {};
+    if (!is_whole) {
+      pairs = AttendedPairs::of(mask, first_q, first_key + key, thread);
+      if (!pairs.are_some()) continue;
+      is_whole = !is_band && pairs.are_all();
+    }
+    u32 left[4];
+    take_group(left, probabilities, group);
+    multiply_group<Tile>(out, left, operand, is_whole, pairs);
+  }
+}
+
+// Whether a thread's share of a tile has bad values, from a group of keys on; every `kWarpgroupSize`-th chunk
+// from `first` on is its share.
+template <class Tile>
+FLASHGEN_DEVICE bool has_bad_values(const u8* tile, i32 group, i32 first) {
+  constexpr i32 row_chunks = kPanelBytes / kChunkBytes;
+  u32 signs = 0;
+#pragma unroll 1
+  for (i32 panel = 0; panel < Tile::panels; ++panel) {
+#pragma unroll 4
+    for (i32 i = group * kKeyGroup * row_chunks + first; i < Tile::rows * row_chunks; i += kWarpgroupSize) {
+      const Vec16 chunk =
+          *reinterpret_cast<const Vec16*>(tile + panel * Tile::panel_stride + i * kChunkBytes);
+#pragma unroll
+      for (const u32 word : chunk.words) signs |= signs_of_bad<typename Tile::Element>(word);
+    }
+  }
+  return signs != 0;
 }
 
 }  // namespace flashgen
 
-#endif
-#line 7 "flashgen/marked_values.cuh"
-// Bad values (contain.cuh) of a tile of V that are taken out where they lie: each becomes minus zero, and
-// what was minus zero becomes zero, so that the tile is finite and says itself where they were.
+#line 4 "flashgen/doubts.cuh"
+// Which tiles of queries may have been spoilt by values that some of their queries must not attend to.
+//
+// To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
+// (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
+// is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
+// steps. A warp whose results are not doubts its tile, or the one after that first one. From then on products
+// with tiles of V that the mask cuts keep bad values from whom they do not concern (cut_values.cuh), and
+// behind the last tile the block takes those since the first doubtful one once more.
 
 namespace flashgen {
 
-// The sign bits of those elements of a word that are minus zero.
-FLASHGEN_DEVICE u32 signs_of_minus_zero(u32 word) {
-  return word & ~((word & 0x7fff7fffu) + 0x7fff7fffu) & 0x80008000u;
+// Whether all of one of a lane's two rows of a strip are finite: what is bad in V is so in all rows.
+template <i32 count>
+FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count; i += 4) {
+    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + j], 0.0f, zero[j]);
+  }
+  return zero[0] + zero[1] == 0.0f;
 }
 
-// Marks the bad values in every `step`-th chunk of a tile, from `first` on. A bit for each 16 rows that have
-// one.
-template <class Tile>
-FLASHGEN_DEVICE u32 mark_bad_values(u8* tile, i32 first, i32 step) {
-  using T = typename Tile::Element;
-  constexpr i32 chunks = Tile::bytes / kChunkBytes, row_chunks = kPanelBytes / kChunkBytes;
-  constexpr u32 magnitudes = ~kSigns<T>;
-  // So many are on their way at once, as the whole block waits for the last one.
-  constexpr i32 at_once = 4;
-  u32 found = 0;
-#pragma unroll 1
-  for (i32 i = first; i < chunks; i += at_once * step) {
-    Vec16 read[at_once] = {};
-#pragma unroll
-    for (i32 n = 0; n < at_once; ++n) {
-      if (n == 0 || i + n * step < chunks)
-        read[n] = *reinterpret_cast<const Vec16*>(tile + (i + n * step) * kChunkBytes);
-    }
-    // There is hardly ever anything to change. It shows in the largest magnitude, of which this is what it
-    // lacks of all bits, and in the lowest of the words' halves as whole numbers, which minus zero is.
-    u32 room = magnitudes, lowest = 0;
-#pragma unroll
-    for (const Vec16& chunk : read) {
-#pragma unroll
-      for (const u32 word : chunk.words) {
-        room = minimum_packed(room, ~word & magnitudes);
-        lowest = minimum_packed(lowest, word);
-      }
-    }
-    if ((signs_of_bad<T>(~room) | signs_of_minus_zero(lowest)) == 0) continue;
-#pragma unroll
-    for (i32 n = 0; n < at_once; ++n) {
-      u32 bad = 0;
-#pragma unroll
-      for (u32& word : read[n].words) {
-        const u32 signs = signs_of_bad<T>(word);
-        bad |= signs;
-        // From the sign bit of each bad element to all of its bits.
-        word = (word & ~((signs >> 15) * 0xffffu | signs_of_minus_zero(word))) | signs;
-      }
-      const i32 at = i + n * step;
-      if (n == 0 || at < chunks) *reinterpret_cast<Vec16*>(tile + at * kChunkBytes) = read[n];
-      if (bad != 0) found |= 1u << (at / row_chunks % Tile::rows / 16);
-    }
-    fence_proxy_async_shared();
-  }
-  return found;
-}
+// `slots` are those of the ring by which warps learn which tile of queries is next. The `judges` are the
+// warps that compute, the last ones of a block.
+template <i32 slots, i32 judges>
+struct Doubts {
+  static_assert(judges <= kWarpSize, "a lane asks what each of them says");
+  static constexpr i32 kFirstJudge = 4;
+  // A warp doubts tile n before it reads of n + 2, and is heard when the next tile is told of, at the latest
+  // when the slot of that one is filled again. So there are no more than 2 + slots tiles since the first
+  // doubtful one, and one more has a place.
+  static constexpr u32 kPlaces = 4 * slots;
+  static constexpr u32 kNotYet = ~0u;
+  // A number that no tile has.
+  static constexpr i32 kNone = 0x7fffffff;
 
-// Puts NaN into those of a warp's 16 rows of results, of queries from `first_q` on, that attend to a bad
-// value of a tile of keys from `first_key` on, which has some in these `groups` of 16. Which those rows are
-// is a product, too: infinity where a row attends to what is marked, and zero elsewhere.
-template <class Tile, class Mask>
-FLASHGEN_DEVICE void spread_bad_values(Strip<Tile::cols>& results, Tile values, u32 groups, const Mask& mask,
-                                       i32 first_q, i32 first_key, Thread thread) {
-  // In bfloat16, whatever V is of. A sign bit, one place down, is 2.
-  constexpr float half_of_infinity = 0x1p127f;
-#pragma unroll 1
-  for (; groups != 0; groups &= groups - 1) {
-    const i32 key = 16 * lowest_bit(groups);
-    StripBlocks<16> attends;
-    for (float& pair : attends[0][0]) pair = half_of_infinity;
-    for (float& pair : attends[0][1]) pair = half_of_infinity;
-    mask_keys(attends, 0.0f, mask, first_q, first_key + key, thread);
-    u32 left[4];
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i)
-      left[i] = pack(bfloat16_t{}, attends[0][i / 2][i % 2 * 2], attends[0][i / 2][i % 2 * 2 + 1]);
-    if (!warp_any((left[0] | left[1] | left[2] | left[3]) != 0)) continue;
-    const u32 chunk = values.first_chunk(key, thread);
-    // A number as long as one of the results is.
-    float some[2] = {not_a_number<float>(), not_a_number<float>()};
-#pragma unroll
-    for (i32 n = 0; n < Tile::cols / 16; ++n) {
-      // Few marks are on their way at once, as results take the registers.
-      if (n % (Tile::cols > 192 ? 2 : 4) == 0) warp_sync();
-      u32 words[4];
-      ldmatrix_x4_trans(words, Tile::chunk_after(chunk, n));
-#pragma unroll
-      for (u32& word : words) word = signs_of_minus_zero(word) >> 1;
-#pragma unroll
-      for (i32 half = 0; half < 2; ++half) {
-        float found[4] = {};
-        mma_m16n8k16(bfloat16_t{}, found, left, {words[2 * half], words[2 * half + 1]});
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) {
-          float& result = results[4 * (2 * n + half) + i];
-          result = fused_multiply_add(found[i], 0.0f, result);
-          some[i % 2] = maximum(some[i % 2], result);
-        }
-      }
-    }
-    // Where all is bad no more is to be found.
-    if (!warp_any(some[0] == some[0] || some[1] == some[1])) break;
+  // The only phase ends when a warp doubts some tile, ...
+  alignas(8) u64 doubted[judges];
+  // ... and when all have no further tile to doubt.
+  u64 settled;
+  // The first tile that each doubts, and the first one after it that it does not.
+  i32 first[judges];
+  i32 end[judges];
+  // The last tiles whose values were used as they came, and how many there were in all.
+  i32 tiles[kPlaces];
+  u32 unseen;
+  // Which of these is taken once more next; kNotYet before that is known.
+  u32 next;
+
+  // ---- To be called once each: by one thread, ...
+
+  FLASHGEN_DEVICE void init_barriers() {
+    for (i32 judge = 0; judge < judges; ++judge) mbarrier_init(shared_address(&doubted[judge]), 1);
+    mbarrier_init(shared_address(&settled), judges * kWarpSize);
   }
-}
+  // ... and by the lanes of another warp.
+  FLASHGEN_DEVICE void begin(Thread thread) {
+    if (thread.lane < judges) first[thread.lane] = end[thread.lane] = kNone;
+    if (thread.lane == 0) {
+      unseen = 0;
+      next = kNotYet;
+    }
+  }
+
+  // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
+  // them.
+
+  FLASHGEN_DEVICE static i32 judge_of(Thread thread) { return opaque(thread.warp) - kFirstJudge; }
+
+  FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
+    const i32 judge = judge_of(thread);
+    // Nobody doubts a tile that was told of as doubtful: nothing is written while others read.
+    if (thread.lane != 0 || first[judge] != kNone) return;
+    first[judge] = tile;
+    mbarrier_arrive(shared_address(&doubted[judge]));
+  }
+  // It doubts none from this one on, as it keeps values apart in all of them.
+  FLASHGEN_DEVICE void end_doubts(i32 tile, Thread thread) {
+    if (thread.lane == 0) end[judge_of(thread)] = tile;
+  }
+  // Each lane by itself, as each has read what is written from then on.
+  FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
+
+  // ---- For the one thread that tells of tiles.
+
+  // Which tile is told of next; and, once that is known, that its values are used as they come.
+  FLASHGEN_DEVICE void note(i32 tile) { tiles[unseen % kPlaces] = tile; }
+  FLASHGEN_DEVICE void is_unseen() { ++unseen; }
+  // Whether all doubts are known that there will be, when so many tiles have been told of: all have read what
+  // was in the last one's slot before, and were done with those two before that.
+  FLASHGEN_DEVICE bool are_known(u32 told) const { return unseen + slots + 2 <= told; }
+  // From now on doubtful tiles are drawn, the first one first.
+  FLASHGEN_DEVICE void repeat() {
+    i32 tile = kNone;
+    for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
+    next = static_cast<u32>(tile);
+    // Of those that were used as they came some are doubted by nobody, as all have known in time.
+    u32 kept = next;
+#pragma unroll 1
+    for (u32 n = next; n < unseen; ++n) {
+      bool is_doubted = false;
+#pragma unroll 1
+      for (i32 judge = 0; judge < judges; ++judge)
+        is_doubted = is_doubted || (first[judge] <= static_cast<i32>(n) && static_cast<i32>(n) < end[judge]);
+      if (is_doubted) tiles[kept++ % kPlaces] = tiles[n % kPlaces];
+    }
+    unseen = kept;
+  }
+  FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
+  FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
+
+  // ---- For a warp.
+
+  // Whether some tile is in doubt by now.
+  FLASHGEN_DEVICE bool are_some(Thread thread) const {
+    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges - 1)]), 0));
+  }
+
+  // When it is done with the last tile: whether those in doubt were among those before.
+  FLASHGEN_DEVICE bool have_come() const { return warp_any(next != kNotYet); }
+  // Waits for those who may doubt, and says whether some tile is in doubt.
+  FLASHGEN_DEVICE bool are_left(Thread thread) const {
+    mbarrier_wait(shared_address(&settled), 0);
+    return are_some(thread);
+  }
+};
 
 }  // namespace flashgen
 
@@ -3891,18 +3933,19 @@ struct Params {
 static_assert(sizeof(Params) == 640, "the launcher packs Params into 640 bytes");
 
 namespace smem {
-constexpr u32 kQ = 0;               // Q_i, 2 slots of 128 rows
-constexpr u32 kK = 65536;           // K_j, 2 slots
-constexpr u32 kV = 131072;          // V_j, 2 slots
-constexpr u32 kO = 196608;          // O_i, on its way out
-constexpr u32 kQBarriers = 229376;  // for each slot: it is full, it is empty
-constexpr u32 kKBarriers = 229504;
-constexpr u32 kVBarriers = 229632;
-constexpr u32 kTileBarriers = 229760;
-constexpr u32 kTiles = 229888;    // which tiles of queries come next
-constexpr u32 kReaches = 230016;  // and where each consumer's keys lie
-constexpr u32 kDoubts = 230144;   // which tiles of queries bad values may have reached
-constexpr u32 kBytes = 230432;
+constexpr u32 kZeros = 0;           // in place of keys that not all of a consumer's queries attend to
+constexpr u32 kQ = 1024;            // Q_i, 2 slots of 128 rows
+constexpr u32 kK = 66560;           // K_j, 2 slots
+constexpr u32 kV = 132096;          // V_j, 2 slots
+constexpr u32 kO = 197632;          // O_i, on its way out
+constexpr u32 kQBarriers = 230400;  // for each slot: it is full, it is empty
+constexpr u32 kKBarriers = 230528;
+constexpr u32 kVBarriers = 230656;
+constexpr u32 kTileBarriers = 230784;
+constexpr u32 kTiles = 230912;    // which tiles of queries come next
+constexpr u32 kReaches = 231040;  // and where each consumer's keys lie
+constexpr u32 kDoubts = 231168;   // which tiles of queries bad values may have reached
+constexpr u32 kBytes = 231344;
 }  // namespace smem
 
 #line 38
@@ -3915,7 +3958,7 @@ using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 #line 51
-using TileDoubts = Doubts<kConfig.tile_slots, kConfig.stages, Shape::consumer_warps>;
+using TileDoubts = Doubts<kConfig.tile_slots, Shape::consumer_warps>;
 
 #line 54
 // Everything that the warps of a block share.
@@ -3968,48 +4011,59 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
 }
 
 #line 111
-// The tiles of keys that the mask leaves whole. The end of the keys does not count: zeros lie beyond.
-FLASHGEN_DEVICE Range whole_keys(const Params& p, const RowTile& rows) {
-  return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
+// The queries of one consumer, at least one row.
+FLASHGEN_DEVICE Range queries_of(const Params& p, const RowTile& rows, i32 consumer) {
+  const i32 row = rows.first_q + consumer * kWarpgroupRows;
+  return {row, larger(row + 1, smaller(row + kWarpgroupRows, p.len_q))};
+}
+// The tiles of so many keys that the mask leaves whole for them. The end of the keys does not count: zeros lie
+// beyond.
+FLASHGEN_DEVICE Range whole_keys(const Params& p, const RowTile& rows, i32 consumer, i32 tile) {
+  const Range queries = queries_of(p, rows, consumer);
+  return mask_of(p, rows).full_key_tiles(queries.begin, queries.end, tile);
 }
 
 FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer) {
-  const i32 row = rows.first_q + consumer * kWarpgroupRows;
-  const i32 row_end = larger(row + 1, smaller(row + kWarpgroupRows, p.len_q));
-  const Mask mask = mask_of(p, rows);
+  const Range queries = queries_of(p, rows, consumer);
   // Rows beyond the last query attend to nothing.
-  const Range keys = row < p.len_q ? mask.key_tiles(row, row_end, kConfig.tile_kv) : Range{0, 0};
-  return {keys_of(p, rows), keys, mask.full_key_tiles(row, row_end, kConfig.tile_kv)};
+  const bool are_some = queries.begin < p.len_q;
+  const Range keys =
+      are_some ? mask_of(p, rows).key_tiles(queries.begin, queries.end, kConfig.tile_kv) : Range{0, 0};
+  return {keys_of(p, rows), keys, whole_keys(p, rows, consumer, kConfig.tile_kv)};
 }
 
-#line 126
+#line 133
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 130
+#line 137
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 134
+#line 141
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
+#line 145
+  // From which kind of tile of queries on values are used as they come. Compilers would make a stream for each constant.
+  i32 used_as_they_come = opaque(kPlainTile);
 
+#line 149
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 141
+#line 152
     reach = shared.reach(tile_at, consumer);
-#line 143
+#line 154
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 149
+#line 160
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 155
+#line 166
     return step;
   }
 
@@ -4018,19 +4072,18 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 166
+#line 177
     --next.key_tile;
-#line 168
+#line 179
     return next;
   }
 
-#line 172
-  // Behind the last step, whether tiles of queries are told of that are taken once more; and the first step of these.
-  FLASHGEN_DEVICE bool is_told_more(const Shared& shared, Thread thread) const {
-    return shared.doubts().is_first_end(thread) && shared.doubts().are_left(thread);
-  }
+#line 183
+  // Behind the last step, the first one of tiles of queries that are taken once more, if there are any still to come.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
-    if (!is_told_more(shared, thread)) return {};
+    const bool have_come = shared.doubts().have_come();
+    shared.doubts().settle();
+    if (have_come || !shared.doubts().are_left(thread)) return {};
     return next_tile(p, shared, thread);
   }
 };
@@ -4067,17 +4120,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 34
-    if (elected) shared.doubts().note(number);
-#line 36
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 38
+#line 35
+    // Of the end they are told when it is known that no tile is taken once more before it.
+    if (!rows.exists) return rows;
+    if (elected) shared.doubts().note(number);
     if (thread.lane < kConfig.consumers) shared.tile_ring.wait_empty(tile_at);
     // All who may doubt have read what was in the slot before.
     warp_sync();
     if (shared.doubts().are_some(thread)) {
-      if (rows.exists) rows.exists = kDoubtedTile;
-    } else if (rows.exists) {
+      rows.exists = kDoubtedTile;
+    } else {
 #line 45
       const bool is_asked = tile_at.count == 0 && keys_of(p, rows).size() >= kConfig.steps_to_ask;
       rows.exists = is_asked ? kFirstTile : kPlainTile;
@@ -4093,8 +4146,34 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
-    if (rows.exists) load_queries(rows, 0, Shape::q_parts_ahead);
+    load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
+  };
+#line 72
+  // Tells everyone that there is no other.
+  const auto tell_end = [&]() {
+    if (thread.lane < kConfig.consumers) {
+      shared.tile_ring.wait_empty(tile_at);
+#line 77
+      shared.reach(tile_at, thread.lane) = {};
+#line 79
+      if (elected) shared.tiles[tile_at.slot()] = {};
+      mbarrier_arrive(shared.tile_ring.full(tile_at));
+    }
+    tile_at.advance();
+  };
+  // Behind the last tile of queries: whether some are taken once more. Mostly it is known by then which ones, and they
+  // come as others do; else when all are done.
+  const auto begins_again = [&]() {
+    const bool is_again = warp_any(elected && shared.doubts().repeats());
+    const bool are_known = warp_any(elected && shared.doubts().are_known(tile_at.count));
+    if (is_again || !are_known) {
+      tell_end();
+      if (is_again || !shared.doubts().are_left(thread)) return false;
+    }
+    if (elected) shared.doubts().repeat();
+    warp_sync();
+    return true;
   };
 
 #line 2 "kernels/forward_sm90/producer_ranges.j2"
@@ -4164,15 +4243,12 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     rows = next;
     if (!rows.exists) {
 #line 68
-      // Which tiles are in doubt is known when all are done with.
-      if (warp_any(elected && shared.doubts().repeats()) || !shared.doubts().are_left(thread)) break;
-      if (elected) shared.doubts().repeat();
-      warp_sync();
+      if (!begins_again()) break;
     }
-#line 76
+#line 73
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 77 "kernels/forward_sm90/producer.j2"
+#line 104 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -4220,6 +4296,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto pass_turn = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
+#line 83
+  // The barrier of this consumer's warps among themselves. Those of turns come first.
+  const auto own_barrier = [&]() { return kConfig.consumers + 1 + consumer; };
 #line 86
   const auto multiply_keys = [&]() {
     // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
@@ -4236,46 +4315,61 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 #line 101
-  // Whether V_j is looked through before it is used, as the mask cuts through it and there have been bad values, or
-  // it is not known yet.
-  const auto is_inspected = [&](const Step& step) {
+  // Whether bad values of V_j are kept from queries that do not attend to them, as the mask cuts through it for some
+  // of this consumer's, and there have been bad values, or it is not known yet.
+  const auto keeps_apart = [&](const Step& step) {
 #line 107
-    return step.rows.exists < kPlainTile && !whole_keys(p, step.rows).has(step.key_tile);
+    return step.rows.exists < at.used_as_they_come &&
+           !whole_keys(p, step.rows, consumer, kConfig.tile_kv).has(step.key_tile);
   };
-#line 110
-  // Takes bad values out of this thread's share of V_j, which is there.
-  const auto look_through = [&]() {
-    const Thread thread = self.again();
-    u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
-    constexpr i32 threads = kConfig.consumers * kWarpgroupSize;
-    const u32 found = mark_bad_values<Shape::VTile>(values, thread.index() - kWarpgroupSize, threads);
-    return shared.doubts().look_through(at.v_at.slot(), found, thread);
+#line 111
+  // How many groups of V_j's keys, from the first on, all of this consumer's queries attend to.
+  constexpr i32 groups = kConfig.tile_kv / kKeyGroup;
+  const auto whole_groups = [&](const Step& step) {
+#line 117
+    const Range whole = whole_keys(p, step.rows, consumer, kKeyGroup);
+    const i32 first = step.key_tile * groups;
+    return whole.begin > first ? 0 : larger(0, smaller(groups, whole.end - first));
   };
-#line 140
+#line 122
+  // All tiles of queries behind the block's first one are in doubt for this consumer, whatever they are told for.
+  const auto keep_apart_from_now_on = [&]() {
+    shared.doubts().end_doubts(1, self.again());
+    // Of a constant compilers would make a second stream.
+    at.used_as_they_come = opaque(kSeenTile);
+  };
+#line 129
+  // Whether V_j has bad values from a group of keys on, which this consumer's warps look for together.
+  const auto are_bad = [&](i32 group) {
+    const u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
+    const bool found = has_bad_values<Shape::VTile>(values, group, self.again().index() % kWarpgroupSize);
+    return warp_any(named_barrier_any(own_barrier(), kWarpgroupSize, found));
+  };
+#line 158
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 146
+#line 164
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 149
+#line 167
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 153
+#line 171
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 156
+#line 174
     wgmma_pin(scores);
-#line 158
+#line 176
     release_keys(step);
-#line 168
+#line 186
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 174
+#line 192
 #pragma unroll 1
     for (;;) {
-#line 179
+#line 197
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4285,7 +4379,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 212
+#line 230
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4299,17 +4393,34 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
 #line 11
-    // The tile after it has been read of. A block's first one has been looked through, if it is one that is asked.
-    if (warp_any(!is_finite_row(out))) {
-      const i32 tile = static_cast<i32>(at.tile_at.count) - 2;
-      shared.doubts().doubt(step.rows.exists == kFirstTile || step.rows.exists == kSeenTile ? 1 : tile, thread);
+    // The tile after it has been read of.
+    const i32 tile_number = static_cast<i32>(at.tile_at.count) - 2;
+    bool is_doubtful = warp_any(!is_finite_row(out));
+    const bool is_known = step.rows.exists == kDoubtedTile || step.rows.exists == kSeenTile;
+    if (tile_number == 0) {
+      // Behind a block's first one the consumer's warps go on as one, so that tiles that have been told of by now are not
+      // spoilt as well.
+      is_doubtful = named_barrier_any(own_barrier(), kWarpgroupSize, is_doubtful);
+      if (is_doubtful) keep_apart_from_now_on();
     }
-#line 17
+    if (is_doubtful && !is_known) {
+      shared.doubts().doubt(step.rows.exists == kFirstTile || step.rows.exists == kSeenFirstTile ? 1 : tile_number, thread);
+    }
+#line 25
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 19
+#line 27
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-    if (thread.lane == 0) bulk_wait_read<0>();
+#line 30
+    if (thread.lane == 0) {
+      // Those of a tile that is taken once more come after the first ones.
+      if (is_known) {
+        bulk_wait<0>();
+      } else {
+        bulk_wait_read<0>();
+      }
+    }
+#line 41
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -4318,7 +4429,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 35
+#line 54
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4350,31 +4461,32 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 
 #line 26
   // Line 10: O_i += P_ij V_j.
-  const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
+  const auto multiply_values = [&](const Shape::Probabilities& probabilities, const auto& groups) {
 #line 31
-    issue_output_in_fours(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
+    issue_output_in_fours<Shape::VTile>(out, probabilities, groups, step.continues != 0);
     pass_turn();
   };
+  const auto values_by_rows = [&]() { return shared.v.slot(at.v_at.slot()).by_rows(); };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
     step = Step::none();
-#line 40
+#line 41
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 44
+#line 45
     looks = needs_look(next);
-#line 46
+#line 47
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them, while the values before are multiplied.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 52
+#line 53
     wgmma_wait<0>();
     wgmma_pin(out);
     if (step.exists()) release_values();
-#line 56
+#line 57
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -4388,15 +4500,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-#line 71
-    // Bad values are taken out, and the results that they reach found, where a step's values are multiplied alone: it
-    // takes registers.
-    if (next.rows.exists < kPlainTile) {
+#line 72
+    // Where bad values are kept apart a step's values are multiplied alone: it takes registers.
+    if (next.rows.exists < at.used_as_they_come) {
       if (!next.exists()) return false;
-      if (warp_any(is_inspected(step))) return false;
+      if (warp_any(keeps_apart(step))) return false;
 #line 77
       // What the mask cuts comes first.
-      if (!ends) next.rows.exists = step.rows.exists == kFirstTile ? kSeenTile : kPlainTile;
+      if (!ends) next.rows.exists = step.rows.exists == kFirstTile ? kSeenFirstTile : kSeenTile;
     }
 #line 87
     if (ends) shared.q_ring.wait_full(q_at);
@@ -4405,7 +4516,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     take_turn();
     multiply_keys();
     shared.v_ring.wait_full(at.v_at);
-    multiply_values(probabilities);
+    multiply_values(probabilities, AllGroups{values_by_rows()});
     finished = {};
     if (ends) {
       finished = Shape::Finished::of(softmax.rows, thread);
@@ -4419,43 +4530,65 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
   // A step's values alone.
-  const auto finish = [&](const Shape::Probabilities& probabilities) {
+  const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 115
-    u32 bad_groups = 0;
-    if (warp_any(is_inspected(step))) bad_groups = shared.doubts().bad_groups(at.v_at.slot(), look_through());
-#line 118
     take_turn();
-    multiply_values(probabilities);
+    multiply_values(probabilities, AllGroups{values_by_rows()});
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 123
-    if (warp_any(bad_groups != 0)) {
-      const Thread thread = self.again();
-      const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
-      const Mask mask = mask_of(p, step.rows);
-      spread_bad_values(out, shared.v.slot(at.v_at.slot()), bad_groups, mask, row, key, thread);
-    }
-#line 130
-    release_values();
-    if (step.is_last()) {
-      write_rows(step, Shape::Finished::of(softmax.rows, thread));
-      if (next.exists()) begin_rows(next);
-#line 135
-    } else if (warp_any(step.rows.exists == kFirstTile && bad_groups != 0)) {
-      // The first tile is looked through as it is, and nothing may be known yet of the second one.
-      shared.doubts().doubt(1, self.again());
-    }
   };
+#line 120
+  // The same, where bad ones are kept from queries that do not attend to them.
+  const auto multiply_apart = [&](const Shape::Probabilities& probabilities) {
+    shared.v_ring.wait_full(at.v_at);
+    // How many groups of keys are multiplied for all of the consumer's queries; the others are each warp's matter, and
+    // have zeros in their place.
+    i32 together = whole_groups(step);
+#line 127
+    // If there is anything, which is asked in a block's first tile. That is right as it is, then, and nothing may be known
+    // yet of the second one.
+    if (warp_any(step.rows.exists == kFirstTile)) {
+      if (are_bad(together)) {
+        shared.doubts().doubt(1, self.again());
+        keep_apart_from_now_on();
+      } else {
+        together = groups;
+      }
+    }
+#line 138
+    take_turn();
+    const MatrixDescriptor zeros = zero_descriptor(shared_address(shared.base + smem::kZeros));
+    multiply_values(probabilities, FirstGroups{values_by_rows(), zeros, together});
+    wgmma_wait<0>();
+    wgmma_pin(out);
+    const Thread thread = self.again();
+    const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
+    const Mask mask = mask_of(p, step.rows);
+    const Shape::VTile values = shared.v.slot(at.v_at.slot());
+    multiply_cut_values(out, probabilities, values, together, mask, row, key, thread);
+  };
+  // Behind the last step: perhaps tiles of queries are taken once more.
+  const auto end_stream = [&]() {
+    next = at.once_more(p, shared, thread);
+    begin_rows(next);
+  };
+  // Whether a step's values are left to be multiplied by the latter. That stands where a stream begins, as there is hardly
+  // ever anything to do and instructions behind it would have to be waited for when blocks end.
+  bool is_left = false;
 
-#line 146
+#line 163
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
-  while (next.exists()) {
-#line 167
+  Shape::Probabilities probabilities;
+  while (is_left || next.exists()) {
+#line 168
+    if (is_left) {
+      multiply_apart(probabilities);
+      is_left = false;
+    } else {
+#line 187
     begin();
-    Shape::Probabilities probabilities;
-#line 170
+#line 189
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     for (;;) {
@@ -4466,26 +4599,29 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       take_over(probabilities, odd, p.len_q);
       break;
     }
-    finish(probabilities);
-#line 195
-    if (!next.exists()) {
-#line 197
-      // Results are where they belong before others take their place.
-      if (thread.lane == 0) bulk_wait<0>();
-#line 200
-      shared.doubts().settle(thread);
-      next = at.once_more(p, shared, thread);
-      begin_rows(next);
+#line 212
+    is_left = warp_any(keeps_apart(step));
+    if (is_left) continue;
+#line 215
+    multiply_alone(probabilities);
     }
+#line 219
+    release_values();
+    if (step.is_last()) {
+      write_rows(step, Shape::Finished::of(softmax.rows, thread));
+      if (next.exists()) begin_rows(next);
+    }
+#line 225
+    if (!next.exists()) end_stream();
   }
-#line 206
+#line 228
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 209
+#line 231
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 198 "kernels/forward_sm90.cu.j2"
+#line 208 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4497,11 +4633,18 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * consumer_warps);
-#line 210
-    shared.doubts().init();
-#line 212
+#line 220
+    shared.doubts().init_barriers();
+#line 222
     fence_mbarrier_init();
   }
+#line 225
+  if (thread.warp == 2) {
+    static_assert(kZeroBytes == kWarpSize * sizeof(u32), "a word for each lane");
+    reinterpret_cast<u32*>(base + smem::kZeros)[thread.lane] = 0;
+    shared.doubts().begin(thread);
+  }
+#line 231
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -4512,12 +4655,20 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   griddep_wait();
   griddep_launch_dependents();
 
+#line 254
   // The registers that copying does not need go to those who compute.
-  if (thread.warp < 4) {
+  if (thread.warp >= 4) {
+#line 242
+    setmaxnreg_inc<kConfig.consumer_registers>();
+#line 244
+    // Of the zeros, which the tensor cores read. While first tiles come there is time for it.
+    fence_proxy_async_shared();
+#line 247
+    consume(p, shared, thread);
+#line 256
+  } else {
+#line 250
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-  } else {
-    setmaxnreg_inc<kConfig.consumer_registers>();
-    consume(p, shared, thread);
   }
 }

@@ -1798,6 +1798,8 @@ namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
+// ... and of each of its warps.
+constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
 // Eight swizzled rows: what repeats, and what tiles are aligned to.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -2773,30 +2775,39 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   wgmma_commit();
 }
 
-template <class VTile, i32 step = 0>
+// The groups of 16 keys that are multiplied, one at a step: all of a tile of V.
+struct AllGroups {
+  MatrixDescriptor first;
+
+  template <class Tile>
+  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
+    return first.advanced(Tile::along_rows(step));
+  }
+};
+
+template <class VTile, class Groups, i32 step = 0>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       MatrixDescriptor right, bool kept) {
+                                       const Groups& groups, bool kept) {
   using T = typename VTile::Element;
   constexpr i32 steps = VTile::rows / 16;
-  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(step + i)); };
+  const auto b = [&](i32 i) { return groups.template group<VTile>(step + i); };
   if constexpr (step + 4 <= steps) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
     const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
     wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-    issue_output_from<VTile, step + 4>(out, probabilities, right, true);
+    issue_output_from<VTile, Groups, step + 4>(out, probabilities, groups, true);
   } else if constexpr (step < steps) {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
-    issue_output_from<VTile, step + 1>(out, probabilities, right, true);
+    issue_output_from<VTile, Groups, step + 1>(out, probabilities, groups, true);
   }
 }
 
 // Issues O += P V, or O = P V where O is not to be `kept`.
-template <class VTile>
+template <class VTile, class Groups>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           VTile v, bool kept) {
-  const MatrixDescriptor right = v.by_rows();
+                                           const Groups& groups, bool kept) {
   wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, right, kept);
+  issue_output_from<VTile>(out, probabilities, groups, kept);
   wgmma_commit();
 }
 
@@ -3379,11 +3390,10 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers: one whose values are looked through where the mask
-// cuts, as there have been bad ones, or as it is a block's first one, and says whether there are; or, from
-// here on, one whose values are not looked through; or the first one, of which all that the mask cuts is
-// over.
-constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4;
+// What a tile of queries that exists is to consumers. Values are kept apart where the mask cuts if there have
+// been bad ones, and in a block's first tile if there are some; of a plain tile they are used as they come,
+// as long as nobody doubts it; of a tile of which all that the mask cuts is over they always are.
+constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4, kSeenFirstTile = 5;
 
 // ---- The output
 
@@ -3521,28 +3531,29 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 126
+#line 133
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 134
+#line 141
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
+#line 149
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 143
+#line 154
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 149
+#line 160
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 155
+#line 166
     return step;
   }
 
@@ -3551,9 +3562,9 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 166
+#line 177
     --next.key_tile;
-#line 168
+#line 179
     return next;
   }
 };
@@ -3588,7 +3599,6 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 36
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
 #line 59
     if (elected) {
@@ -3670,13 +3680,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     }
     rows = next;
     if (!rows.exists) {
-#line 73
+#line 70
       break;
     }
-#line 76
+#line 73
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 77 "kernels/forward_sm90/producer.j2"
+#line 104 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -3745,31 +3755,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 140
+#line 158
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 146
+#line 164
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 149
+#line 167
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 153
+#line 171
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 156
+#line 174
     wgmma_pin(scores);
-#line 158
+#line 176
     release_keys(step);
-#line 168
+#line 186
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 174
+#line 192
 #pragma unroll 1
     for (;;) {
-#line 179
+#line 197
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3779,7 +3789,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 212
+#line 230
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3792,12 +3802,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 17
+#line 25
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 19
+#line 27
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
+#line 39
     if (thread.lane == 0) bulk_wait_read<0>();
+#line 41
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -3806,7 +3818,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 35
+#line 54
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3838,27 +3850,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 
 #line 26
   // Line 10: O_i += P_ij V_j.
-  const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
+  const auto multiply_values = [&](const Shape::Probabilities& probabilities, const auto& groups) {
 #line 31
-    issue_output_in_fours(out, probabilities, shared.v.slot(at.v_at.slot()), step.continues != 0);
+    issue_output_in_fours<Shape::VTile>(out, probabilities, groups, step.continues != 0);
     pass_turn();
   };
+  const auto values_by_rows = [&]() { return shared.v.slot(at.v_at.slot()).by_rows(); };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
     step = Step::none();
-#line 40
+#line 41
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 44
+#line 45
     looks = needs_look(next);
-#line 46
+#line 47
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 56
+#line 57
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -3881,7 +3894,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     take_turn();
     multiply_keys();
     shared.v_ring.wait_full(at.v_at);
-    multiply_values(probabilities);
+    multiply_values(probabilities, AllGroups{values_by_rows()});
     finished = {};
     if (ends) {
       finished = Shape::Finished::of(softmax.rows, thread);
@@ -3897,31 +3910,24 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return true;
   };
   // A step's values alone.
-  const auto finish = [&](const Shape::Probabilities& probabilities) {
+  const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-#line 118
     take_turn();
-    multiply_values(probabilities);
+    multiply_values(probabilities, AllGroups{values_by_rows()});
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 130
-    release_values();
-    if (step.is_last()) {
-      write_rows(step, Shape::Finished::of(softmax.rows, thread));
-      if (next.exists()) begin_rows(next);
-    }
   };
 
-#line 147
+#line 164
   // The stream is one run of steps, but where some pass by.
+  Shape::Probabilities probabilities;
   while (next.exists()) {
-#line 150
+#line 174
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
       at.k_at.advance();
       shared.v_ring.wait_full(at.v_at);
-#line 159
       take_turn();
       pass_turn();
       release_values();
@@ -3929,24 +3935,29 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 167
+#line 187
     begin();
-    Shape::Probabilities probabilities;
-#line 188
+#line 206
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 192
-    finish(probabilities);
+#line 215
+    multiply_alone(probabilities);
+#line 219
+    release_values();
+    if (step.is_last()) {
+      write_rows(step, Shape::Finished::of(softmax.rows, thread));
+      if (next.exists()) begin_rows(next);
+    }
   }
-#line 206
+#line 228
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 209
+#line 231
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 198 "kernels/forward_sm90.cu.j2"
+#line 208 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3958,9 +3969,10 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * consumer_warps);
-#line 212
+#line 222
     fence_mbarrier_init();
   }
+#line 231
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -3971,12 +3983,17 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   griddep_wait();
   griddep_launch_dependents();
 
+#line 254
   // The registers that copying does not need go to those who compute.
-  if (thread.warp < 4) {
+  if (thread.warp >= 4) {
+#line 242
+    setmaxnreg_inc<kConfig.consumer_registers>();
+#line 247
+    consume(p, shared, thread);
+#line 256
+  } else {
+#line 250
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, shared, thread);
-  } else {
-    setmaxnreg_inc<kConfig.consumer_registers>();
-    consume(p, shared, thread);
   }
 }

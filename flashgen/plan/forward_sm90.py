@@ -26,7 +26,8 @@ from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 #: were 64 at D=64, 32 at D=128 and 16 at D=256.
 _SECTION_COLUMNS = 4096
 #: Steps of a block's first tile of queries from which on its values are looked through for bad ones. With fewer it
-#: takes as long as to do such tiles once more: asked always, calls with 512 keys at D=128 took 5 % longer on an H200.
+#: takes as long as to do such tiles once more: asked always, calls with 512 keys at D=128 took 5 % longer on an H200,
+#: when blocks waited for all of their warps there.
 _STEPS_TO_ASK = 12
 #: Why exponentials are relative to maxima where nobody asked for it.
 _BY_MAXIMA = (
@@ -169,6 +170,9 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 # Three consumers have their instructions beside each other: a text that few warps take has others wait
                 # for theirs. With two that is less than what a barrier in each step costs.
                 ("go_together", capped and not fine_cap and row.consumers > 2),
+                # Whose instructions lie first. On an H200 calls of up to 1k keys are up to 1 % faster where it is
+                # consumers', but under a cap all are up to 2 % slower.
+                ("consumers_first", not capped),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
                 ("lanes_again", retakes or (capped and not is_listed(spec))),

@@ -37,6 +37,8 @@ from flashgen.spec import AttentionSpec, Schedule
 #: What a thread needs beside accumulators.
 _OTHER_REGISTERS = 30
 _CONSUMERS = (2, 3)
+#: Where the pattern of a swizzle begins anew.
+_SWIZZLE = 1024
 #: Four lanes share a row, and each has a word with a bit for each of its keys.
 _MOST_KEYS = 4 * 32
 
@@ -161,6 +163,10 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     """What lies where in a block's shared memory."""
     dim, dim_v = row_bytes(spec)
     layout = SmemLayout()
+    if looks_through(spec):
+        # An operand is a few of them again and again. Tools that check addresses take it for as long as others, which
+        # would not fit behind the tiles; these begin where their swizzle does.
+        layout.then("zeros", _SWIZZLE, "in place of keys that not all of a consumer's queries attend to")
     layout.then("q", row.q_slots * row.q_rows * dim, f"Q_i, {row.q_slots} slots of {row.q_rows} rows")
     layout.then("k", row.k_slots * row.tile_kv * dim, f"K_j, {row.k_slots} slots")
     layout.then("v", row.stages * row.tile_kv * dim_v, f"V_j, {row.stages} slots")
@@ -177,7 +183,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
         layout.then("listed_keys", 8 * row.k_slots, "which tiles of keys the slots hold")
     if looks_through(spec):
         judges = 4 * row.consumers
-        doubts = 8 * (row.stages + judges + 1) + 4 * judges * (row.stages + 3) + 4 * 4 * TILE_SLOTS + 8
+        doubts = 8 * (judges + 1) + 4 * 2 * judges + 4 * 4 * TILE_SLOTS + 8
         layout.then("doubts", doubts, "which tiles of queries bad values may have reached")
     return layout.map()
 

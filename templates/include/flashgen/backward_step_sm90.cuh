@@ -8,8 +8,6 @@
 
 namespace flashgen {
 
-constexpr i32 kWarpRows = 16;
-
 // A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
 // whether some pair is not allowed (fact i).
 constexpr i32 kMemberFact = 8;

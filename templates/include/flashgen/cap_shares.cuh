@@ -169,6 +169,14 @@ struct CappedProducts {
     return {CapPolynomial::of(cap), CapShare::of(cap)};
   }
 
+  // Whether a row with such a highest product may have others below the polynomial's lower end that count
+  // beside it. So many powers of two below, all keys together are nothing, whatever the polynomial makes of
+  // them.
+  FLASHGEN_DEVICE bool is_low(float highest) const {
+    constexpr float kNothing = 20.0f;
+    return (highest + polynomial.limit) * polynomial.coefficients[0] < kNothing && highest != kForbidden;
+  }
+
   FLASHGEN_DEVICE float logit(float s) const {
     const float below = s * polynomial.factor(s), beyond = share(s) * share.highest;
     const float logit = polynomial.is_beyond(s) ? beyond : below;

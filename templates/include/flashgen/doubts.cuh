@@ -2,10 +2,10 @@
 //
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
 // (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is not looked through as long as results are finite, but for a block's first tile of queries, if it has
-// many steps. A warp whose results are not doubts its tile, or the one after that first one. From then on
-// those who compute look through V before they use it, and in the end the block takes the tiles since the
-// first doubtful one once more.
+// is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
+// steps. A warp whose results are not doubts its tile, or the one after that first one. From then on products
+// with tiles of V that the mask cuts keep bad values from whom they do not concern (cut_values.cuh), and
+// behind the last tile the block takes those since the first doubtful one once more.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -23,9 +23,9 @@ FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
   return zero[0] + zero[1] == 0.0f;
 }
 
-// `slots` are those of the ring by which warps learn which tile of queries is next, `stages` those of V. The
-// `judges` are the warps that compute, the last ones of a block.
-template <i32 slots, i32 stages, i32 judges>
+// `slots` are those of the ring by which warps learn which tile of queries is next. The `judges` are the
+// warps that compute, the last ones of a block.
+template <i32 slots, i32 judges>
 struct Doubts {
   static_assert(judges <= kWarpSize, "a lane asks what each of them says");
   static constexpr i32 kFirstJudge = 4;
@@ -37,39 +37,32 @@ struct Doubts {
   // A number that no tile has.
   static constexpr i32 kNone = 0x7fffffff;
 
-  // A phase ends when a slot of V has been looked through, ...
-  alignas(8) u64 looked[stages];
-  // ... a single one when a warp doubts some tile, ...
-  u64 doubted[judges];
+  // The only phase ends when a warp doubts some tile, ...
+  alignas(8) u64 doubted[judges];
   // ... and when all have no further tile to doubt.
   u64 settled;
-  // Where each of them found bad values in its share of a slot: a bit for each 16 keys.
-  u32 found[stages][judges];
-  // The parity of the phase of `looked` that comes next, a bit for each slot, as each of them counts.
-  u32 parities[judges];
-  // The first tile that each doubts.
+  // The first tile that each doubts, and the first one after it that it does not.
   i32 first[judges];
-  // Whether it has come to the end once, which is nothing to keep a register for.
-  u32 ended[judges];
-  // The last tiles whose values were not looked through, and how many there were in all.
+  i32 end[judges];
+  // The last tiles whose values were used as they came, and how many there were in all.
   i32 tiles[kPlaces];
   u32 unseen;
   // Which of these is taken once more next; kNotYet before that is known.
   u32 next;
 
-  // ---- To be called once, by one thread.
+  // ---- To be called once each: by one thread, ...
 
-  FLASHGEN_DEVICE void init() {
-    for (i32 stage = 0; stage < stages; ++stage) mbarrier_init(shared_address(&looked[stage]), judges);
-    for (i32 judge = 0; judge < judges; ++judge) {
-      mbarrier_init(shared_address(&doubted[judge]), 1);
-      parities[judge] = 0;
-      first[judge] = kNone;
-      ended[judge] = 0;
+  FLASHGEN_DEVICE void init_barriers() {
+    for (i32 judge = 0; judge < judges; ++judge) mbarrier_init(shared_address(&doubted[judge]), 1);
+    mbarrier_init(shared_address(&settled), judges * kWarpSize);
+  }
+  // ... and by the lanes of another warp.
+  FLASHGEN_DEVICE void begin(Thread thread) {
+    if (thread.lane < judges) first[thread.lane] = end[thread.lane] = kNone;
+    if (thread.lane == 0) {
+      unseen = 0;
+      next = kNotYet;
     }
-    mbarrier_init(shared_address(&settled), judges);
-    unseen = 0;
-    next = kNotYet;
   }
 
   // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
@@ -79,71 +72,55 @@ struct Doubts {
 
   FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
     const i32 judge = judge_of(thread);
-    // What is taken once more has been in doubt before: nothing is written while others read.
+    // Nobody doubts a tile that was told of as doubtful: nothing is written while others read.
     if (thread.lane != 0 || first[judge] != kNone) return;
     first[judge] = tile;
     mbarrier_arrive(shared_address(&doubted[judge]));
   }
-  // It has looked through its share of a slot, and each lane found what it did. The parity to wait with.
-  FLASHGEN_DEVICE u32 look_through(i32 slot, u32 groups, Thread thread) {
-    const i32 judge = judge_of(thread);
-    if (warp_any(groups != 0)) {
-      for (i32 i = 1; i < kWarpSize; i *= 2)
-        groups |= static_cast<u32>(shuffle(static_cast<i32>(groups), thread.lane ^ i));
-    }
-    const u32 parity = parities[judge] >> slot & 1u;
-    // All of it is done and read.
-    warp_sync();
-    if (thread.lane == 0) {
-      found[slot][judge] = groups;
-      parities[judge] ^= 1u << slot;
-      mbarrier_arrive(shared_address(&looked[slot]));
-    }
-    return parity;
+  // It doubts none from this one on, as it keeps values apart in all of them.
+  FLASHGEN_DEVICE void end_doubts(i32 tile, Thread thread) {
+    if (thread.lane == 0) end[judge_of(thread)] = tile;
   }
-  // What all have found, when they are done with the slot.
-  FLASHGEN_DEVICE u32 bad_groups(i32 slot, u32 parity) const {
-    mbarrier_wait(shared_address(&looked[slot]), parity);
-    u32 groups = 0;
-    for (i32 judge = 0; judge < judges; ++judge) groups |= found[slot][judge];
-    return groups;
-  }
-  FLASHGEN_DEVICE void settle(Thread thread) {
-    warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared_address(&settled));
-  }
+  // Each lane by itself, as each has read what is written from then on.
+  FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
 
   // ---- For the one thread that tells of tiles.
 
-  // Which tile is told of next; and, once that is known, that its values are not looked through.
+  // Which tile is told of next; and, once that is known, that its values are used as they come.
   FLASHGEN_DEVICE void note(i32 tile) { tiles[unseen % kPlaces] = tile; }
   FLASHGEN_DEVICE void is_unseen() { ++unseen; }
+  // Whether all doubts are known that there will be, when so many tiles have been told of: all have read what
+  // was in the last one's slot before, and were done with those two before that.
+  FLASHGEN_DEVICE bool are_known(u32 told) const { return unseen + slots + 2 <= told; }
   // From now on doubtful tiles are drawn, the first one first.
   FLASHGEN_DEVICE void repeat() {
     i32 tile = kNone;
     for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
     next = static_cast<u32>(tile);
+    // Of those that were used as they came some are doubted by nobody, as all have known in time.
+    u32 kept = next;
+#pragma unroll 1
+    for (u32 n = next; n < unseen; ++n) {
+      bool is_doubted = false;
+#pragma unroll 1
+      for (i32 judge = 0; judge < judges; ++judge)
+        is_doubted = is_doubted || (first[judge] <= static_cast<i32>(n) && static_cast<i32>(n) < end[judge]);
+      if (is_doubted) tiles[kept++ % kPlaces] = tiles[n % kPlaces];
+    }
+    unseen = kept;
   }
   FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
   FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
 
   // ---- For a warp.
 
-  // Whether some tile is in doubt by now, so that values are looked through.
+  // Whether some tile is in doubt by now.
   FLASHGEN_DEVICE bool are_some(Thread thread) const {
     return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges - 1)]), 0));
   }
 
-  // When it is done with the last tile.
-
-  FLASHGEN_DEVICE bool is_first_end(Thread thread) {
-    // By a vote, so that the assembler knows that lanes agree.
-    const i32 judge = judge_of(thread);
-    const bool is_first = warp_any(ended[judge] == 0);
-    warp_sync();
-    if (thread.lane == 0) ended[judge] = 1;
-    return is_first;
-  }
+  // When it is done with the last tile: whether those in doubt were among those before.
+  FLASHGEN_DEVICE bool have_come() const { return warp_any(next != kNotYet); }
   // Waits for those who may doubt, and says whether some tile is in doubt.
   FLASHGEN_DEVICE bool are_left(Thread thread) const {
     mbarrier_wait(shared_address(&settled), 0);

@@ -107,11 +107,10 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers: one whose values are looked through where the mask
-// cuts, as there have been bad ones, or as it is a block's first one, and says whether there are; or, from
-// here on, one whose values are not looked through; or the first one, of which all that the mask cuts is
-// over.
-constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4;
+// What a tile of queries that exists is to consumers. Values are kept apart where the mask cuts if there have
+// been bad ones, and in a block's first tile if there are some; of a plain tile they are used as they come,
+// as long as nobody doubts it; of a tile of which all that the mask cuts is over they always are.
+constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4, kSeenFirstTile = 5;
 
 // ---- The output
 

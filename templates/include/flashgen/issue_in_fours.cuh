@@ -36,30 +36,39 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   wgmma_commit();
 }
 
-template <class VTile, i32 step = 0>
+// The groups of 16 keys that are multiplied, one at a step: all of a tile of V.
+struct AllGroups {
+  MatrixDescriptor first;
+
+  template <class Tile>
+  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
+    return first.advanced(Tile::along_rows(step));
+  }
+};
+
+template <class VTile, class Groups, i32 step = 0>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       MatrixDescriptor right, bool kept) {
+                                       const Groups& groups, bool kept) {
   using T = typename VTile::Element;
   constexpr i32 steps = VTile::rows / 16;
-  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(step + i)); };
+  const auto b = [&](i32 i) { return groups.template group<VTile>(step + i); };
   if constexpr (step + 4 <= steps) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
     const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
     wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-    issue_output_from<VTile, step + 4>(out, probabilities, right, true);
+    issue_output_from<VTile, Groups, step + 4>(out, probabilities, groups, true);
   } else if constexpr (step < steps) {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
-    issue_output_from<VTile, step + 1>(out, probabilities, right, true);
+    issue_output_from<VTile, Groups, step + 1>(out, probabilities, groups, true);
   }
 }
 
 // Issues O += P V, or O = P V where O is not to be `kept`.
-template <class VTile>
+template <class VTile, class Groups>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           VTile v, bool kept) {
-  const MatrixDescriptor right = v.by_rows();
+                                           const Groups& groups, bool kept) {
   wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, right, kept);
+  issue_output_from<VTile>(out, probabilities, groups, kept);
   wgmma_commit();
 }
 

@@ -64,6 +64,8 @@ class Case:
     bad_value: bool = False
     #: The last key is infinite.
     bad_key: bool = False
+    #: How many heads, the first ones, have nothing infinite.
+    well: int = 0
     #: Where packed sequences are cut.
     packing: Packing | None = None
     #: How many blocks the sums of dQ are for, where there are not sums of all heads.
@@ -111,8 +113,7 @@ def expected(case: Case, seed: int) -> Expected:
     inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     for name, is_bad in (("v", case.bad_value), ("k", case.bad_key)):
         if is_bad:
-            inputs[name][:, -1, :, 0] = np.inf
-            # Taken out, bad values are minus zero.
+            inputs[name][:, -1, case.well :, 0] = np.inf
             inputs[name][:, -2, :, 1] = -0.0
     q, k, v, dout = inputs.values()
     scale = spec.default_scale

@@ -93,11 +93,17 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 400),
         {"arch": "sm_90a", "bad_value": True},
     ),
-    # Tiles of queries are longer than those of keys, and consumers skip some.
-    "Hopper, bad values, skipped": (
-        AttentionSpec(64, mask=causal(), direction="forward"),
-        (300, 400),
+    # The last consumer has less than 16 rows, and the last key is among the first that not all of them attend to.
+    "Hopper, bad values, few rows": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (270, 366),
         {"arch": "sm_90a", "bad_value": True},
+    ),
+    # Of a block's first tile all is well.
+    "Hopper, bad values, last head": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": True, "well": 7},
     ),
     # A block's first tile has so many steps that its first results are looked at.
     "Hopper, bad values, many steps": (
@@ -110,6 +116,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         AttentionSpec(128, mask=causal(), direction="forward"),
         (1160, 1160),
         {"arch": "sm_90a", "bad_value": True},
+    ),
+    # Of one warp a single row is not finite.
+    "Hopper, bad key": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (293, 400),
+        {"arch": "sm_90a", "bad_key": True},
     ),
     "Hopper, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
