@@ -147,7 +147,7 @@ FLASHGEN_DEVICE void raise_lowest(float (&products)[count], float least = kLeast
 
 // For the softmax: products that are below the limit, ...
 struct ProductsBelowCap {
-  static constexpr i32 sums = 1;
+  static constexpr i32 sums = 2;
   CapPolynomial polynomial;
 
   FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
