@@ -4572,8 +4572,8 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     next = at.once_more(p, shared, thread);
     begin_rows(next);
   };
-  // Whether a step's values are left to be multiplied by the latter. That stands where a stream begins, as there is hardly
-  // ever anything to do and instructions behind it would have to be waited for when blocks end.
+  // Whether a step's values are left to be multiplied apart. That stands where a stream begins, as there is hardly ever
+  // anything to do, and blocks that end would have to wait for instructions behind it.
   bool is_left = false;
 
 #line 163
