@@ -2341,6 +2341,11 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
+  // Up to where neither of a lane's two rows reaches far above its anchor.
+  FLASHGEN_DEVICE float lowest_reach() const {
+    if constexpr (regrowth == Regrowth::never) return -kInfinity;
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
+  }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
@@ -2492,11 +2497,6 @@ struct AnchoredSoftmax {
 
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
-
-  // Up to where neither of a lane's two rows reaches far above its anchor.
-  FLASHGEN_DEVICE float lowest_reach() const {
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
-  }
 
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
@@ -4268,27 +4268,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 28
+#line 33
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
   // and hold up the next consumer's.
   bool is_due = true;
-#line 33
+#line 38
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 36
+#line 41
     is_due = true;
   };
-#line 63
+#line 71
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 70
+#line 78
     if (!at.reach.full_keys.has(step.key_tile)) return true;
-#line 72
+#line 80
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 75
+#line 83
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -4296,10 +4296,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto pass_turn = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 83
+#line 91
   // The barrier of this consumer's warps among themselves. Those of turns come first.
   const auto own_barrier = [&]() { return kConfig.consumers + 1 + consumer; };
-#line 86
+#line 94
   const auto multiply_keys = [&]() {
     // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
@@ -4314,62 +4314,62 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 101
+#line 109
   // Whether bad values of V_j are kept from queries that do not attend to them, as the mask cuts through it for some
   // of this consumer's, and there have been bad values, or it is not known yet.
   const auto keeps_apart = [&](const Step& step) {
-#line 107
+#line 115
     return step.rows.exists < at.used_as_they_come &&
            !whole_keys(p, step.rows, consumer, kConfig.tile_kv).has(step.key_tile);
   };
-#line 111
+#line 119
   // How many groups of V_j's keys, from the first on, all of this consumer's queries attend to.
   constexpr i32 groups = kConfig.tile_kv / kKeyGroup;
   const auto whole_groups = [&](const Step& step) {
-#line 117
+#line 125
     const Range whole = whole_keys(p, step.rows, consumer, kKeyGroup);
     const i32 first = step.key_tile * groups;
     return whole.begin > first ? 0 : larger(0, smaller(groups, whole.end - first));
   };
-#line 122
+#line 130
   // All tiles of queries behind the block's first one are in doubt for this consumer, whatever they are told for.
   const auto keep_apart_from_now_on = [&]() {
     shared.doubts().end_doubts(1, self.again());
     // Of a constant compilers would make a second stream.
     at.used_as_they_come = opaque(kSeenTile);
   };
-#line 129
+#line 137
   // Whether V_j has bad values from a group of keys on, which this consumer's warps look for together.
   const auto are_bad = [&](i32 group) {
     const u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
     const bool found = has_bad_values<Shape::VTile>(values, group, self.again().index() % kWarpgroupSize);
     return warp_any(named_barrier_any(own_barrier(), kWarpgroupSize, found));
   };
-#line 158
+#line 166
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 164
+#line 172
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 167
+#line 175
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 171
+#line 179
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 174
+#line 182
     wgmma_pin(scores);
-#line 176
+#line 184
     release_keys(step);
-#line 186
+#line 194
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 192
+#line 200
 #pragma unroll 1
     for (;;) {
-#line 197
+#line 205
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4379,7 +4379,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 230
+#line 238
     softmax.add(shared.q.address);
     return rescales;
   };

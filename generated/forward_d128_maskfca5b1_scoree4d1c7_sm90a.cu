@@ -2342,6 +2342,11 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
+  // Up to where neither of a lane's two rows reaches far above its anchor.
+  FLASHGEN_DEVICE float lowest_reach() const {
+    if constexpr (regrowth == Regrowth::never) return -kInfinity;
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
+  }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
@@ -2493,11 +2498,6 @@ struct AnchoredSoftmax {
 
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
-
-  // Up to where neither of a lane's two rows reaches far above its anchor.
-  FLASHGEN_DEVICE float lowest_reach() const {
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
-  }
 
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
@@ -4745,6 +4745,9 @@ struct FineCapRows {
   // exponentials can reach, so that there is nothing to look for.
   enum Stage : i32 { kNew, kBelow, kCalm, kHadSome, kTakesShares };
   Stage stage;
+  // Where products are looked at in every tile: a lane whose largest one, without its sign, is below has
+  // nothing to ask for. All do in a first tile.
+  float asked_from;
 
   FLASHGEN_DEVICE bool are_new() const { return stage == kNew; }
   FLASHGEN_DEVICE bool is_calm() const { return stage == kCalm; }
@@ -4804,6 +4807,8 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     stage = are_some ? kHadSome : are_calm ? kCalm : kBelow;
   }
   if (begins) stage = kTakesShares;
+  const float reach = softmax.lowest_reach() * reciprocal_approx(cap.steepness());
+  asked_from = -maximum(-reach, -limit);
   return softmax.rescales();
 }
 
@@ -5439,22 +5444,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Cap cap;
 #line 26
   FineCapRows cap_rows;
-#line 33
+#line 29
+  // Found once for a tile of queries: behind the wait for scores everything is waited for. Where these are kept there
+  // are no registers for it.
+  CapPolynomial polynomial;
+#line 38
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 38
+#line 43
     cap = Score{p, step.rows.sequence, step.rows.head}.cap();
-#line 40
+#line 45
+    polynomial = CapPolynomial::of(cap);
+#line 48
     cap_rows = {};
   };
-#line 63
+#line 71
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 67
+#line 75
     return !step.facts.is_full(consumer);
   };
-#line 75
+#line 83
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -5462,10 +5473,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto pass_turn = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 83
+#line 91
   // The barrier of this consumer's warps among themselves. Those of turns come first.
   const auto own_barrier = [&]() { return kConfig.consumers + 1 + consumer; };
-#line 86
+#line 94
   const auto multiply_keys = [&]() {
     // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
@@ -5480,47 +5491,46 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 101
+#line 109
   // Whether bad values of V_j are kept from queries that do not attend to them, as the mask cuts through it for some
   // of this consumer's, and there have been bad values, or it is not known yet.
   const auto keeps_apart = [&](const Step& step) {
-#line 105
+#line 113
     return step.rows.exists < at.used_as_they_come && !step.facts.is_full(consumer);
   };
-#line 111
+#line 119
   // How many groups of V_j's keys, from the first on, all of this consumer's queries attend to.
   constexpr i32 groups = kConfig.tile_kv / kKeyGroup;
   const auto whole_groups = [&](const Step& step) {
-#line 115
+#line 123
     return 0;
   };
-#line 122
+#line 130
   // All tiles of queries behind the block's first one are in doubt for this consumer, whatever they are told for.
   const auto keep_apart_from_now_on = [&]() {
     shared.doubts().end_doubts(1, self.again());
     // Of a constant compilers would make a second stream.
     at.used_as_they_come = opaque(kSeenTile);
   };
-#line 158
+#line 166
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 164
+#line 172
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 171
+#line 179
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 174
+#line 182
     wgmma_pin(scores);
-#line 176
+#line 184
     release_keys(step);
-#line 2 "kernels/forward_sm90/capped_fine.j2"
-    const auto polynomial = CapPolynomial::of(cap);
+#line 5 "kernels/forward_sm90/capped_fine.j2"
     const bool is_cut = has_mask(step);
-#line 7
-    bool rescales = false;
 #line 9
+    bool rescales = false;
+#line 11
     // Looks at products: whether all of the tile's logits are shares of the cap.
     const auto see_products = [&]() {
       if (cap.falls()) turn_round(scores);
@@ -5530,9 +5540,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!is_cut) {
         if (cap_rows.takes_shares()) return true;
         largest = largest_of(scores);
-        if (!warp_any(cap_rows.are_new() || polynomial.is_beyond(largest) ||
-                      softmax.might_grow(cap.steepness() * largest)))
-          return false;
+#line 25
+        if (!warp_any(largest >= cap_rows.asked_from)) return false;
+#line 27
         highest_of(scores, highest);
       } else {
         const float least = CapShare::of(cap).least_product(), lowest = lowest_of(scores);
@@ -5548,17 +5558,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       }
       if (cap_rows.are_new() ||
           warp_any(cap_rows.may_change(softmax, cap, maximum(highest[0], highest[1]), largest))) {
-#line 39
+#line 45
         rescales = cap_rows.follow(softmax, cap, highest, largest, own_barrier());
       }
-#line 42
+#line 48
       return cap_rows.takes_shares() || warp_any(largest >= polynomial.limit || (is_cut && !polynomial.forbids()));
     };
-#line 67
+#line 73
     const bool are_shares = see_products();
     // Pinned, products have nothing computed of them before it is known for what.
     wgmma_pin(scores);
-#line 71
+#line 77
     if (are_shares) {
       const auto shares = SharesOfFineCap::of(CapShare::of(cap), is_cut);
       const float shift[2] = {softmax.finite_shift(0), softmax.finite_shift(1)};
@@ -5570,12 +5580,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         softmax.scale(scores, rescales);
         rescales = true;
       }
-#line 86
+#line 92
     } else {
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 230 "kernels/forward_sm90/consumer.j2"
+#line 238 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };

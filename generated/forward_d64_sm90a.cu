@@ -2338,6 +2338,11 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
+  // Up to where neither of a lane's two rows reaches far above its anchor.
+  FLASHGEN_DEVICE float lowest_reach() const {
+    if constexpr (regrowth == Regrowth::never) return -kInfinity;
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
+  }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
@@ -2489,11 +2494,6 @@ struct AnchoredSoftmax {
 
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
-
-  // Up to where neither of a lane's two rows reaches far above its anchor.
-  FLASHGEN_DEVICE float lowest_reach() const {
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
-  }
 
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
@@ -3706,33 +3706,33 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 28
+#line 33
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
   // and hold up the next consumer's.
   bool is_due = true;
-#line 33
+#line 38
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 36
+#line 41
     is_due = true;
   };
-#line 48
+#line 56
   // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 57
+#line 65
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 63
+#line 71
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
   // never written.
   const auto has_mask = [&](const Step& step) {
-#line 72
+#line 80
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 75
+#line 83
   // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
   const auto take_turn = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
@@ -3740,7 +3740,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto pass_turn = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 86
+#line 94
   const auto multiply_keys = [&]() {
     // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
@@ -3755,31 +3755,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 158
+#line 166
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 164
+#line 172
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 167
+#line 175
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 171
+#line 179
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 174
+#line 182
     wgmma_pin(scores);
-#line 176
+#line 184
     release_keys(step);
-#line 186
+#line 194
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 192
+#line 200
 #pragma unroll 1
     for (;;) {
-#line 197
+#line 205
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3789,7 +3789,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 230
+#line 238
     softmax.add(shared.q.address);
     return rescales;
   };

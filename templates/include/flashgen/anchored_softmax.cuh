@@ -142,6 +142,11 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
+  // Up to where neither of a lane's two rows reaches far above its anchor.
+  FLASHGEN_DEVICE float lowest_reach() const {
+    if constexpr (regrowth == Regrowth::never) return -kInfinity;
+    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
+  }
   // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
@@ -293,11 +298,6 @@ struct AnchoredSoftmax {
 
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
-
-  // Up to where neither of a lane's two rows reaches far above its anchor.
-  FLASHGEN_DEVICE float lowest_reach() const {
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
-  }
 
   // The largest score of a row, over every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {

@@ -28,6 +28,9 @@ struct FineCapRows {
   // exponentials can reach, so that there is nothing to look for.
   enum Stage : i32 { kNew, kBelow, kCalm, kHadSome, kTakesShares };
   Stage stage;
+  // Where products are looked at in every tile: a lane whose largest one, without its sign, is below has
+  // nothing to ask for. All do in a first tile.
+  float asked_from;
 
   FLASHGEN_DEVICE bool are_new() const { return stage == kNew; }
   FLASHGEN_DEVICE bool is_calm() const { return stage == kCalm; }
@@ -87,6 +90,8 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
     stage = are_some ? kHadSome : are_calm ? kCalm : kBelow;
   }
   if (begins) stage = kTakesShares;
+  const float reach = softmax.lowest_reach() * reciprocal_approx(cap.steepness());
+  asked_from = -maximum(-reach, -limit);
   return softmax.rescales();
 }
 
