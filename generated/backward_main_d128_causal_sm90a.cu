@@ -2035,8 +2035,8 @@ struct WgmmaFours {
                          WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
                              WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
                  : WGMMA_REGISTERS_##n(c)                                                                   \
-                 : WGMMA_REGISTERS_OF(a[0]), WGMMA_REGISTERS_OF(a[1]), WGMMA_REGISTERS_OF(a[2]),            \
-                   WGMMA_REGISTERS_OF(a[3]), "l"(b[0]), "l"(b[1]), "l"(b[2]), "l"(b[3]), "r"(accumulate),   \
+                 : WGMMA_REGISTERS_OF(a[3]), WGMMA_REGISTERS_OF(a[2]), WGMMA_REGISTERS_OF(a[1]),            \
+                   WGMMA_REGISTERS_OF(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(accumulate),   \
                    "C"(Type::name), "C"(Tail::text));                                                       \
   }
 
@@ -2071,7 +2071,7 @@ FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescript
   WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
 }
 
-// With the left operands in registers, plus what d held if `accumulate`.
+// With the left operands in registers, plus what d held if `accumulate`; the last product comes first.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
@@ -3321,15 +3321,44 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
-// the longest.
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
+// blocks end at the same time.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
+  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
+  const i32 of_last = number - before * tiles_of_head;
+  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
+  return {of_last / in_last, before + of_last % in_last};
+}
+
+// The same where so many heads begin: the last tiles of these come first, one of each, then what is left of
+// them, and then other heads. There are at least two tiles of a head.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_behind_last_ones(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads,
+                                                    i32 begun) {
+  const i32 left = number - begun, of_begun = begun * (tiles_of_head - 1);
+  if (left < 0) return {tiles_of_head - 1, number};
+  // Compilers would make a copy for each of two calls.
+  const bool is_begun = left < of_begun;
+  SectionPlace place = place_in_sections<section_heads>(
+      is_begun ? left : left - of_begun, is_begun ? of_begun : tiles - begun * tiles_of_head,
+      is_begun ? tiles_of_head - 1 : tiles_of_head, last_heads);
+  if (!is_begun) place.head += begun;
+  return place;
+}
+
+// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
+// causal mask makes the last ones the longest.
+template <i32 tile_q, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
   const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
   const i32 sequence = place.head / p.heads_q;
   return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
+}
+template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
 }
 
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.

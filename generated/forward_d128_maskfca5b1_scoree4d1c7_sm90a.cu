@@ -1747,8 +1747,8 @@ struct WgmmaFours {
                          WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
                              WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
                  : WGMMA_REGISTERS_##n(c)                                                                   \
-                 : WGMMA_REGISTERS_OF(a[0]), WGMMA_REGISTERS_OF(a[1]), WGMMA_REGISTERS_OF(a[2]),            \
-                   WGMMA_REGISTERS_OF(a[3]), "l"(b[0]), "l"(b[1]), "l"(b[2]), "l"(b[3]), "r"(accumulate),   \
+                 : WGMMA_REGISTERS_OF(a[3]), WGMMA_REGISTERS_OF(a[2]), WGMMA_REGISTERS_OF(a[1]),            \
+                   WGMMA_REGISTERS_OF(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(accumulate),   \
                    "C"(Type::name), "C"(Tail::text));                                                       \
   }
 
@@ -1783,7 +1783,7 @@ FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescript
   WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
 }
 
-// With the left operands in registers, plus what d held if `accumulate`.
+// With the left operands in registers, plus what d held if `accumulate`; the last product comes first.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
@@ -2789,24 +2789,25 @@ struct AllGroups {
   }
 };
 
-template <class VTile, class Groups, i32 step = 0>
+// Of the first `left` groups, the last one first.
+template <class VTile, class Groups, i32 left = VTile::rows / 16>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                        const Groups& groups, bool kept) {
   using T = typename VTile::Element;
-  constexpr i32 steps = VTile::rows / 16;
-  const auto b = [&](i32 i) { return groups.template group<VTile>(step + i); };
-  if constexpr (step + 4 <= steps) {
+  constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
+  const auto b = [&](i32 i) { return groups.template group<VTile>(first + i); };
+  if constexpr (at_once == 4) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
-    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
     wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-    issue_output_from<VTile, Groups, step + 4>(out, probabilities, groups, true);
-  } else if constexpr (step < steps) {
-    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
-    issue_output_from<VTile, Groups, step + 1>(out, probabilities, groups, true);
+  } else {
+    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
   }
+  if constexpr (first > 0) issue_output_from<VTile, Groups, first>(out, probabilities, groups, true);
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`.
+// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, as with a causal mask
+// these are what may have to be multiplied by each warp before (cut_values.cuh).
 template <class VTile, class Groups>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                            const Groups& groups, bool kept) {
@@ -2963,15 +2964,44 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
-// the longest.
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
+// blocks end at the same time.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
+  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
+  const i32 of_last = number - before * tiles_of_head;
+  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
+  return {of_last / in_last, before + of_last % in_last};
+}
+
+// The same where so many heads begin: the last tiles of these come first, one of each, then what is left of
+// them, and then other heads. There are at least two tiles of a head.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_behind_last_ones(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads,
+                                                    i32 begun) {
+  const i32 left = number - begun, of_begun = begun * (tiles_of_head - 1);
+  if (left < 0) return {tiles_of_head - 1, number};
+  // Compilers would make a copy for each of two calls.
+  const bool is_begun = left < of_begun;
+  SectionPlace place = place_in_sections<section_heads>(
+      is_begun ? left : left - of_begun, is_begun ? of_begun : tiles - begun * tiles_of_head,
+      is_begun ? tiles_of_head - 1 : tiles_of_head, last_heads);
+  if (!is_begun) place.head += begun;
+  return place;
+}
+
+// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
+// causal mask makes the last ones the longest.
+template <i32 tile_q, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
   const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
   const i32 sequence = place.head / p.heads_q;
   return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
+}
+template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
 }
 
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
@@ -3312,11 +3342,14 @@ struct ForwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
+  i32 doubles_to;
+  i32 short_to;
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
   bool foresees;
   bool holds_waits;
+  bool packs_finished;
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
@@ -3346,8 +3379,7 @@ struct ForwardSm90Shape {
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::retakes_scores;
   using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
-  // With three consumers registers are short.
-  using Finished = FinishedRows<(cfg.consumers > 2)>;
+  using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
   static constexpr u32 q_readers = consumer_warps / q_parts;
@@ -3688,10 +3720,10 @@ FLASHGEN_DEVICE void multiply_group(Strip<Tile::cols>& out, const u32 (&left)[4]
 }
 
 // Adds P V to a warp's 16 rows of the output, of queries from `first_q` on; of a tile of keys from
-// `first_key` on the groups from `group` on.
+// `first_key` on the groups from `begin` on, the last one first.
 template <class Tile, class Mask>
 FLASHGEN_DEVICE void multiply_cut_values(Strip<Tile::cols>& out, const Rounded<Tile::rows>& probabilities,
-                                         Tile values, i32 group, const Mask& mask, i32 first_q, i32 first_key,
+                                         Tile values, i32 begin, const Mask& mask, i32 first_q, i32 first_key,
                                          Thread thread) {
   // A band says which groups there are; another mask is asked of each.
   constexpr bool is_band = requires { mask.full_key_tiles(0, 0, 0); };
@@ -3702,11 +3734,11 @@ FLASHGEN_DEVICE void multiply_cut_values(Strip<Tile::cols>& out, const Rounded<T
     const Range some = mask.key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
     whole = mask.full_key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
     whole = {whole.begin - before, whole.end - before};
-    group = larger(group, some.begin - before);
+    begin = larger(begin, some.begin - before);
     end = smaller(end, some.end - before);
   }
 #pragma unroll 1
-  for (; group < end; ++group) {
+  for (i32 group = end - 1; group >= begin; --group) {
     const i32 key = group * kKeyGroup;
     GroupOperand<Tile> operand(values, key, thread);
     bool is_whole = warp_any(whole.has(group));
@@ -4886,11 +4918,14 @@ constexpr ForwardSm90Config kConfig{
     .producer_registers = 56,
     .consumer_registers = 224,
     .section_heads = 32,       // heads that are worked on at the same time
+    .doubles_to = 640,         // keys up to which the last of these are twice as many
+    .short_to = 800,           // keys up to which a block's first tile may be a short one
     .longest_first = true,     // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = false,     // exponentials do not take the place of scores
     .foresees = true,          // how far rows may grow is known before exponentials are taken
     .holds_waits = true,       // exponentials overlap the products, as registers allow
+    .packs_finished = false,   // finished rows have one register of each lane, as registers are short
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = true,         // the next tile's first keys come before the last values
     .draws_late = false,       // the next tile is drawn when few keys are left
@@ -5262,8 +5297,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-    RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 35
+#line 34
+    RowTile rows = {};
+    if (number < p.tiles) {
+      // Short keys and values of more heads stay in the cache, too.
+      const i32 last_heads = (p.len_kv <= kConfig.doubles_to * p.group ? 2 : 1) * kConfig.section_heads;
+#line 45
+      const SectionPlace place = place_in_sections<kConfig.section_heads>(number, p.tiles, p.q_tiles, last_heads);
+#line 47
+      rows = row_tile_at<kConfig.tile_q, true>(p, place);
+    }
+#line 53
     // Of the end they are told when it is known that no tile is taken once more before it.
     if (!rows.exists) return rows;
     if (elected) shared.doubts().note(number);
@@ -5273,28 +5317,28 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     if (shared.doubts().are_some(thread)) {
       rows.exists = kDoubtedTile;
     } else {
-#line 48
+#line 66
       rows.exists = kPlainTile;
-#line 50
+#line 68
       if (elected) shared.doubts().is_unseen();
     }
-#line 59
+#line 77
     if (elected) {
-#line 63
+#line 81
       shared.tiles[tile_at.slot()] = rows;
-#line 65
+#line 83
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
     load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
-#line 72
+#line 90
   // Tells everyone that there is no other.
   const auto tell_end = [&]() {
     if (thread.lane < 1) {
       shared.tile_ring.wait_empty(tile_at);
-#line 79
+#line 97
       if (elected) shared.tiles[tile_at.slot()] = {};
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
@@ -5419,7 +5463,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     if (!begins_again()) break;
     first = shuffle(elected ? shared.doubts().draw() : 0, 0);
   }
-#line 104 "kernels/forward_sm90/producer.j2"
+#line 122 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -5656,39 +5700,40 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 14
+#line 15
   // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
 
-#line 26
+#line 27
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities, const auto& groups) {
-#line 31
+#line 32
     issue_output_in_fours<Shape::VTile>(out, probabilities, groups, step.continues != 0);
     pass_turn();
   };
   const auto values_by_rows = [&]() { return shared.v.slot(at.v_at.slot()).by_rows(); };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
+#line 42
     step = Step::none();
-#line 41
+#line 47
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 47
+#line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them, while the values before are multiplied.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities);
-#line 53
+#line 59
     wgmma_wait<0>();
     wgmma_pin(out);
     if (step.exists()) release_values();
-#line 57
+#line 63
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -5697,33 +5742,43 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
     step = next;
   };
-  // A step's values and the scores of the next one, perhaps the first ones of the next tile. Whether they are under
-  // way: where the next step is not to be computed here, the step's values are left to be multiplied.
-  const auto go_on = [&](const Shape::Probabilities& probabilities) {
-    next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-#line 72
-    // Where bad values are kept apart a step's values are multiplied alone: it takes registers.
-    if (next.rows.exists < at.used_as_they_come) {
-      if (!next.exists()) return false;
-      if (warp_any(keeps_apart(step))) return false;
-    }
-#line 87
-    if (ends) shared.q_ring.wait_full(q_at);
+  // The scores of the next step, perhaps the first ones of the next tile, ...
+  const auto multiply_next_keys = [&](bool are_first) {
+#line 76
+    if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
     take_turn();
     multiply_keys();
-    shared.v_ring.wait_full(at.v_at);
-    multiply_values(probabilities, AllGroups{values_by_rows()});
+  };
+  // ... and what there is to be done while products are on their way.
+  const auto prepare_next = [&](bool ends) {
     finished = {};
     if (ends) {
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 107
+  };
+#line 93
+  // A step's values and the scores of the next one. Whether they are under way: where the next step is not to be computed
+  // here, the step's values are left to be multiplied.
+  const auto go_on = [&](const Shape::Probabilities& probabilities) {
+    next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+#line 100
+    // Where bad values are kept apart that is done elsewhere.
+    if (next.rows.exists < at.used_as_they_come) {
+      if (!next.exists()) return false;
+      if (warp_any(keeps_apart(step))) return false;
+    }
+#line 112
+    multiply_next_keys(ends);
+    shared.v_ring.wait_full(at.v_at);
+    multiply_values(probabilities, AllGroups{values_by_rows()});
+    prepare_next(ends);
+#line 121
     wgmma_wait<1>();
-#line 109
+#line 123
     return true;
   };
   // A step's values alone.
@@ -5734,25 +5789,37 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     wgmma_pin(out);
   };
-#line 120
-  // The same, where bad ones are kept from queries that do not attend to them.
+#line 134
+  // A step's values where bad ones are kept from queries that do not attend to them, and the scores of the next one, if
+  // these are to be computed here. Whether they are under way.
   const auto multiply_apart = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
     // How many groups of keys are multiplied for all of the consumer's queries; the others are each warp's matter, and
     // have zeros in their place.
     i32 together = whole_groups(step);
-#line 138
-    take_turn();
+#line 153
+    // Products add up the last keys first, and these are each warp's matter.
+    if (step.continues == 0) clear(out);
+    {
+      const Thread thread = self.again();
+      const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
+      const Shape::VTile values = shared.v.slot(at.v_at.slot());
+      multiply_cut_values(out, probabilities, values, together, mask_of(p, step.rows), row, key, thread);
+    }
     const MatrixDescriptor zeros = zero_descriptor(shared_address(shared.base + smem::kZeros));
-    multiply_values(probabilities, FirstGroups{values_by_rows(), zeros, together});
+    const auto multiply_others = [&]() {
+      const FirstGroups first_groups = {values_by_rows(), zeros, together};
+      issue_output_in_fours<Shape::VTile>(out, probabilities, first_groups, true);
+      pass_turn();
+    };
+#line 188
+    take_turn();
+    multiply_others();
     wgmma_wait<0>();
     wgmma_pin(out);
-    const Thread thread = self.again();
-    const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
-    const Mask mask = mask_of(p, step.rows);
-    const Shape::VTile values = shared.v.slot(at.v_at.slot());
-    multiply_cut_values(out, probabilities, values, together, mask, row, key, thread);
+    return false;
   };
+#line 195
   // Behind the last step: perhaps tiles of queries are taken once more.
   const auto end_stream = [&]() {
     next = at.once_more(p, shared, thread);
@@ -5762,42 +5829,47 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // anything to do, and blocks that end would have to wait for instructions behind it.
   bool is_left = false;
 
-#line 163
+#line 209
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   Shape::Probabilities probabilities;
   while (is_left || next.exists()) {
-#line 168
+#line 214
+    bool are_under_way = true;
     if (is_left) {
-      multiply_apart(probabilities);
       is_left = false;
+      are_under_way = multiply_apart(probabilities);
     } else {
-#line 187
+#line 234
     begin();
-#line 201
+    }
+#line 237
+    if (are_under_way) {
+#line 252
     // Under a softcap that text is long, and stands once, for the first scores of a stream as for others.
     do {
       take_in(probabilities);
     } while (go_on(probabilities));
-#line 212
+#line 263
     is_left = warp_any(keeps_apart(step));
     if (is_left) continue;
-#line 215
+#line 266
     multiply_alone(probabilities);
     }
-#line 219
+#line 270
     release_values();
     if (step.is_last()) {
+#line 280
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
-#line 225
+#line 285
     if (!next.exists()) end_stream();
   }
-#line 228
+#line 288
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 231
+#line 291
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -1743,8 +1743,8 @@ struct WgmmaFours {
                          WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
                              WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
                  : WGMMA_REGISTERS_##n(c)                                                                   \
-                 : WGMMA_REGISTERS_OF(a[0]), WGMMA_REGISTERS_OF(a[1]), WGMMA_REGISTERS_OF(a[2]),            \
-                   WGMMA_REGISTERS_OF(a[3]), "l"(b[0]), "l"(b[1]), "l"(b[2]), "l"(b[3]), "r"(accumulate),   \
+                 : WGMMA_REGISTERS_OF(a[3]), WGMMA_REGISTERS_OF(a[2]), WGMMA_REGISTERS_OF(a[1]),            \
+                   WGMMA_REGISTERS_OF(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(accumulate),   \
                    "C"(Type::name), "C"(Tail::text));                                                       \
   }
 
@@ -1779,7 +1779,7 @@ FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescript
   WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
 }
 
-// With the left operands in registers, plus what d held if `accumulate`.
+// With the left operands in registers, plus what d held if `accumulate`; the last product comes first.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
@@ -2785,24 +2785,25 @@ struct AllGroups {
   }
 };
 
-template <class VTile, class Groups, i32 step = 0>
+// Of the first `left` groups, the last one first.
+template <class VTile, class Groups, i32 left = VTile::rows / 16>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                        const Groups& groups, bool kept) {
   using T = typename VTile::Element;
-  constexpr i32 steps = VTile::rows / 16;
-  const auto b = [&](i32 i) { return groups.template group<VTile>(step + i); };
-  if constexpr (step + 4 <= steps) {
+  constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
+  const auto b = [&](i32 i) { return groups.template group<VTile>(first + i); };
+  if constexpr (at_once == 4) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
-    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
     wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-    issue_output_from<VTile, Groups, step + 4>(out, probabilities, groups, true);
-  } else if constexpr (step < steps) {
-    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
-    issue_output_from<VTile, Groups, step + 1>(out, probabilities, groups, true);
+  } else {
+    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
   }
+  if constexpr (first > 0) issue_output_from<VTile, Groups, first>(out, probabilities, groups, true);
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`.
+// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, as with a causal mask
+// these are what may have to be multiplied by each warp before (cut_values.cuh).
 template <class VTile, class Groups>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                            const Groups& groups, bool kept) {
@@ -2959,15 +2960,44 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
-// the longest.
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
+// blocks end at the same time.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
+  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
+  const i32 of_last = number - before * tiles_of_head;
+  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
+  return {of_last / in_last, before + of_last % in_last};
+}
+
+// The same where so many heads begin: the last tiles of these come first, one of each, then what is left of
+// them, and then other heads. There are at least two tiles of a head.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_behind_last_ones(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads,
+                                                    i32 begun) {
+  const i32 left = number - begun, of_begun = begun * (tiles_of_head - 1);
+  if (left < 0) return {tiles_of_head - 1, number};
+  // Compilers would make a copy for each of two calls.
+  const bool is_begun = left < of_begun;
+  SectionPlace place = place_in_sections<section_heads>(
+      is_begun ? left : left - of_begun, is_begun ? of_begun : tiles - begun * tiles_of_head,
+      is_begun ? tiles_of_head - 1 : tiles_of_head, last_heads);
+  if (!is_begun) place.head += begun;
+  return place;
+}
+
+// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
+// causal mask makes the last ones the longest.
+template <i32 tile_q, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
   const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
   const i32 sequence = place.head / p.heads_q;
   return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
+}
+template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
 }
 
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
@@ -3308,11 +3338,14 @@ struct ForwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
+  i32 doubles_to;
+  i32 short_to;
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
   bool foresees;
   bool holds_waits;
+  bool packs_finished;
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
@@ -3342,8 +3375,7 @@ struct ForwardSm90Shape {
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::retakes_scores;
   using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
-  // With three consumers registers are short.
-  using Finished = FinishedRows<(cfg.consumers > 2)>;
+  using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
   static constexpr u32 q_readers = consumer_warps / q_parts;
@@ -3424,11 +3456,14 @@ constexpr ForwardSm90Config kConfig{
     .producer_registers = 32,
     .consumer_registers = 160,
     .section_heads = 1,        // heads that are worked on at the same time
+    .doubles_to = 640,         // keys up to which the last of these are twice as many
+    .short_to = 800,           // keys up to which a block's first tile may be a short one
     .longest_first = false,    // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = true,      // exponentials do not take the place of scores
     .foresees = false,         // how far rows may grow is known before exponentials are taken
     .holds_waits = false,      // exponentials overlap the products, as registers allow
+    .packs_finished = true,    // finished rows have one register of each lane, as registers are short
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = false,        // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
@@ -3599,14 +3634,15 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-    RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 59
+#line 50
+    RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, false>(p, number);
+#line 77
     if (elected) {
-#line 61
+#line 79
       shared.tile_ring.wait_empty(tile_at);
-#line 63
+#line 81
       shared.tiles[tile_at.slot()] = rows;
-#line 65
+#line 83
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3686,7 +3722,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 #line 73
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 104 "kernels/forward_sm90/producer.j2"
+#line 122 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -3839,39 +3875,40 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 14
+#line 15
   // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
-#line 20
+#line 21
   bool looks = false;
 
-#line 26
+#line 27
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities, const auto& groups) {
-#line 31
+#line 32
     issue_output_in_fours<Shape::VTile>(out, probabilities, groups, step.continues != 0);
     pass_turn();
   };
   const auto values_by_rows = [&]() { return shared.v.slot(at.v_at.slot()).by_rows(); };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
+#line 42
     step = Step::none();
-#line 41
+#line 47
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 45
+#line 51
     looks = needs_look(next);
-#line 47
+#line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 57
+#line 63
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -3880,33 +3917,43 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
     step = next;
   };
-  // A step's values and the scores of the next one, perhaps the first ones of the next tile. Whether they are under
-  // way: where the next step is not to be computed here, the step's values are left to be multiplied.
-  const auto go_on = [&](const Shape::Probabilities& probabilities) {
-    next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-#line 82
-    if (!is_mine(next) || (ends && kConfig.ends_alone)) return false;
-#line 87
-    if (ends) shared.q_ring.wait_full(q_at);
+  // The scores of the next step, perhaps the first ones of the next tile, ...
+  const auto multiply_next_keys = [&](bool are_first) {
+#line 76
+    if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
     take_turn();
     multiply_keys();
-    shared.v_ring.wait_full(at.v_at);
-    multiply_values(probabilities, AllGroups{values_by_rows()});
+  };
+  // ... and what there is to be done while products are on their way.
+  const auto prepare_next = [&](bool ends) {
     finished = {};
     if (ends) {
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 100
+#line 90
     looks = needs_look(next);
-#line 103
+  };
+#line 93
+  // A step's values and the scores of the next one. Whether they are under way: where the next step is not to be computed
+  // here, the step's values are left to be multiplied.
+  const auto go_on = [&](const Shape::Probabilities& probabilities) {
+    next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+#line 110
+    if (!is_mine(next) || (ends && kConfig.ends_alone)) return false;
+#line 112
+    multiply_next_keys(ends);
+    shared.v_ring.wait_full(at.v_at);
+    multiply_values(probabilities, AllGroups{values_by_rows()});
+    prepare_next(ends);
+#line 117
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 109
+#line 123
     return true;
   };
   // A step's values alone.
@@ -3918,11 +3965,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(out);
   };
 
-#line 164
+#line 210
   // The stream is one run of steps, but where some pass by.
   Shape::Probabilities probabilities;
   while (next.exists()) {
-#line 174
+#line 221
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3935,25 +3982,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 187
+#line 234
     begin();
-#line 206
+#line 257
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 215
+#line 266
     multiply_alone(probabilities);
-#line 219
+#line 270
     release_values();
     if (step.is_last()) {
+#line 280
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
   }
-#line 228
+#line 288
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 231
+#line 291
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -25,6 +25,12 @@ from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 #: more nearly the same time, as long as keys and values stay in the L2 cache: best of 16, 32 and 64 heads at S = 512
 #: were 64 at D=64, 32 at D=128 and 16 at D=256.
 _SECTION_COLUMNS = 4096
+#: Up to so many keys, of each query head, the last heads that are given out together are twice as many, so that blocks
+#: end at more nearly the same time: on an H200 512 keys with a causal mask take .957 of the time at D=256, .989 at 128
+#: and 1.00 at 64, 1k .986, 1.009 and 1.006, and 2k 1.000, 1.019 and .994.
+_KEYS_TO_DOUBLE = 640
+#: Up to so many keys a block's first tile is a short one, where its loss to bad values would count.
+_KEYS_TO_BEGIN_SHORT = 800
 #: Steps of a block's first tile of queries from which on its values are looked through for bad ones. With fewer it
 #: takes as long as to do such tiles once more: asked always, calls with 512 keys at D=128 took 5 % longer on an H200,
 #: when blocks waited for all of their warps there.
@@ -83,6 +89,9 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     in_products = is_in_products(spec)
     foresees = capped and not running
     retakes = not keeps and not running and not foresees
+    skips = row.tile_q > row.tile_kv
+    is_simple = not is_listed(spec) and (capped or not changes_scores(spec))
+    apart_beside_scores = looks_through(spec) and is_simple and not row.values_first
     return KernelPlan(
         name=kernel_name(
             spec,
@@ -117,11 +126,18 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 _SECTION_COLUMNS // spec.head_dim if has_end else 1,
                 "heads that are worked on at the same time",
             ),
+            Constant("doubles_to", _KEYS_TO_DOUBLE, "keys up to which the last of these are twice as many"),
+            Constant("short_to", _KEYS_TO_BEGIN_SHORT, "keys up to which a block's first tile may be a short one"),
             Constant("longest_first", has_end, "the last queries of a head go first"),
             Constant("running_maximum", running, "exponentials relative to the maximum so far"),
             Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
             Constant("foresees", foresees, "how far rows may grow is known before exponentials are taken"),
             Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
+            Constant(
+                "packs_finished",
+                row.consumers > 2 or (running and spec.head_dim_v > 192),
+                "finished rows have one register of each lane, as registers are short",
+            ),
             Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
             Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
             Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few keys are left"),
@@ -154,9 +170,12 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("values_first", row.values_first),
                 ("retakes", retakes),
                 ("foresees", foresees),
-                ("skips", row.tile_q > row.tile_kv),
+                ("skips", skips),
                 ("contains", looks_through(spec)),
                 ("listed", is_listed(spec)),
+                # Values that are kept apart have the next scores under way with them, but where values come first, or
+                # where what is read or asked for each pair leaves no registers for it.
+                ("apart_beside_scores", apart_beside_scores),
                 ("spans", is_listed(spec)),
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
@@ -167,6 +186,13 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("fine_cap", fine_cap),
                 ("modest_cap", modest_cap),
                 ("any_cap", capped and has_any_cap(spec)),
+                ("short_first", _begins_short(spec, capped)),
+                # Where streams end within a block, results of their last tiles are written behind the next scores, by
+                # the text that writes others, so that a step of logits beyond their cap, which has the longest way,
+                # finds its instructions: 16 times normal data under a cap of 200, causal, with 512 keys, take 1.47
+                # times as long as these on an H200, and 1.52 with two texts. Without a cap normal data are up to 4 %
+                # slower so.
+                ("writes_once", capped and not fine_cap and not modest_cap and row.values_first and skips),
                 # Three consumers have their instructions beside each other: a text that few warps take has others wait
                 # for theirs. With two that is less than what a barrier in each step costs.
                 ("go_together", capped and not fine_cap and row.consumers > 2),
@@ -180,6 +206,15 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             if on
         ),
     )
+
+
+def _begins_short(spec: AttentionSpec, capped: bool) -> bool:
+    """Whether a block's first tile of queries is a short one if there are few keys: bad values spoil it."""
+    # Among 512 and 768 keys, causal, caps of 30 to 200, on an H200: at head_dim 192 and 256 calls took 1.50 to 1.62
+    # times as long with bad values as without, and take 1.33 to 1.49 so. Normal data take 2 to 4 % more for it at these
+    # lengths. At head_dim 128 without a cap 1.47 and 1.49 (bf16, fp16) become 1.42, for 1.5 % that are not given there.
+    has_end = spec.mask.has_upper or is_listed(spec)
+    return capped and has_end and looks_through(spec) and spec.head_dim_v > 128
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:

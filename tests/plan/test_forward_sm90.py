@@ -167,7 +167,32 @@ def test_a_cap_that_is_known_to_be_low_has_fewer_ways_and_wider_tiles(score: fg.
     # Under others a consumer's warps vote in each step, where there are three consumers.
     votes = ["go_together" in forward(dim, score=score).switches for dim in (64, 128)]
     assert votes == [kind != FINE, False]
+    # And results have one text in steps with the most ways.
+    once = ["writes_once" in forward(dim, mask=MASKS["causal"], score=score).switches for dim in (64, 128)]
+    assert once == [kind in (HIGH, ANY), False]
     assert forward(192, score=score).constant("tile_kv") == (112 if kind == FINE else 96)
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_values_are_kept_apart_beside_the_next_scores_where_registers_allow_it(dims: tuple[int, int]) -> None:
+    def has(mask: str, score: fg.Score | None = None) -> bool:
+        kernel = forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask], score=score)
+        return "apart_beside_scores" in kernel.switches
+
+    assert [has("causal"), has("causal", fg.softcap(30.0))] == [dims != (64, 64)] * 2
+    assert not any((has("full"), has("documents"), has("causal", fg.alibi(np.ones(2, np.float32)))))
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_blocks_begin_with_short_tiles_where_tiles_taken_once_more_are_dear(dims: tuple[int, int]) -> None:
+    """With wide values under a cap, where a mask leaves short tiles."""
+
+    def begins(mask: str, cap: float | None) -> bool:
+        score = None if cap is None else fg.softcap(cap)
+        return "short_first" in forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask], score=score).switches
+
+    assert [begins("causal", cap) for cap in (30.0, 200.0)] == [dims[1] > 128] * 2
+    assert not any(begins(*case) for case in (("causal", None), ("full", 30.0)))
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

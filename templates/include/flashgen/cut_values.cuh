@@ -134,10 +134,10 @@ FLASHGEN_DEVICE void multiply_group(Strip<Tile::cols>& out, const u32 (&left)[4]
 }
 
 // Adds P V to a warp's 16 rows of the output, of queries from `first_q` on; of a tile of keys from
-// `first_key` on the groups from `group` on.
+// `first_key` on the groups from `begin` on, the last one first.
 template <class Tile, class Mask>
 FLASHGEN_DEVICE void multiply_cut_values(Strip<Tile::cols>& out, const Rounded<Tile::rows>& probabilities,
-                                         Tile values, i32 group, const Mask& mask, i32 first_q, i32 first_key,
+                                         Tile values, i32 begin, const Mask& mask, i32 first_q, i32 first_key,
                                          Thread thread) {
   // A band says which groups there are; another mask is asked of each.
   constexpr bool is_band = requires { mask.full_key_tiles(0, 0, 0); };
@@ -148,11 +148,11 @@ FLASHGEN_DEVICE void multiply_cut_values(Strip<Tile::cols>& out, const Rounded<T
     const Range some = mask.key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
     whole = mask.full_key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
     whole = {whole.begin - before, whole.end - before};
-    group = larger(group, some.begin - before);
+    begin = larger(begin, some.begin - before);
     end = smaller(end, some.end - before);
   }
 #pragma unroll 1
-  for (; group < end; ++group) {
+  for (i32 group = end - 1; group >= begin; --group) {
     const i32 key = group * kKeyGroup;
     GroupOperand<Tile> operand(values, key, thread);
     bool is_whole = warp_any(whole.has(group));

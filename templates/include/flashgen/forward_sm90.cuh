@@ -25,11 +25,14 @@ struct ForwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
+  i32 doubles_to;
+  i32 short_to;
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
   bool foresees;
   bool holds_waits;
+  bool packs_finished;
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
@@ -59,8 +62,7 @@ struct ForwardSm90Shape {
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::retakes_scores;
   using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
-  // With three consumers registers are short.
-  using Finished = FinishedRows<(cfg.consumers > 2)>;
+  using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
   static constexpr u32 q_readers = consumer_warps / q_parts;

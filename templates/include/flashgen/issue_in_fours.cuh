@@ -46,24 +46,25 @@ struct AllGroups {
   }
 };
 
-template <class VTile, class Groups, i32 step = 0>
+// Of the first `left` groups, the last one first.
+template <class VTile, class Groups, i32 left = VTile::rows / 16>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                        const Groups& groups, bool kept) {
   using T = typename VTile::Element;
-  constexpr i32 steps = VTile::rows / 16;
-  const auto b = [&](i32 i) { return groups.template group<VTile>(step + i); };
-  if constexpr (step + 4 <= steps) {
+  constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
+  const auto b = [&](i32 i) { return groups.template group<VTile>(first + i); };
+  if constexpr (at_once == 4) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
-    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[step]);
+    const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
     wgmma_rs_four<T, VTile::cols, Major::mn>(out, four_a, four_b, kept);
-    issue_output_from<VTile, Groups, step + 4>(out, probabilities, groups, true);
-  } else if constexpr (step < steps) {
-    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], b(0), kept);
-    issue_output_from<VTile, Groups, step + 1>(out, probabilities, groups, true);
+  } else {
+    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
   }
+  if constexpr (first > 0) issue_output_from<VTile, Groups, first>(out, probabilities, groups, true);
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`.
+// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, as with a causal mask
+// these are what may have to be multiplied by each warp before (cut_values.cuh).
 template <class VTile, class Groups>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
                                            const Groups& groups, bool kept) {

@@ -50,15 +50,44 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// If `longest_first`, tiles of queries go from the last to the first, as a causal mask makes the last ones
-// the longest.
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  const SectionPlace place = place_in_sections<section_heads>(number, p.tiles, p.q_tiles);
+// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
+// blocks end at the same time.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
+  const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
+  const i32 of_last = number - before * tiles_of_head;
+  if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
+  return {of_last / in_last, before + of_last % in_last};
+}
+
+// The same where so many heads begin: the last tiles of these come first, one of each, then what is left of
+// them, and then other heads. There are at least two tiles of a head.
+template <i32 section_heads>
+FLASHGEN_DEVICE SectionPlace place_behind_last_ones(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads,
+                                                    i32 begun) {
+  const i32 left = number - begun, of_begun = begun * (tiles_of_head - 1);
+  if (left < 0) return {tiles_of_head - 1, number};
+  // Compilers would make a copy for each of two calls.
+  const bool is_begun = left < of_begun;
+  SectionPlace place = place_in_sections<section_heads>(
+      is_begun ? left : left - of_begun, is_begun ? of_begun : tiles - begun * tiles_of_head,
+      is_begun ? tiles_of_head - 1 : tiles_of_head, last_heads);
+  if (!is_begun) place.head += begun;
+  return place;
+}
+
+// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
+// causal mask makes the last ones the longest.
+template <i32 tile_q, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
   const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
   const i32 sequence = place.head / p.heads_q;
   return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
+}
+template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
+FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
+  if (number >= p.tiles) return {};
+  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
 }
 
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.

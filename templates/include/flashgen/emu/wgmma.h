@@ -94,7 +94,7 @@ FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescript
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate, FLASHGEN_EMU_SITE) {
-  for (i32 i = 0; i < 4; ++i) wgmma_rs<T, n, b_major>(d, a[i], b[i], i > 0 || accumulate, site);
+  for (i32 i = 3; i >= 0; --i) wgmma_rs<T, n, b_major>(d, a[i], b[i], i < 3 || accumulate, site);
 }
 
 }  // namespace flashgen

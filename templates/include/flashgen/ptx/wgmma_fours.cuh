@@ -42,8 +42,8 @@ struct WgmmaFours {
                          WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
                              WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
                  : WGMMA_REGISTERS_##n(c)                                                                   \
-                 : WGMMA_REGISTERS_OF(a[0]), WGMMA_REGISTERS_OF(a[1]), WGMMA_REGISTERS_OF(a[2]),            \
-                   WGMMA_REGISTERS_OF(a[3]), "l"(b[0]), "l"(b[1]), "l"(b[2]), "l"(b[3]), "r"(accumulate),   \
+                 : WGMMA_REGISTERS_OF(a[3]), WGMMA_REGISTERS_OF(a[2]), WGMMA_REGISTERS_OF(a[1]),            \
+                   WGMMA_REGISTERS_OF(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(accumulate),   \
                    "C"(Type::name), "C"(Tail::text));                                                       \
   }
 
@@ -78,7 +78,7 @@ FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescript
   WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
 }
 
-// With the left operands in registers, plus what d held if `accumulate`.
+// With the left operands in registers, plus what d held if `accumulate`; the last product comes first.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
