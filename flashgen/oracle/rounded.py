@@ -26,6 +26,7 @@ from flashgen.spec import AttentionSpec, Dropout
 
 Floats32 = NDArray[np.float32]
 LOG2_E = math.log2(math.e)
+_SMALLEST_BUFFER = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,11 +131,17 @@ def dot(a: Floats32, b: Floats32, start: Floats32 | None = None) -> Floats32:
     A BLAS product sums in an order of its own, in some shapes with a fraction of the error of a chain: it would
     make the bound a property of the machine.
     """
-    total: Floats32 = np.zeros((a.shape[0], b.shape[1]), np.float32) if start is None else start
+    total = np.zeros((a.shape[0], b.shape[1])) if start is None else start.astype(np.float64)
     left, right = a.astype(np.float64), b.astype(np.float64)  # the product of two float32 is exact in float64
-    for i in range(a.shape[1]):
-        total = (total + left[:, i : i + 1] * right[i]).astype(np.float32)
-    return total
+    # Else NumPy copies what is broadcast into buffers first, which takes three times as long as the product.
+    usual = np.setbufsize(_SMALLEST_BUFFER)
+    try:
+        for i in range(a.shape[1]):
+            total += left[:, i : i + 1] * right[i]
+            total = total.astype(np.float32).astype(np.float64)
+    finally:
+        np.setbufsize(usual)
+    return total.astype(np.float32)
 
 
 class _Head:

@@ -135,6 +135,21 @@ def test_products_are_chains_of_fused_multiply_adds():
     assert dot(left, right, np.full((1, 1), -1, np.float32)) == np.float32(2.0**-24 + (1.0 + 2.0**-12) ** 2)
 
 
+def test_a_chain_is_the_same_whatever_the_shape_and_leaves_its_arguments_and_numpy_as_they_were() -> None:
+    random, buffer = np.random.default_rng(0), np.getbufsize()
+    left, right, start = (random.standard_normal(n).astype(np.float32) for n in ((70, 90), (90, 33), (70, 33)))
+    given = start.copy()
+    found = dot(left.T.copy().T, right, start)
+    for i, j in ((0, 0), (3, 32), (69, 17)):
+        total = start[i, j]
+        for a, b in zip(left[i], right[:, j], strict=True):
+            total = np.float32(np.float64(total) + np.float64(a) * np.float64(b))
+        assert found[i, j] == total
+    assert found.dtype == np.float32
+    assert start.tobytes() == given.tobytes()
+    assert np.getbufsize() == buffer
+
+
 def test_bounds_without_do_have_no_gradients_and_are_the_same_with_the_oracle_given():
     spec = AttentionSpec(8, mask=window(3, 3))
     q, k, v, do = problem(spec, 9, 12)
