@@ -26,11 +26,17 @@ def runtime_library() -> Path:
     """The shared library that carries out the primitives, built if need be."""
     tools = find_toolchain()
     include = include_dir()
-    files = sorted(_RUNTIME.iterdir()) + _headers(include)
-    key = _digest((tools.identity, *tools.flags, *RUNTIME_FLAGS), (f.read_bytes() for f in files if f.is_file()))
+    files = [file for file in sorted(_RUNTIME.iterdir()) + _headers(include) if file.is_file()]
+    key = _runtime_key(tools, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
     # Kernels ask for the runtime by this name, and find the one that the process has loaded.
     name = f"libflashgen-emulator-{key}.so"
     return _cached(name, lambda output: _build_runtime(tools, include, name, output))
+
+
+@functools.lru_cache(maxsize=4)
+def _runtime_key(tools: Toolchain, files: tuple[tuple[Path, int, int], ...]) -> str:
+    """What the runtime is built from; each kernel asks, and as long as no file changes none is read again."""
+    return _digest((tools.identity, *tools.flags, *RUNTIME_FLAGS), (path.read_bytes() for path, _, _ in files))
 
 
 def kernel_library(name: str, text: str, *, race: bool = False) -> Path:
@@ -40,7 +46,7 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Path:
     runtime = runtime_library()
     source = text + _ENTRY.format(name=name)
     flags = (*tools.kernel_flags, f"-I{include}", *(tools.hook_flags if race else ()))
-    libraries = (str(runtime), "-lm", *(tools.hook_link_flags if race else ()))
+    libraries = (str(runtime), *tools.kernel_link_flags, *(tools.hook_link_flags if race else ()))
     contents = (_nameless(code_of(source), name).encode(), *(path.read_bytes() for path in _included(source, include)))
     key = _digest((tools.identity, *tools.flags, *flags, runtime.name), contents)
     return _cached(f"kernel-{key}.so", lambda output: _build_kernel(tools, flags, libraries, name, source, output))
@@ -48,7 +54,9 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Path:
 
 def _nameless(code: str, name: str) -> str:
     """The code with nothing for the kernel's name, which is all that some kernels of two specs differ in."""
-    return re.sub(rf"\b{re.escape(name)}\b", "\0", code)
+    # What stands in front of the name is looked at behind it: a pattern that begins with letters is found at once.
+    word = re.escape(name)
+    return re.sub(rf"{word}(?<!\w{word})\b", "\0", code)
 
 
 def _included(text: str, include: Path) -> list[Path]:

@@ -58,7 +58,8 @@ def _load(path: Path) -> _Build:
 class EmulatedKernel:
     """One kernel, ready to run on the CPU."""
 
-    def __init__(self, name: str, text: str, *, threads: int = 0, smem_bytes: int = 0) -> None:
+    def __init__(self, name: str, text: str, *, threads: int = 0, smem_bytes: int = 0, race: bool = False) -> None:
+        """Builds what runs without race mode, or with ``race`` what runs in it; the other is built when first run."""
         self.name = name
         self._threads = threads
         self._smem_bytes = smem_bytes
@@ -66,7 +67,7 @@ class EmulatedKernel:
         # The runtime first: the kernel's library asks for it by name.
         self._runtime = load_runtime()
         self._builds: dict[bool, _Build] = {}
-        self._build(race=False)
+        self._build(race)
 
     def launch(
         self,
@@ -143,7 +144,7 @@ class EmulatedKernel:
         return self._builds[race]
 
 
-def load(source: KernelSource) -> EmulatedKernel:
-    """Compile ``source`` for the CPU (once; it is cached) and load it."""
+def load(source: KernelSource, *, race: bool = False) -> EmulatedKernel:
+    """Compile ``source`` for the CPU (once; it is cached), for race mode if that is what comes first, and load it."""
     plan = source.plan
-    return EmulatedKernel(source.name, source.text, threads=plan.threads, smem_bytes=plan.smem.bytes)
+    return EmulatedKernel(source.name, source.text, threads=plan.threads, smem_bytes=plan.smem.bytes, race=race)

@@ -46,6 +46,10 @@ KERNEL_FLAGS = (
 GCC_KERNEL_FLAGS = ("-Og", "-fira-region=one", "-fmove-loop-invariants")
 #: Clang would heed the pragmas that unroll loops for a GPU, and take three times as long.
 CLANG_KERNEL_FLAGS = ("-O1", "-mllvm", "-pragma-unroll-threshold=1")
+#: All that a kernel calls is in the runtime, the C library and the compiler's own: to look through those of C++ as
+#: well takes the linker as long as everything else does.
+GCC_KERNEL_LINK_FLAGS = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
+CLANG_KERNEL_LINK_FLAGS = ("-lm",)
 #: Race mode: the compiler calls a hook before each load and store; the runtime has these, not libtsan.
 HOOK_FLAGS = ("-fsanitize=thread",)
 #: GCC's hooks of function entries and exits, which nobody needs, cost time.
@@ -79,6 +83,11 @@ class Toolchain:
     def kernel_flags(self) -> tuple[str, ...]:
         """Further flags of kernels."""
         return (*KERNEL_FLAGS, *(CLANG_KERNEL_FLAGS if self.is_clang else GCC_KERNEL_FLAGS))
+
+    @property
+    def kernel_link_flags(self) -> tuple[str, ...]:
+        """Flags that link a kernel, behind what is linked."""
+        return CLANG_KERNEL_LINK_FLAGS if self.is_clang else GCC_KERNEL_LINK_FLAGS
 
     @property
     def hook_flags(self) -> tuple[str, ...]:

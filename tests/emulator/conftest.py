@@ -79,7 +79,7 @@ def run() -> Run:
             + " ".join(f"const TensorMap* {name} = &params.{name};" for name in maps),
             body=body,
         )
-        kernel = EmulatedKernel("kernel_under_test", text)
+        kernel = EmulatedKernel("kernel_under_test", text, race=race)
         addresses = [array.ctypes.data for array in arrays.values()]
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, a.flags.writeable, n in from_primary) for n, a in arrays.items()]
         kernel.launch(

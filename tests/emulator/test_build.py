@@ -71,6 +71,26 @@ def test_two_kernels_of_one_name_live_side_by_side() -> None:
     assert seen == [15, 25]
 
 
+@pytest.mark.parametrize("race", [False, True])
+def test_only_what_runs_first_is_built_at_once(race: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def noted(*arguments: Any, race: bool) -> Path:
+        built.append(race)
+        return kernel_library(*arguments, race=race)
+
+    monkeypatch.setattr("flashgen.emulator.kernel.kernel_library", noted)
+    kernel = EmulatedKernel("thing", text(1), threads=32, race=race)
+    assert built == [race]
+    out = np.zeros(1, np.int32)
+    for watched in (race, not race, race):
+        out[0] = 0
+        buffers = [Buffer("out", out.ctypes.data, 4, True)]
+        kernel.launch(1, struct.pack("Qi4x", out.ctypes.data, 5), buffers, race=watched)
+        assert out[0] == 6
+    assert built == [race, not race]
+
+
 def test_params_of_another_size_are_refused() -> None:
     kernel = EmulatedKernel("thing", text(1), threads=32)
     with pytest.raises(LaunchError, match="params has 8 bytes, but the parameter struct of thing has 16"):

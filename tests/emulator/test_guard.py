@@ -137,7 +137,8 @@ def call(body: str, size: int, at: Any = "end", *, race: bool = False) -> np.nda
         Buffer("x", guarded.moved(x.ctypes.data), size),
         Buffer("out", guarded.moved(out.ctypes.data), size, True),
     ]
-    EmulatedKernel("kernel_under_test", KERNEL.format(body=body)).launch(1, params, buffers, threads=32, race=race)
+    kernel = EmulatedKernel("kernel_under_test", KERNEL.format(body=body), race=race)
+    kernel.launch(1, params, buffers, threads=32, race=race)
     guarded.hand_back()
     return out
 

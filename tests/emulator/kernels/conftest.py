@@ -220,7 +220,7 @@ class Run:
         grid = grid_of(kernel, self.case.problem)
         if kernel.is_persistent:
             grid = (min(STAYING_BLOCKS, math.prod(grid)), 1, 1)
-        load(source).launch(grid, self.params(kernel), buffers, **options)
+        load(source, race=options.get("race", False)).launch(grid, self.params(kernel), buffers, **options)
 
     def params(self, kernel: KernelPlan) -> bytes:
         case, scale = self.case, self.want.scale
