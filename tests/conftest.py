@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.util
 import os
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 
 # Two pytest workers with a BLAS thread pool each would only fight over the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# For workers, which glibc reads it in as they start. Else it hands memory of each matrix that the oracle is done with
+# back to the kernel, to ask for it again with the next one: a tenth of all time, and more with large expressions.
+for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"):
+    os.environ.setdefault(name, str(2**25))
 
 
 def gpu_count() -> int:
@@ -79,6 +84,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         items[:] = kept
         config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay to the end: the garbage collector need not look through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadgroup`` has one worker do all tests whose parameters are called the same.
+
+    xdist's own goes by marks, and xdist 3.8 writes them where pytest 9.2 does not read a test's name any more.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByParameters(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.partition("[")[2].partition("]")[0] or nodeid
+
+    return ByParameters(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -19,16 +19,19 @@ from flashgen.render import render
 def each_kernel(names: tuple[str, ...], builds: Iterable[tuple[str, tuple[Any, ...]]]) -> pytest.MarkDecorator:
     """A test for each of these, an id and what makes the kernel.
 
-    ``pytest --dist loadgroup`` lets one process do all that is asked of a kernel: it is disassembled once.
+    ``pytest --dist loadgroup`` lets one process do all that is asked of an id: the kernel is disassembled once.
     """
-    return pytest.mark.parametrize(
-        names, [pytest.param(*values, id=id_, marks=pytest.mark.xdist_group(id_)) for id_, values in builds]
-    )
+    return pytest.mark.parametrize(names, [pytest.param(*values, id=id_) for id_, values in builds])
 
 
 @cache
 def compiled(kernel: KernelPlan) -> Binary:
     return default_cache().get_or_compile(render(kernel), compile_source)[0]
+
+
+def nameless(kernel: KernelPlan) -> str:
+    """The text that is compiled, without the kernel's name."""
+    return re.sub(rf"\b{kernel.name}\b", "", render(kernel).code)
 
 
 def disassembled(image: bytes) -> str:
