@@ -3,6 +3,7 @@ exponentials."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -88,11 +89,12 @@ def hostile(name: str, dim: int, random: np.random.Generator) -> tuple[Array, Ar
 
 
 def sampled(name_at: int, way_at: int, *choices: Any) -> list[Any]:
-    """What a hostile case is combined with: all, in CI one combination, another one for each case, and in a developer's
-    run one of two for each way, which are built once for all cases."""
+    """What a hostile case is combined with: all; in a developer's run one of two for each way, which are built once for
+    all cases; and in CI that one and another one for each case."""
     every = list(product(*choices))
-    number = {"sample": 2 * way_at + name_at % 2, "ci": name_at + way_at}.get(LEVEL)
-    return every if number is None else [every[number % len(every)]]
+    alone, another = 2 * way_at + name_at % 2, name_at + way_at
+    numbers = {"sample": [alone], "ci": [alone, another]}.get(LEVEL, range(len(every)))
+    return [every[n] for n in dict.fromkeys(number % len(every) for number in numbers)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -137,16 +139,19 @@ HOSTILE_SCORES: dict[str, dict[str, Any]] = {
 }
 
 
-#: Each is a kernel of its own: a developer's run takes each score in one width with an anchor and in one without.
-SCORED = [
-    (name, way)
-    for name_at, name in enumerate(HOSTILE_SCORES)
-    for way_at, way in enumerate(WAYS)
-    if LEVEL != "sample" or (name_at + way_at) % 2 == 0
-]
+def crossed(name: str, values: Iterable[Any], every: int = 2) -> pytest.MarkDecorator:
+    """Each with each way, which is mostly a kernel of its own: a developer's run takes one of so many, so that it meets
+    each value and each way; DRAWN_CASES=ci all."""
+    pairs = [
+        (value, way)
+        for value_at, value in enumerate(values)
+        for way_at, way in enumerate(WAYS)
+        if LEVEL != "sample" or (value_at + way_at) % every == 0
+    ]
+    return pytest.mark.parametrize((name, "way"), pairs)
 
 
-@pytest.mark.parametrize(("name", "way"), SCORED)
+@crossed("name", HOSTILE_SCORES, every=3)
 def test_scores_may_be_hostile(name: str, way: str) -> None:
     dim, schedule = WAYS[way]
     for (dtype,) in sampled(list(HOSTILE_SCORES).index(name) // 2, list(WAYS).index(way), DTYPES):
@@ -191,8 +196,7 @@ def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
         check(spec, expected_of(spec, *values, scale=scale), by=by)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["full", "masked", "below a cap", "below a low cap"])
+@crossed("kind", ["full", "masked", "below a cap", "below a low cap"])
 def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> None:
     """Bit for bit: another row's anchor may move, and have its warp take a tile again; this row's stays. Under a cap
     its number may be rounded otherwise where others are near theirs, and is here where they are not."""
@@ -218,8 +222,7 @@ def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> Non
         assert out[:, changed].tobytes() != plain[0][:, changed].tobytes()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cap", [30.0, 100.0, 400.0, 2000.0])
+@crossed("cap", [30.0, 100.0, 400.0, 2000.0])
 def test_rows_far_from_their_cap_are_exact_beside_others_near_it(cap: float, way: str) -> None:
     dim, schedule = WAYS[way]
     # Where rows have few keys nothing evens out what their logits are off by.
@@ -230,8 +233,7 @@ def test_rows_far_from_their_cap_are_exact_beside_others_near_it(cap: float, way
         check(spec, expected_of(spec, q, k, v), schedule=schedule)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cap", [50.0, 100.0, 400.0])
+@crossed("cap", [50.0, 100.0, 400.0])
 def test_rows_may_go_from_one_end_of_their_cap_to_the_other(cap: float, way: str) -> None:
     """Further than an exponential reaches, in either order of tiles and in a whole one as in one that is cut."""
     dim, schedule = WAYS[way]
@@ -247,8 +249,7 @@ def test_rows_may_go_from_one_end_of_their_cap_to_the_other(cap: float, way: str
         check(spec, expected_of(spec, q, k, v), schedule=schedule)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cap", [51.0, 70.0])
+@crossed("cap", [51.0, 70.0])
 def test_many_keys_beyond_the_lower_end_of_a_caps_polynomial_count_beside_a_highest_that_is_not(
     cap: float, way: str
 ) -> None:
@@ -264,8 +265,7 @@ def test_many_keys_beyond_the_lower_end_of_a_caps_polynomial_count_beside_a_high
     check(spec, expected_of(spec, q, k, v), schedule=schedule)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cap", [100.0, 400.0])
+@crossed("cap", [100.0, 400.0])
 def test_rows_whose_sums_are_large_may_grow_further_than_an_exponential_reaches(cap: float, way: str) -> None:
     """When shares of the cap are taken in the fewest instructions, which is where no mask cuts a tile. Some rows go on
     to near the cap, others fall towards zero, where such shares are off by most."""
@@ -308,8 +308,7 @@ def test_what_a_row_has_outlives_its_anchors_way_towards_a_high_cap(way: str) ->
         check(spec, expected_of(spec, q, k, v), schedule=schedule)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cap", [None, 30.0, 50.0, 400.0])
+@crossed("cap", [None, 30.0, 50.0, 400.0])
 def test_a_row_with_one_key_has_its_value_as_it_is(cap: float | None, way: str) -> None:
     """Its probability is 1, and a sum that is rounded as it is not: an anchor ahead of it is a power of two."""
     dim, schedule = WAYS[way]
