@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -245,4 +246,4 @@ def _make_target(name: TargetName) -> Target:
         from flashgen import emulator
     except ImportError as error:
         raise EmulationError(f"the emulator is not available ({error}); build with target='gpu'") from error
-    return HostTarget(emulator.load, emulator.GuardedCall)
+    return HostTarget(functools.partial(emulator.load, race=None), emulator.GuardedCall)

@@ -58,8 +58,10 @@ def _load(path: Path) -> _Build:
 class EmulatedKernel:
     """One kernel, ready to run on the CPU."""
 
-    def __init__(self, name: str, text: str, *, threads: int = 0, smem_bytes: int = 0, race: bool = False) -> None:
-        """Builds what runs without race mode, or with ``race`` what runs in it; the other is built when first run."""
+    def __init__(
+        self, name: str, text: str, *, threads: int = 0, smem_bytes: int = 0, race: bool | None = False
+    ) -> None:
+        """Builds what runs with or without race mode, or neither if ``race`` is None; the rest when it is first run."""
         self.name = name
         self._threads = threads
         self._smem_bytes = smem_bytes
@@ -67,7 +69,8 @@ class EmulatedKernel:
         # The runtime first: the kernel's library asks for it by name.
         self._runtime = load_runtime()
         self._builds: dict[bool, _Build] = {}
-        self._build(race)
+        if race is not None:
+            self._build(race)
 
     def launch(
         self,
@@ -144,7 +147,7 @@ class EmulatedKernel:
         return self._builds[race]
 
 
-def load(source: KernelSource, *, race: bool = False) -> EmulatedKernel:
-    """Compile ``source`` for the CPU (once; it is cached), for race mode if that is what comes first, and load it."""
+def load(source: KernelSource, *, race: bool | None = False) -> EmulatedKernel:
+    """Compile ``source`` for the CPU (once; it is cached) and load it; ``race`` says for which mode, None later."""
     plan = source.plan
     return EmulatedKernel(source.name, source.text, threads=plan.threads, smem_bytes=plan.smem.bytes, race=race)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flashgen as fg
 from flashgen.emulator.build import kernel_library, runtime_library
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
 from flashgen.errors import CacheError, CompileError, LaunchError
@@ -71,24 +72,42 @@ def test_two_kernels_of_one_name_live_side_by_side() -> None:
     assert seen == [15, 25]
 
 
-@pytest.mark.parametrize("race", [False, True])
-def test_only_what_runs_first_is_built_at_once(race: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Names of the kernels that are built from now on, and whether for race mode."""
+    found = []
 
-    def noted(*arguments: Any, race: bool) -> Path:
-        built.append(race)
-        return kernel_library(*arguments, race=race)
+    def noted(name: str, code: str, *, race: bool) -> Path:
+        found.append((name, race))
+        return kernel_library(name, code, race=race)
 
     monkeypatch.setattr("flashgen.emulator.kernel.kernel_library", noted)
+    return found
+
+
+@pytest.mark.parametrize("race", [False, True, None])
+def test_only_what_runs_first_is_built_at_once(race: bool | None, built: list[tuple[str, bool]]) -> None:
     kernel = EmulatedKernel("thing", text(1), threads=32, race=race)
-    assert built == [race]
+    assert built == ([] if race is None else [("thing", race)])
     out = np.zeros(1, np.int32)
-    for watched in (race, not race, race):
+    for watched in (bool(race), not race, bool(race)):
         out[0] = 0
         buffers = [Buffer("out", out.ctypes.data, 4, True)]
         kernel.launch(1, struct.pack("Qi4x", out.ctypes.data, 5), buffers, race=watched)
         assert out[0] == 6
-    assert built == [race, not race]
+    assert built == [("thing", bool(race)), ("thing", not race)]
+
+
+def test_a_call_builds_what_it_launches(built: list[tuple[str, bool]]) -> None:
+    kernel = fg.build(fg.AttentionSpec(16, dtype="fp16"), arch="sm_80", target="emulator")
+    x = np.ones((1, 5, 1, 16), np.float16)
+    kernel.target.options = {"race": True}
+    out, lse = kernel(x, x, x)
+    forward, *others = kernel.plan.kernels
+    assert built == [(forward.name, True)]
+    kernel.target.options = {}
+    kernel.backward(x, x, x, x, out, lse)
+    assert sorted(built[1:]) == sorted((other.name, False) for other in others)
 
 
 def test_params_of_another_size_are_refused() -> None:
