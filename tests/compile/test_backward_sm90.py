@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -58,6 +59,7 @@ SPILLS: dict[Build, int] = {
 SPILLS_IN_LOOP = {build for build in SPILLS if "bias" in build[1]}
 
 
+@cache
 def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
     spec = replace((SPECS | CASES)[name], head_dim=dims[0], head_dim_v=dims[1], dtype=dtype)
     return plan(spec, None, "sm_90a").kernel("main")

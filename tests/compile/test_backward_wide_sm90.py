@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -68,6 +69,7 @@ def every(builds: list[Build]) -> pytest.MarkDecorator:
 each = every(BUILT)
 
 
+@cache
 def kernel_of(build: Build) -> KernelPlan:
     dims, name, dtype, role = build
     spec = replace(CASES[name], head_dim=dims[0], head_dim_v=dims[1], dtype=dtype)

@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product, takewhile
 
 import numpy as np
@@ -94,6 +95,7 @@ def each(builds: list[Build]) -> pytest.MarkDecorator:
     )
 
 
+@cache
 def forward(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
     case = (CASES | ASKED_CASES)[name]
     spec = replace(case, head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, direction="forward")
