@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import zlib
 from typing import Any
 
 import pytest
@@ -92,9 +93,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+#: For many more kernels, each of which has tests of its own.
+GROUPS = 64
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``--dist loadgroup`` has one worker do all tests whose parameters are called the same.
+    """``--dist loadgroup`` has one worker do all tests whose parameters are called the same, and some others.
 
     xdist's own goes by marks, and xdist 3.8 writes them where pytest 9.2 does not read a test's name any more.
     """
@@ -102,11 +107,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByParameters(LoadScopeScheduling):
+    class InGroups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("[")[2].partition("]")[0] or nodeid
+            parameters = nodeid.partition("[")[2].partition("]")[0]
+            return str(zlib.crc32(parameters.encode()) % GROUPS) if parameters else nodeid
 
-    return ByParameters(config, log)
+    return InGroups(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

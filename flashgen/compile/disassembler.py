@@ -15,7 +15,7 @@ _SECONDS = 120
 
 def find_disassembler() -> Path | None:
     """The disassembler that ``disassemble`` tries first; None when none is installed."""
-    return next(_candidates(), None)
+    return next(disassemblers(), None)
 
 
 def disassemble(image: bytes) -> str | None:
@@ -27,7 +27,7 @@ def disassemble(image: bytes) -> str | None:
     with tempfile.TemporaryDirectory(prefix="flashgen-") as directory:
         cubin = Path(directory) / "kernel.cubin"
         cubin.write_bytes(image)
-        for program in _candidates():
+        for program in disassemblers():
             try:
                 done = subprocess.run(
                     [str(program), *_PROGRAMS[program.stem], str(cubin)],
@@ -43,7 +43,7 @@ def disassemble(image: bytes) -> str | None:
     return None
 
 
-def _candidates() -> Iterator[Path]:
+def disassemblers() -> Iterator[Path]:
     """All there are: on the PATH, in NVIDIA's wheels, in triton's. The first may be too old for a cubin."""
     import shutil
 
