@@ -4626,26 +4626,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       issue_output_in_fours<Shape::VTile>(out, probabilities, first_groups, true);
       pass_turn();
     };
-#line 168
-    if (!next.exists()) {
-      take_turn();
-      multiply_others();
-      wgmma_wait<0>();
-      wgmma_pin(out);
-      return false;
-    }
-    const bool ends = step.is_last();
-    multiply_next_keys(ends);
+#line 182
+    take_turn();
     multiply_others();
-    prepare_next(ends);
-#line 180
-    // The next probabilities take the place of these.
     wgmma_wait<0>();
     wgmma_pin(out);
-#line 186
-    return true;
+    return false;
   };
-#line 195
+#line 189
   // Behind the last step: perhaps tiles of queries are taken once more.
   const auto end_stream = [&]() {
     next = at.once_more(p, shared, thread);
@@ -4655,23 +4643,23 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // anything to do, and blocks that end would have to wait for instructions behind it.
   bool is_left = false;
 
-#line 209
+#line 203
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   Shape::Probabilities probabilities;
   while (is_left || next.exists()) {
-#line 214
+#line 208
     bool are_under_way = true;
     if (is_left) {
       is_left = false;
       are_under_way = multiply_apart(probabilities);
     } else {
-#line 234
+#line 228
     begin();
     }
-#line 237
+#line 231
     if (are_under_way) {
-#line 240
+#line 234
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     for (;;) {
@@ -4682,26 +4670,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       take_over(probabilities, odd, p.len_q);
       break;
     }
-#line 263
+#line 257
     is_left = warp_any(keeps_apart(step));
     if (is_left) continue;
-#line 266
+#line 260
     multiply_alone(probabilities);
     }
-#line 270
+#line 264
     release_values();
     if (step.is_last()) {
-#line 280
+#line 274
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
-#line 285
+#line 279
     if (!next.exists()) end_stream();
   }
-#line 288
+#line 282
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 291
+#line 285
   if (thread.lane == 0) bulk_wait<0>();
 }
 

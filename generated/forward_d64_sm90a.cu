@@ -3965,11 +3965,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(out);
   };
 
-#line 210
+#line 204
   // The stream is one run of steps, but where some pass by.
   Shape::Probabilities probabilities;
   while (next.exists()) {
-#line 221
+#line 215
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3982,26 +3982,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 234
+#line 228
     begin();
-#line 257
+#line 251
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 266
+#line 260
     multiply_alone(probabilities);
-#line 270
+#line 264
     release_values();
     if (step.is_last()) {
-#line 280
+#line 274
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
   }
-#line 288
+#line 282
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 291
+#line 285
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -117,6 +117,12 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (1160, 1160),
         {"arch": "sm_90a", "bad_value": True},
     ),
+    # What is kept apart has the next scores beside it. The first queries have one tile of keys, which the mask cuts.
+    "Hopper, bad values, capped": (
+        AttentionSpec(192, mask=causal(), direction="forward", score=capped(50.0, None)),
+        (300, 300),
+        {"arch": "sm_90a", "heads": 6, "heads_kv": 6, "bad_value": True},
+    ),
     # Of one warp a single row is not finite.
     "Hopper, bad key": (
         AttentionSpec(128, mask=causal(), direction="forward"),
