@@ -182,7 +182,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("fine_cap", fine_cap),
                 ("modest_cap", modest_cap),
                 ("any_cap", capped and has_any_cap(spec)),
-                ("short_first", _begins_short(spec, capped)),
+                ("short_first", has_end and _begins_short(spec, capped)),
                 # Where streams end within a block, results of their last tiles are written behind the next scores, by
                 # the text that writes others, so that a step of logits beyond their cap, which has the longest way,
                 # finds its instructions: 16 times normal data under a cap of 200, causal, with 512 keys, take 1.47
@@ -216,8 +216,7 @@ def _begins_short(spec: AttentionSpec, capped: bool) -> bool:
     # Among 512 and 768 keys, causal, caps of 30 to 200, on an H200: at head_dim 192 and 256 calls took 1.50 to 1.62
     # times as long with bad values as without, and take 1.33 to 1.49 so. Normal data take 2 to 4 % more for it at these
     # lengths. At head_dim 128 without a cap 1.47 and 1.49 (bf16, fp16) become 1.42, for 1.5 % that are not given there.
-    has_end = spec.mask.has_upper or is_listed(spec)
-    return capped and has_end and looks_through(spec) and spec.head_dim_v > 128
+    return capped and looks_through(spec) and spec.head_dim_v > 128
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:
