@@ -4494,44 +4494,51 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 15
+#line 17
   // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
-#line 21
+#line 23
   bool looks = false;
 
-#line 27
+#line 30
+  // How many groups of a step's keys, from the first on, are multiplied for all of the consumer's queries: all, but where
+  // bad values are kept apart.
+  i32 together = groups;
+#line 34
   // Line 10: O_i += P_ij V_j.
-  const auto multiply_values = [&](const Shape::Probabilities& probabilities, const auto& groups) {
-#line 32
-    issue_output_in_fours<Shape::VTile>(out, probabilities, groups, step.continues != 0);
+  const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
+#line 39
+    const MatrixDescriptor values = shared.v.slot(at.v_at.slot()).by_rows();
+#line 41
+    const FirstGroups used = {values, zero_descriptor(shared_address(shared.base + smem::kZeros)), together};
+#line 45
+    issue_output_in_fours<Shape::VTile>(out, probabilities, used, step.continues != 0);
     pass_turn();
   };
-  const auto values_by_rows = [&]() { return shared.v.slot(at.v_at.slot()).by_rows(); };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
-#line 42
+#line 54
     step = Step::none();
-#line 47
+#line 59
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 51
+#line 63
     looks = needs_look(next);
-#line 53
+#line 65
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them, while the values before are multiplied.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 59
+#line 71
     wgmma_wait<0>();
     wgmma_pin(out);
     if (step.exists()) release_values();
-#line 63
+#line 75
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -4542,7 +4549,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
   // The scores of the next step, perhaps the first ones of the next tile, ...
   const auto multiply_next_keys = [&](bool are_first) {
-#line 76
+#line 88
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -4556,51 +4563,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 90
+#line 102
     looks = needs_look(next);
   };
-#line 93
-  // A step's values and the scores of the next one. Whether they are under way: where the next step is not to be computed
-  // here, the step's values are left to be multiplied.
-  const auto go_on = [&](const Shape::Probabilities& probabilities) {
-    next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-#line 100
-    // Where bad values are kept apart that is done elsewhere.
-    if (next.rows.exists < at.used_as_they_come) {
-      if (!next.exists()) return false;
-      if (warp_any(keeps_apart(step))) return false;
-#line 105
-      // What the mask cuts comes first.
-      if (!ends) next.rows.exists = step.rows.exists == kFirstTile ? kSeenFirstTile : kSeenTile;
-    }
+#line 106
+  // Of a step whose bad values are kept from queries that do not attend to them: what is each warp's matter, which comes
+  // before all else, as products add up the last keys first. The others are left to be multiplied `together`.
+  const auto multiply_cut = [&](const Shape::Probabilities& probabilities) {
+    shared.v_ring.wait_full(at.v_at);
+    together = whole_groups(step);
 #line 112
-    multiply_next_keys(ends);
-    shared.v_ring.wait_full(at.v_at);
-    multiply_values(probabilities, AllGroups{values_by_rows()});
-    prepare_next(ends);
-#line 121
-    wgmma_wait<1>();
-#line 123
-    return true;
-  };
-  // A step's values alone.
-  const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
-    shared.v_ring.wait_full(at.v_at);
-    take_turn();
-    multiply_values(probabilities, AllGroups{values_by_rows()});
-    wgmma_wait<0>();
-    wgmma_pin(out);
-  };
-#line 134
-  // A step's values where bad ones are kept from queries that do not attend to them, and the scores of the next one, if
-  // these are to be computed here. Whether they are under way.
-  const auto multiply_apart = [&](const Shape::Probabilities& probabilities) {
-    shared.v_ring.wait_full(at.v_at);
-    // How many groups of keys are multiplied for all of the consumer's queries; the others are each warp's matter, and
-    // have zeros in their place.
-    i32 together = whole_groups(step);
-#line 142
     // If there is anything, which is asked in a block's first tile. That is right as it is, then, and nothing may be known
     // yet of the second one.
     if (warp_any(step.rows.exists == kFirstTile)) {
@@ -4611,85 +4583,127 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         together = groups;
       }
     }
-#line 153
-    // Products add up the last keys first, and these are each warp's matter.
+#line 123
     if (step.continues == 0) clear(out);
-    {
-      const Thread thread = self.again();
-      const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
-      const Shape::VTile values = shared.v.slot(at.v_at.slot());
-      multiply_cut_values(out, probabilities, values, together, mask_of(p, step.rows), row, key, thread);
+    step.continues = 1;
+    const Thread thread = self.again();
+    const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
+    const Shape::VTile values = shared.v.slot(at.v_at.slot());
+    multiply_cut_values(out, probabilities, values, together, mask_of(p, step.rows), row, key, thread);
+  };
+#line 131
+  // Whether the next step is computed here, and its scores with this step's values.
+  const auto goes_on = [&]() {
+    next = at.after(step, p, shared, thread);
+    const bool ends = step.is_last();
+#line 136
+    together = groups;
+#line 138
+    // One question in most steps.
+    if (next.rows.exists < at.used_as_they_come) {
+      if (warp_any(keeps_apart(step))) {
+#line 144
+        return false;
+#line 147
+      } else if (!ends) {
+        // What the mask cuts comes first.
+        next.rows.exists = step.rows.exists == kFirstTile ? kSeenFirstTile : kSeenTile;
+      }
+#line 152
+      if (!next.exists()) return false;
     }
-    const MatrixDescriptor zeros = zero_descriptor(shared_address(shared.base + smem::kZeros));
-    const auto multiply_others = [&]() {
-      const FirstGroups first_groups = {values_by_rows(), zeros, together};
-      issue_output_in_fours<Shape::VTile>(out, probabilities, first_groups, true);
-      pass_turn();
-    };
+    return true;
+  };
+#line 159
+  // A step's values and the scores of the next one.
+  const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
+    const bool ends = step.is_last();
+    multiply_next_keys(ends);
+    shared.v_ring.wait_full(at.v_at);
+    multiply_values(probabilities);
+    prepare_next(ends);
+#line 171
+    wgmma_wait<1>();
+  };
 #line 182
+  // A step's values alone.
+  const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
+    shared.v_ring.wait_full(at.v_at);
     take_turn();
-    multiply_others();
+    multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
-    return false;
   };
-#line 189
+#line 191
   // Behind the last step: perhaps tiles of queries are taken once more.
   const auto end_stream = [&]() {
     next = at.once_more(p, shared, thread);
     begin_rows(next);
   };
-  // Whether a step's values are left to be multiplied apart. That stands where a stream begins, as there is hardly ever
-  // anything to do, and blocks that end would have to wait for instructions behind it.
-  bool is_left = false;
 
-#line 203
+#line 202
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   Shape::Probabilities probabilities;
+#line 206
+  // Whether a step's values are left to be multiplied apart. That stands where a stream begins, as there is hardly ever
+  // anything to do, and others would have to wait for instructions behind it.
+  bool is_left = false;
+#line 210
   while (is_left || next.exists()) {
-#line 208
-    bool are_under_way = true;
+#line 212
+    bool goes, is_alone = false;
+#line 215
     if (is_left) {
       is_left = false;
-      are_under_way = multiply_apart(probabilities);
+      multiply_cut(probabilities);
+#line 219
+      goes = next.exists();
+      is_alone = !goes;
+#line 222
     } else {
-#line 228
+#line 238
     begin();
+#line 240
+    take_in(probabilities);
+    goes = goes_on();
     }
-#line 231
-    if (are_under_way) {
-#line 234
+#line 245
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
-    for (;;) {
-      take_in(probabilities);
-      if (!go_on(probabilities)) break;
-      take_in(odd);
-      if (go_on(odd)) continue;
-      take_over(probabilities, odd, p.len_q);
-      break;
+    if (goes) {
+      for (;;) {
+        multiply_both(probabilities);
+        take_in(odd);
+        if (!goes_on()) {
+          take_over(probabilities, odd, p.len_q);
+          break;
+        }
+        multiply_both(odd);
+        take_in(probabilities);
+        if (!goes_on()) break;
+      }
     }
-#line 257
-    is_left = warp_any(keeps_apart(step));
-    if (is_left) continue;
-#line 260
+#line 261
+    if (!is_alone) {
+      is_left = warp_any(keeps_apart(step));
+      if (is_left) continue;
+    }
+#line 281
     multiply_alone(probabilities);
-    }
-#line 264
     release_values();
     if (step.is_last()) {
-#line 274
+#line 292
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
-#line 279
+#line 297
     if (!next.exists()) end_stream();
   }
-#line 282
+#line 300
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 285
+#line 303
   if (thread.lane == 0) bulk_wait<0>();
 }
 

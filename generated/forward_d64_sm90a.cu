@@ -3875,40 +3875,43 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 15
+#line 17
   // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
-#line 21
+#line 23
   bool looks = false;
 
-#line 27
+#line 34
   // Line 10: O_i += P_ij V_j.
-  const auto multiply_values = [&](const Shape::Probabilities& probabilities, const auto& groups) {
-#line 32
-    issue_output_in_fours<Shape::VTile>(out, probabilities, groups, step.continues != 0);
+  const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
+#line 39
+    const MatrixDescriptor values = shared.v.slot(at.v_at.slot()).by_rows();
+#line 43
+    const AllGroups used = {values};
+#line 45
+    issue_output_in_fours<Shape::VTile>(out, probabilities, used, step.continues != 0);
     pass_turn();
   };
-  const auto values_by_rows = [&]() { return shared.v.slot(at.v_at.slot()).by_rows(); };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
-#line 42
+#line 54
     step = Step::none();
-#line 47
+#line 59
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 51
+#line 63
     looks = needs_look(next);
-#line 53
+#line 65
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 63
+#line 75
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -3919,7 +3922,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
   // The scores of the next step, perhaps the first ones of the next tile, ...
   const auto multiply_next_keys = [&](bool are_first) {
-#line 76
+#line 88
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3933,43 +3936,53 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 90
+#line 102
     looks = needs_look(next);
   };
-#line 93
-  // A step's values and the scores of the next one. Whether they are under way: where the next step is not to be computed
-  // here, the step's values are left to be multiplied.
-  const auto go_on = [&](const Shape::Probabilities& probabilities) {
+#line 131
+  // Whether the next step is computed here, and its scores with this step's values.
+  const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
     const bool ends = step.is_last();
-#line 110
-    if (!is_mine(next) || (ends && kConfig.ends_alone)) return false;
-#line 112
+#line 156
+    return is_mine(next) && !(ends && kConfig.ends_alone);
+  };
+#line 159
+  // A step's values and the scores of the next one.
+  const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
+    const bool ends = step.is_last();
     multiply_next_keys(ends);
     shared.v_ring.wait_full(at.v_at);
-    multiply_values(probabilities, AllGroups{values_by_rows()});
+    multiply_values(probabilities);
     prepare_next(ends);
-#line 117
+#line 167
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
-#line 123
+  };
+#line 175
+  // Both, if the stream goes on.
+  const auto go_on = [&](const Shape::Probabilities& probabilities) {
+    if (!goes_on()) return false;
+    multiply_both(probabilities);
     return true;
   };
+#line 182
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
     take_turn();
-    multiply_values(probabilities, AllGroups{values_by_rows()});
+    multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
   };
 
-#line 204
+#line 203
   // The stream is one run of steps, but where some pass by.
   Shape::Probabilities probabilities;
+#line 210
   while (next.exists()) {
-#line 215
+#line 225
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3982,26 +3995,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 228
+#line 238
     begin();
-#line 251
+#line 272
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 260
+#line 281
     multiply_alone(probabilities);
-#line 264
     release_values();
     if (step.is_last()) {
-#line 274
+#line 292
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
   }
-#line 282
+#line 300
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 285
+#line 303
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -171,7 +171,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("skips", skips),
                 ("contains", looks_through(spec)),
                 ("listed", is_listed(spec)),
-                ("apart_beside_scores", _keeps_apart_beside_scores(spec, capped)),
+                ("apart_in_stream", _keeps_apart_in_stream(spec, capped, keeps and not row.values_first)),
                 ("spans", is_listed(spec)),
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
@@ -204,11 +204,14 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     )
 
 
-def _keeps_apart_beside_scores(spec: AttentionSpec, capped: bool) -> bool:
-    """Whether values that are kept apart have the next scores under way with them."""
-    # Under a cap at head_dim 192 and 256 bad values among 512 keys take 1.38 to 1.48 so and 1.44 to 1.51 alone, in one
-    # run on an H200. Elsewhere it is 1.50 at most either way, and the text takes NVRTC .2 to .5 seconds.
-    return capped and looks_through(spec) and not is_listed(spec) and spec.head_dim_v > 128
+def _keeps_apart_in_stream(spec: AttentionSpec, capped: bool, in_pairs: bool) -> bool:
+    """Whether values that are kept apart are multiplied within the stream of steps, and not where a stream begins."""
+    # Then the next scores are under way with them. Among 512 keys, causal, on H200s, bad values take 1.41 for 1.49
+    # times as long as none at head_dim 64, 1.37 for 1.50 at 192 and 1.42 for 1.49 at 256 under a cap. All steps jump
+    # over the instructions, though: at head_dim 64 normal data take .6 % longer, and under a cap up to 2.4 % at 64 and
+    # 3.5 % at 128, which are not given there, as 1.47 is what bad values take either way. Of steps in pairs each would
+    # have the instructions.
+    return looks_through(spec) and (spec.head_dim_v > 128 if capped else not in_pairs)
 
 
 def _begins_short(spec: AttentionSpec, capped: bool) -> bool:

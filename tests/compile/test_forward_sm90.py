@@ -135,13 +135,11 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     copies = copies_of_a_step(kernel)
     pattern = re.compile(r"HGMMA\.64x(\d+)x16\.F32\S* R\d+, (gdesc|R)")
     found = Counter(match.groups() for line in machine_code(kernel) if (match := pattern.search(line)))
-    # With bad values kept apart a step's output comes alone, or with the next scores.
-    apart, with_scores = (name in kernel.switches for name in ("contains", "apart_beside_scores"))
     assert found == {
         # The first scores of a stream, and those of each copy of a step.
-        (str(keys), "gdesc"): (1 + copies + with_scores) * dims[0] // 16,
+        (str(keys), "gdesc"): (1 + copies) * dims[0] // 16,
         # A step's output with the next scores, and alone.
-        (str(dims[1]), "R"): (copies + 1 + with_scores + apart) * keys // 16,
+        (str(dims[1]), "R"): (copies + 1) * keys // 16,
     }
     assert sum("HGMMA" in line for line in machine_code(kernel)) == sum(found.values())
 
@@ -230,10 +228,11 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    # In each of the two texts of a step. So is how far ahead of maxima two anchors begin, of a quarter of the columns
-    # or of all; and where results are written, in each text and at a stream's end, the powers of two in two sums.
-    copies, anchors, sums = 2, 4, 2
-    expected = copies * (1 + anchors) + (copies + 1) * sums
+    # In each text of a step, that of a stream's first one among them. So is how far ahead of maxima two anchors begin,
+    # of a quarter of the columns or of all; and where results are written, in each text but the first and at a
+    # stream's end, the powers of two in two sums.
+    copies, anchors, sums = copies_of_a_step(kernel), 4, 2
+    expected = (1 + copies) * (1 + anchors) + (copies + 1) * sums
     assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= expected
 
 

@@ -30,7 +30,7 @@ from flashgen.verify import Mode, Tiles, Trial, draw, modes
 
 LEVEL = os.environ.get("DRAWN_CASES", "sample")
 #: Builds of each group, and cases of each build.
-LEVELS = {"sample": (1, 10), "ci": (4, 30), "nightly": (84, 100)}
+LEVELS = {"sample": (1, 10), "ci": (4, 24), "nightly": (84, 100)}
 GROUPS = (
     ("sm_75", "fp16"),
     ("sm_75", "fp32"),

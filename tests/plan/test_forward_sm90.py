@@ -174,13 +174,19 @@ def test_a_cap_that_is_known_to_be_low_has_fewer_ways_and_wider_tiles(score: fg.
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_wide_values_are_kept_apart_beside_the_next_scores_under_a_cap(dims: tuple[int, int]) -> None:
-    def has(mask: str, score: fg.Score | None = None) -> bool:
-        kernel = forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask], score=score)
-        return "apart_beside_scores" in kernel.switches
+def test_values_are_kept_apart_where_that_costs_other_steps_least(dims: tuple[int, int]) -> None:
+    """Within the stream, but for steps in pairs, and for small values under a cap."""
 
-    assert [has("causal", fg.softcap(cap)) for cap in (30.0, 200.0)] == [dims[1] > 128] * 2
-    assert not any((has("causal"), has("full", fg.softcap(30.0)), has("documents", fg.softcap(30.0))))
+    def switches(mask: str, score: fg.Score | None = None) -> frozenset[str]:
+        return forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask], score=score).switches
+
+    for mask in ("causal", "documents"):
+        found = switches(mask)
+        in_pairs = "keeps_scores" in found and "values_first" not in found
+        assert ("apart_in_stream" in found) != in_pairs
+    capped = [switches("causal", fg.softcap(cap)) for cap in (30.0, 200.0)]
+    assert ["apart_in_stream" in found for found in capped] == [dims[1] > 128] * 2
+    assert not any("apart_in_stream" in switches("full", score) for score in (None, fg.softcap(30.0)))
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

@@ -60,10 +60,10 @@ class Case:
     schedule: Schedule | None = None
     #: Rows of arrays lie so far apart that 32 bits cannot count the elements between them.
     far: bool = False
-    #: The last value is infinite.
-    bad_value: bool = False
-    #: The last key is infinite.
-    bad_key: bool = False
+    #: An infinite value: that of the key which is so many from the end, if any.
+    bad_value: int = 0
+    #: The same of keys.
+    bad_key: int = 0
     #: How many heads, the first ones, have nothing infinite.
     well: int = 0
     #: Where packed sequences are cut.
@@ -111,10 +111,10 @@ def expected(case: Case, seed: int) -> Expected:
     }
     dtype = spec.element.numpy()
     inputs = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    for name, is_bad in (("v", case.bad_value), ("k", case.bad_key)):
-        if is_bad:
-            inputs[name][:, -1, case.well :, 0] = np.inf
-            inputs[name][:, -2, :, 1] = -0.0
+    for name, from_end in (("v", case.bad_value), ("k", case.bad_key)):
+        if from_end:
+            inputs[name][:, -from_end, case.well :, 0] = np.inf
+            inputs[name][:, -from_end - 1, :, 1] = -0.0
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
     options: dict[str, Any] = {"scale": scale, "dropout": case.dropout, "lengths": case.lengths}

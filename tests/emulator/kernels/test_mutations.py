@@ -91,43 +91,49 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, bad values": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
-        {"arch": "sm_90a", "bad_value": True},
+        {"arch": "sm_90a", "bad_value": 1},
     ),
     # The last consumer has less than 16 rows, and the last key is among the first that not all of them attend to.
     "Hopper, bad values, few rows": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (270, 366),
-        {"arch": "sm_90a", "bad_value": True},
+        {"arch": "sm_90a", "bad_value": 1},
     ),
     # Of a block's first tile all is well.
     "Hopper, bad values, last head": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
-        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": True, "well": 7},
+        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": 1, "well": 7},
     ),
     # A block's first tile has so many steps that its first results are looked at.
     "Hopper, bad values, many steps": (
         AttentionSpec(256, mask=causal(), direction="forward"),
         (800, 800),
-        {"arch": "sm_90a", "bad_value": True, "heads": 1, "heads_kv": 1},
+        {"arch": "sm_90a", "bad_value": 1, "heads": 1, "heads_kv": 1},
     ),
     # The first tile of a block is in doubt, and more come behind it than are remembered.
     "Hopper, bad values, many tiles": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (1160, 1160),
-        {"arch": "sm_90a", "bad_value": True},
+        {"arch": "sm_90a", "bad_value": 1},
+    ),
+    # The mask cuts two tiles of keys for the second consumer, and what is bad lies in the second of them.
+    "Hopper, bad values, two tiles": (
+        AttentionSpec(192, mask=causal(), direction="forward"),
+        (160, 160),
+        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
     ),
     # What is kept apart has the next scores beside it. The first queries have one tile of keys, which the mask cuts.
     "Hopper, bad values, capped": (
         AttentionSpec(192, mask=causal(), direction="forward", score=capped(50.0, None)),
         (300, 300),
-        {"arch": "sm_90a", "heads": 6, "heads_kv": 6, "bad_value": True},
+        {"arch": "sm_90a", "heads": 6, "heads_kv": 6, "bad_value": 1},
     ),
     # Of one warp a single row is not finite.
     "Hopper, bad key": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (293, 400),
-        {"arch": "sm_90a", "bad_key": True},
+        {"arch": "sm_90a", "bad_key": 1},
     ),
     "Hopper, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
@@ -258,7 +264,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, wide heads, bad key": (
         AttentionSpec(256, mask=causal()),
         (100, 100),
-        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "bad_key": True},
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "bad_key": 1},
     ),
     "Hopper, backward, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
@@ -268,7 +274,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, backward, bad values": (
         AttentionSpec(128, mask=causal()),
         (100, 200),
-        {"arch": "sm_90a", "bad_value": True},
+        {"arch": "sm_90a", "bad_value": 1},
     ),
     # Keys that do not exist have the largest scores, and queries that do not exist have none that are numbers.
     "Hopper, backward, score": (
