@@ -163,6 +163,9 @@ DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "all values bad": bad(slice(None)),
     "scattered bad values": scattered,
     "first value bad": bad(slice(1)),
+    # Of tiles of queries only one in some has what is bad where the mask cuts, and not a block's first one.
+    "late value bad": bad(slice(-24, -23)),
+    "value in the middle bad": bad(slice(-300, -299)),
     "bad values in one sequence": in_one_sequence(bad(slice(50, None, 100))),
 }
 

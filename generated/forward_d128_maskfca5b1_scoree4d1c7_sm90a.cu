@@ -3787,15 +3787,25 @@ FLASHGEN_DEVICE bool has_bad_values(const u8* tile, i32 group, i32 first) {
 
 namespace flashgen {
 
-// Whether all of one of a lane's two rows of a strip are finite: what is bad in V is so in all rows.
+// Whether all of one of a lane's two rows of a strip are finite.
 template <i32 count>
-FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
+FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count], i32 row) {
   float zero[2] = {};
 #pragma unroll
   for (i32 i = 0; i < count; i += 4) {
-    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + j], 0.0f, zero[j]);
+    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + 2 * row + j], 0.0f, zero[j]);
   }
   return zero[0] + zero[1] == 0.0f;
+}
+
+// Whether a lane's results show something bad in V, which is bad in all rows: one of two tells. But a row
+// whose sum of exponentials is no number has no results that are, whatever V holds, and says nothing of it.
+template <i32 count>
+FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (&sums)[2]) {
+  // Without a branch, behind which the assembler would take lanes for divergent.
+  const bool are_bad[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
+  const bool is_number[2] = {sums[0] == sums[0], sums[1] == sums[1]};
+  return (is_number[0] & are_bad[0]) | (!is_number[0] & is_number[1] & are_bad[1]);
 }
 
 // `slots` are those of the ring by which warps learn which tile of queries is next. The `judges` are the
@@ -4453,7 +4463,9 @@ FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomi
     last = place > last ? place : last;
   }
   const bool are_all_forbidden = are_some_forbidden && last == 0;
-  return !are_all_forbidden && !(float_of(last - first) > -polynomial.limit);
+  // By bits as well: of a row without a number, whose bits come before those of numbers below zero, nothing
+  // is asked.
+  return !are_all_forbidden && last - first >= bits_of(-polynomial.limit);
 }
 
 // The highest product of each of a lane's two rows.
@@ -4549,7 +4561,7 @@ struct CapShare {
   FLASHGEN_DEVICE bool are_exact_for(float sum) const {
     constexpr float kMoreKeys = 24.0f;
     const float least = least_sum();
-    return sum >= least || sum <= -least - kMoreKeys;
+    return !(sum < least) || sum <= -least - kMoreKeys;
   }
   // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
   // or it is so small that it is flushed to zero.
@@ -4890,7 +4902,8 @@ FLASHGEN_DEVICE bool CapRows::may_be_shares(const Softmax& softmax, const CapSha
     const float before = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - peaks[row]);
     const float of_tile = exp2_approx(share.logit(of_lane[row]) - peaks[row]);
     const float sum = peaks[row] + log2_approx(row_total(before + of_tile));
-    is_large = is_large && sum >= least;
+    // Nothing that a row has with a sum that is no number depends on it.
+    is_large = is_large && !(sum < least);
     is_exact = is_exact && share.are_exact_for(sum);
   }
   are_large = !warp_any(!is_large);
@@ -5550,9 +5563,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return 0;
   };
 #line 130
-  // All tiles of queries behind the block's first one are in doubt for this consumer, whatever they are told for.
-  const auto keep_apart_from_now_on = [&]() {
-    shared.doubts().end_doubts(1, self.again());
+  // All tiles of queries from this one on are in doubt for this consumer, whatever they are told for.
+  const auto keep_apart_from = [&](i32 tile_number) {
+    shared.doubts().end_doubts(tile_number, self.again());
     // Of a constant compilers would make a second stream.
     at.used_as_they_come = opaque(kSeenTile);
   };
@@ -5642,26 +5655,27 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 11
+#line 16
     // The tile after it has been read of.
     const i32 tile_number = static_cast<i32>(at.tile_at.count) - 2;
-    bool is_doubtful = warp_any(!is_finite_row(out));
+#line 19
     const bool is_known = step.rows.exists == kDoubtedTile || step.rows.exists == kSeenTile;
-    if (tile_number == 0) {
-      // Behind a block's first one the consumer's warps go on as one, so that tiles that have been told of by now are not
-      // spoilt as well.
-      is_doubtful = named_barrier_any(own_barrier(), kWarpgroupSize, is_doubtful);
-      if (is_doubtful) keep_apart_from_now_on();
-    }
-    if (is_doubtful && !is_known) {
+    // Behind the first one in doubt the consumer's warps go on as one, so that tiles that have been told of by now are not
+    // spoilt as well.
+    const auto some_show = [&](bool show) {
+      return warp_any(named_barrier_any(own_barrier(), kWarpgroupSize, show));
+    };
+    if (!is_known && at.used_as_they_come == kPlainTile && some_show(!is_finite_row(out, 0)) &&
+        some_show(shows_bad_values(out, rows.sum))) {
+      keep_apart_from(tile_number + 1);
       shared.doubts().doubt(tile_number, thread);
     }
-#line 25
+#line 31
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 27
+#line 33
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 30
+#line 36
     if (thread.lane == 0) {
       // Those of a tile that is taken once more come after the first ones.
       if (is_known) {
@@ -5670,7 +5684,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         bulk_wait_read<0>();
       }
     }
-#line 41
+#line 47
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -5679,7 +5693,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 54
+#line 60
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;

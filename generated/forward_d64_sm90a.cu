@@ -3838,14 +3838,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 25
+#line 31
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 27
+#line 33
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 39
+#line 45
     if (thread.lane == 0) bulk_wait_read<0>();
-#line 41
+#line 47
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -3854,7 +3854,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 54
+#line 60
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;

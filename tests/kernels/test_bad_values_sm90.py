@@ -68,6 +68,29 @@ SPOILT_CASES = [
 ]
 
 
+@pytest.mark.parametrize("dims", HEAD_DIMS if LEVEL != "sample" else HEAD_DIMS[::2])
+def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int, int]) -> None:
+    """Rows of such queries say nothing of values, and some of a warp's or all of its first eight are; others keep their
+    bits where no bad value reaches them."""
+    dim, dim_v = dims
+    kernel = fg.build(forward_spec(dim, dim_v, mask=fg.causal()), arch="sm_90a", target="emulator")
+    dtype, random = kernel.plan.spec.element.numpy(), np.random.default_rng(6)
+    q, k, v = (random.standard_normal((2, 200, h, d)).astype(dtype) for h, d in ((2, dim), (2, dim), (2, dim_v)))
+    rows = np.arange(200)
+    no_numbers = np.stack([rows % 16 < 8, rows % 5 == 0])
+    q[no_numbers] = np.nan
+    clean, clean_lse = kernel(q, k, v)
+    v[:, 100, :, dim_v - 1] = np.nan
+    with launches(kernel, Mode("random", seed=dim)):
+        out, lse = kernel(q, k, v)
+    reached = np.zeros(out.shape, bool)
+    reached[:, 100:, :, dim_v - 1] = True
+    reached |= no_numbers[:, :, None, None]
+    assert np.isnan(out[reached].astype(np.float32)).all()
+    assert out[~reached].tobytes() == clean[~reached].tobytes()
+    assert lse.tobytes() == clean_lse.tobytes()
+
+
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize(("name", "where"), SPOILT_CASES)
 def test_tiles_in_doubt_are_taken_once_more(name: str, where: str, mode: Mode) -> None:

@@ -115,7 +115,9 @@ FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomi
     last = place > last ? place : last;
   }
   const bool are_all_forbidden = are_some_forbidden && last == 0;
-  return !are_all_forbidden && !(float_of(last - first) > -polynomial.limit);
+  // By bits as well: of a row without a number, whose bits come before those of numbers below zero, nothing
+  // is asked.
+  return !are_all_forbidden && last - first >= bits_of(-polynomial.limit);
 }
 
 // The highest product of each of a lane's two rows.

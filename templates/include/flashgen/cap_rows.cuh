@@ -141,7 +141,8 @@ FLASHGEN_DEVICE bool CapRows::may_be_shares(const Softmax& softmax, const CapSha
     const float before = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - peaks[row]);
     const float of_tile = exp2_approx(share.logit(of_lane[row]) - peaks[row]);
     const float sum = peaks[row] + log2_approx(row_total(before + of_tile));
-    is_large = is_large && sum >= least;
+    // Nothing that a row has with a sum that is no number depends on it.
+    is_large = is_large && !(sum < least);
     is_exact = is_exact && share.are_exact_for(sum);
   }
   are_large = !warp_any(!is_large);

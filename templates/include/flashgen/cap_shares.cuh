@@ -33,7 +33,7 @@ struct CapShare {
   FLASHGEN_DEVICE bool are_exact_for(float sum) const {
     constexpr float kMoreKeys = 24.0f;
     const float least = least_sum();
-    return sum >= least || sum <= -least - kMoreKeys;
+    return !(sum < least) || sum <= -least - kMoreKeys;
   }
   // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
   // or it is so small that it is flushed to zero.

@@ -12,15 +12,25 @@
 
 namespace flashgen {
 
-// Whether all of one of a lane's two rows of a strip are finite: what is bad in V is so in all rows.
+// Whether all of one of a lane's two rows of a strip are finite.
 template <i32 count>
-FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count]) {
+FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count], i32 row) {
   float zero[2] = {};
 #pragma unroll
   for (i32 i = 0; i < count; i += 4) {
-    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + j], 0.0f, zero[j]);
+    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + 2 * row + j], 0.0f, zero[j]);
   }
   return zero[0] + zero[1] == 0.0f;
+}
+
+// Whether a lane's results show something bad in V, which is bad in all rows: one of two tells. But a row
+// whose sum of exponentials is no number has no results that are, whatever V holds, and says nothing of it.
+template <i32 count>
+FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (&sums)[2]) {
+  // Without a branch, behind which the assembler would take lanes for divergent.
+  const bool are_bad[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
+  const bool is_number[2] = {sums[0] == sums[0], sums[1] == sums[1]};
+  return (is_number[0] & are_bad[0]) | (!is_number[0] & is_number[1] & are_bad[1]);
 }
 
 // `slots` are those of the ring by which warps learn which tile of queries is next. The `judges` are the

@@ -129,11 +129,11 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 300),
         {"arch": "sm_90a", "heads": 6, "heads_kv": 6, "bad_value": 1},
     ),
-    # Of one warp a single row is not finite.
-    "Hopper, bad key": (
+    # A warp whose queries are no numbers sees nothing of the bad value that the consumer's others see.
+    "Hopper, bad values and queries": (
         AttentionSpec(128, mask=causal(), direction="forward"),
-        (293, 400),
-        {"arch": "sm_90a", "bad_key": 1},
+        (300, 400),
+        {"arch": "sm_90a", "bad_value": 1, "bad_queries": (256, 272)},
     ),
     "Hopper, listed": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
