@@ -3780,9 +3780,10 @@ FLASHGEN_DEVICE bool has_bad_values(const u8* tile, i32 group, i32 first) {
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
 // (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
 // is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
-// steps. A warp whose results are not doubts its tile, or the one after that first one. From then on products
-// with tiles of V that the mask cuts keep bad values from whom they do not concern (cut_values.cuh), and
-// behind the last tile the block takes those since the first doubtful one once more.
+// steps. Where results are not, the warps of a consumer doubt their tile together, or the one after that
+// first one. From then on products with tiles of V that the mask cuts keep bad values from whom they do not
+// concern (cut_values.cuh), and behind the last tile the block takes those since the first doubtful one once
+// more.
 
 namespace flashgen {
 
