@@ -4607,26 +4607,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // Whether the next step is computed here, and its scores with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-#line 136
+#line 135
     together = groups;
-#line 138
+#line 137
     // One question in most steps.
     if (next.rows.exists < at.used_as_they_come) {
       if (warp_any(keeps_apart(step))) {
-#line 144
+#line 143
         return false;
-#line 147
-      } else if (!ends) {
+#line 146
+      } else if (!step.is_last()) {
         // What the mask cuts comes first.
         next.rows.exists = step.rows.exists == kFirstTile ? kSeenFirstTile : kSeenTile;
       }
-#line 152
+#line 151
       if (!next.exists()) return false;
     }
     return true;
   };
-#line 159
+#line 158
   // A step's values and the scores of the next one.
   const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
     const bool ends = step.is_last();
@@ -4634,10 +4633,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
     prepare_next(ends);
-#line 171
+#line 170
     wgmma_wait<1>();
   };
-#line 182
+#line 181
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
@@ -4646,41 +4645,41 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     wgmma_pin(out);
   };
-#line 191
+#line 190
   // Behind the last step: perhaps tiles of queries are taken once more.
   const auto end_stream = [&]() {
     next = at.once_more(p, shared, thread);
     begin_rows(next);
   };
 
-#line 202
+#line 201
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   Shape::Probabilities probabilities;
-#line 206
+#line 205
   // Whether a step's values are left to be multiplied apart. That stands where a stream begins, as there is hardly ever
   // anything to do, and others would have to wait for instructions behind it.
   bool is_left = false;
-#line 210
+#line 209
   while (is_left || next.exists()) {
-#line 212
+#line 211
     bool goes, is_alone = false;
-#line 215
+#line 214
     if (is_left) {
       is_left = false;
       multiply_cut(probabilities);
-#line 219
+#line 218
       goes = next.exists();
       is_alone = !goes;
-#line 222
+#line 221
     } else {
-#line 238
+#line 237
     begin();
-#line 240
+#line 239
     take_in(probabilities);
     goes = goes_on();
     }
-#line 245
+#line 244
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
     if (goes) {
@@ -4696,26 +4695,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (!goes_on()) break;
       }
     }
-#line 261
+#line 260
     if (!is_alone) {
       is_left = warp_any(keeps_apart(step));
       if (is_left) continue;
     }
-#line 281
+#line 280
     multiply_alone(probabilities);
     release_values();
     if (step.is_last()) {
-#line 292
+#line 291
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
-#line 297
+#line 296
     if (!next.exists()) end_stream();
   }
-#line 300
+#line 299
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 303
+#line 302
   if (thread.lane == 0) bulk_wait<0>();
 }
 

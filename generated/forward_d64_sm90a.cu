@@ -3943,11 +3943,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // Whether the next step is computed here, and its scores with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
-    const bool ends = step.is_last();
-#line 156
-    return is_mine(next) && !(ends && kConfig.ends_alone);
+#line 155
+    return is_mine(next) && !(step.is_last() && kConfig.ends_alone);
   };
-#line 159
+#line 158
   // A step's values and the scores of the next one.
   const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
     const bool ends = step.is_last();
@@ -3955,19 +3954,19 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
     prepare_next(ends);
-#line 167
+#line 166
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
   };
-#line 175
+#line 174
   // Both, if the stream goes on.
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     if (!goes_on()) return false;
     multiply_both(probabilities);
     return true;
   };
-#line 182
+#line 181
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
@@ -3977,12 +3976,12 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(out);
   };
 
-#line 203
+#line 202
   // The stream is one run of steps, but where some pass by.
   Shape::Probabilities probabilities;
-#line 210
+#line 209
   while (next.exists()) {
-#line 225
+#line 224
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3995,25 +3994,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 238
+#line 237
     begin();
-#line 272
+#line 271
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 281
+#line 280
     multiply_alone(probabilities);
     release_values();
     if (step.is_last()) {
-#line 292
+#line 291
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
   }
-#line 300
+#line 299
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 303
+#line 302
   if (thread.lane == 0) bulk_wait<0>();
 }
 

@@ -29,7 +29,7 @@ struct CapShare {
     if (highest < 1.001f * kModestCap * kLog2E) return -kInfinity;
     return highest * (highest < 1.001f * kHighCap * kLog2E ? 0.01f : kBelowCap);
   }
-  // Whether a sum is as large, or so far below zero that it will be, whatever keys come.
+  // Whether a sum is as large, or so far below zero that it will be, whatever keys come; or it is no number.
   FLASHGEN_DEVICE bool are_exact_for(float sum) const {
     constexpr float kMoreKeys = 24.0f;
     const float least = least_sum();

@@ -87,7 +87,6 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # One tile of keys, so that nothing but the rings of tiles and of Q holds the producer back.
     "Hopper, short": (AttentionSpec(128, direction="forward"), (900, 60), {"arch": "sm_90a"}),
     "Hopper, queries by consumer": (AttentionSpec(256, direction="forward"), (300, 60), {"arch": "sm_90a"}),
-    "Hopper, causal": (AttentionSpec(128, mask=causal(), direction="forward"), (300, 400), {"arch": "sm_90a"}),
     "Hopper, bad values": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
@@ -134,11 +133,6 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
         {"arch": "sm_90a", "bad_value": 1, "bad_queries": (256, 272)},
-    ),
-    "Hopper, listed": (
-        AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150), direction="forward"),
-        (400, 400),
-        {"arch": "sm_90a"},
     ),
     # Logits grow from tile to tile, in the rows of every fourth warp.
     "Hopper, growing": (
