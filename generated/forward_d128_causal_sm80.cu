@@ -351,6 +351,15 @@ FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, 
 
 FLASHGEN_DEVICE void mma_finish() {}
 
+// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
+FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
 // 8-bit elements: twice the depth (sm_89 and later).
 FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
@@ -970,8 +979,19 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
   return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
 }
 
-// The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
-// row are allowed is two numbers, and made of these a bit for each, of which assemblers test seven at once.
+// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
+// bit for each.
+template <bool has_lower, bool has_upper>
+FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
+  i32 end = mask.len_kv - key;
+  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
+  u32 allowed = ~bits_from(end);
+  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
+  return allowed;
+}
+
+// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
+// test seven at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -980,11 +1000,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
-    const i32 row = q + 8 * h;
-    i32 end = mask.len_kv - key;
-    if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
-    u32 allowed = ~bits_from(end);
-    if constexpr (has_lower) allowed &= bits_from(row + mask.lower - key);
+    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
 #pragma unroll
     for (i32 i = 0; i < 2 * column_blocks; ++i) {
       if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
@@ -992,10 +1008,62 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
-// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop, or, where registers are scarce, for 16 keys at a time: so much code would stand there otherwise, and
-// so much of it at once, that nothing else found room.
+// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
+// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
+// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
+// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
+// nothing else found room.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                    Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::asks_besides) {
+#pragma unroll 1
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
+      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+      constexpr i32 at_once = Mask::is_light ? 4 : 1;
+      // What is asked of keys beyond the tile has no bits.
+      const i32 count =
+          2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
+#pragma unroll(at_once)
+      for (i32 i = 0; i < count; ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+        }
+      }
+    }
+  }
+}
+
+// Bits of those that it allows; of a band they are known by themselves.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                  Thread thread) {
+  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
+}
+template <i32 column_blocks, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
+                                  i32 first_key, Thread thread) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h)
+    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
+}
+
+// The same for any mask. Where it asks little of keys besides their order, the answers are not bits first.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
@@ -1028,29 +1096,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       }
     }
   } else {
-    // Of bits of what is forbidden, assemblers test seven at once.
-    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
-    if constexpr (Mask::asks_besides) {
-#pragma unroll 1
-      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-        const i32 key = first_key + 8 * first;
-        const typename Mask::Key own = mask.key_at(key + thread.lane);
-        // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
-        constexpr i32 at_once = Mask::is_light ? 4 : 1;
-        // What is asked of keys beyond the tile has no bits.
-        const i32 count =
-            2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
-#pragma unroll(at_once)
-        for (i32 i = 0; i < count; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
+    u32 forbidden[2];
+    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
 #pragma unroll

@@ -8,19 +8,19 @@
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
-// smem     231344 bytes
-//            zeros               0 to   1024  in place of keys that not all of a consumer's queries attend to
-//            q                1024 to  66560  Q_i, 2 slots of 128 rows
-//            k               66560 to 132096  K_j, 2 slots
-//            v              132096 to 197632  V_j, 2 slots
-//            o              197632 to 230400  O_i, on its way out
-//            q_barriers     230400 to 230432  for each slot: it is full, it is empty
-//            k_barriers     230528 to 230560
-//            v_barriers     230656 to 230688
-//            tile_barriers  230784 to 230816
-//            tiles          230912 to 230944  which tiles of queries come next
-//            reaches        231040 to 231168  and where each consumer's keys lie
-//            doubts         231168 to 231344  which tiles of queries bad values may have reached
+// smem     231928 bytes
+//            q                   0 to  65536  Q_i, 2 slots of 128 rows
+//            k               65536 to 131072  K_j, 2 slots
+//            v              131072 to 196608  V_j, 2 slots
+//            o              196608 to 229376  O_i, on its way out
+//            sifting        229376 to 231488  which values of a tile are bad
+//            q_barriers     231488 to 231520  for each slot: it is full, it is empty
+//            k_barriers     231520 to 231552
+//            v_barriers     231552 to 231584
+//            tile_barriers  231584 to 231616
+//            tiles          231616 to 231648  which tiles of queries come next
+//            reaches        231648 to 231776  and where each consumer's keys lie
+//            doubts         231776 to 231928  which tiles of queries bad values may have reached
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 
 #line 5 "kernels/forward_sm90.cu.j2"
@@ -364,6 +364,15 @@ FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, 
 }
 
 FLASHGEN_DEVICE void mma_finish() {}
+
+// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
+FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
 
 // 8-bit elements: twice the depth (sm_89 and later).
 FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -2648,8 +2657,19 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
   return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
 }
 
-// The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
-// row are allowed is two numbers, and made of these a bit for each, of which assemblers test seven at once.
+// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
+// bit for each.
+template <bool has_lower, bool has_upper>
+FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
+  i32 end = mask.len_kv - key;
+  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
+  u32 allowed = ~bits_from(end);
+  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
+  return allowed;
+}
+
+// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
+// test seven at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -2658,11 +2678,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
-    const i32 row = q + 8 * h;
-    i32 end = mask.len_kv - key;
-    if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
-    u32 allowed = ~bits_from(end);
-    if constexpr (has_lower) allowed &= bits_from(row + mask.lower - key);
+    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
 #pragma unroll
     for (i32 i = 0; i < 2 * column_blocks; ++i) {
       if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
@@ -2670,10 +2686,62 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
-// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop, or, where registers are scarce, for 16 keys at a time: so much code would stand there otherwise, and
-// so much of it at once, that nothing else found room.
+// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
+// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
+// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
+// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
+// nothing else found room.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                    Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::asks_besides) {
+#pragma unroll 1
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
+      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+      constexpr i32 at_once = Mask::is_light ? 4 : 1;
+      // What is asked of keys beyond the tile has no bits.
+      const i32 count =
+          2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
+#pragma unroll(at_once)
+      for (i32 i = 0; i < count; ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+        }
+      }
+    }
+  }
+}
+
+// Bits of those that it allows; of a band they are known by themselves.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                  Thread thread) {
+  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
+}
+template <i32 column_blocks, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
+                                  i32 first_key, Thread thread) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h)
+    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
+}
+
+// The same for any mask. Where it asks little of keys besides their order, the answers are not bits first.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
@@ -2706,29 +2774,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       }
     }
   } else {
-    // Of bits of what is forbidden, assemblers test seven at once.
-    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
-    if constexpr (Mask::asks_besides) {
-#pragma unroll 1
-      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-        const i32 key = first_key + 8 * first;
-        const typename Mask::Key own = mask.key_at(key + thread.lane);
-        // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
-        constexpr i32 at_once = Mask::is_light ? 4 : 1;
-        // What is asked of keys beyond the tile has no bits.
-        const i32 count =
-            2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
-#pragma unroll(at_once)
-        for (i32 i = 0; i < count; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
+    u32 forbidden[2];
+    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
 #pragma unroll
@@ -2778,23 +2825,13 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   wgmma_commit();
 }
 
-// The groups of 16 keys that are multiplied, one at a step: all of a tile of V.
-struct AllGroups {
-  MatrixDescriptor first;
-
-  template <class Tile>
-  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
-    return first.advanced(Tile::along_rows(step));
-  }
-};
-
-// Of the first `left` groups, the last one first.
-template <class VTile, class Groups, i32 left = VTile::rows / 16>
+// Of the first `left` groups of 16 keys, the last one first.
+template <class VTile, i32 left = VTile::rows / 16>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       const Groups& groups, bool kept) {
+                                       MatrixDescriptor right, bool kept) {
   using T = typename VTile::Element;
   constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
-  const auto b = [&](i32 i) { return groups.template group<VTile>(first + i); };
+  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(first + i)); };
   if constexpr (at_once == 4) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
     const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
@@ -2802,16 +2839,17 @@ FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VT
   } else {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
   }
-  if constexpr (first > 0) issue_output_from<VTile, Groups, first>(out, probabilities, groups, true);
+  if constexpr (first > 0) issue_output_from<VTile, first>(out, probabilities, right, true);
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, as with a causal mask
-// these are what may have to be multiplied by each warp before (cut_values.cuh).
-template <class VTile, class Groups>
+// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, which is up to 1 %
+// faster.
+template <class VTile>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           const Groups& groups, bool kept) {
+                                           VTile v, bool kept) {
+  const MatrixDescriptor right = v.by_rows();
   wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, groups, kept);
+  issue_output_from<VTile>(out, probabilities, right, kept);
   wgmma_commit();
 }
 
@@ -2890,7 +2928,8 @@ struct Ring {
   // Where its barriers lie: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
+  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
   // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
@@ -2971,22 +3010,6 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   const i32 of_last = number - before * tiles_of_head;
   if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
   return {of_last / in_last, before + of_last % in_last};
-}
-
-// The same where so many heads begin: the last tiles of these come first, one of each, then what is left of
-// them, and then other heads. There are at least two tiles of a head.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_behind_last_ones(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads,
-                                                    i32 begun) {
-  const i32 left = number - begun, of_begun = begun * (tiles_of_head - 1);
-  if (left < 0) return {tiles_of_head - 1, number};
-  // Compilers would make a copy for each of two calls.
-  const bool is_begun = left < of_begun;
-  SectionPlace place = place_in_sections<section_heads>(
-      is_begun ? left : left - of_begun, is_begun ? of_begun : tiles - begun * tiles_of_head,
-      is_begun ? tiles_of_head - 1 : tiles_of_head, last_heads);
-  if (!is_begun) place.head += begun;
-  return place;
 }
 
 // The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
@@ -3342,7 +3365,6 @@ struct ForwardSm90Config {
   i32 consumer_registers;
   i32 section_heads;
   i32 doubles_to;
-  i32 short_to;
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
@@ -3352,7 +3374,6 @@ struct ForwardSm90Config {
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
-  i32 steps_to_ask;
   bool has_lower;
   bool has_upper;
 };
@@ -3425,10 +3446,10 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers. Values are kept apart where the mask cuts if there have
-// been bad ones, and in a block's first tile if there are some; of a plain tile they are used as they come,
-// as long as nobody doubts it; of a tile of which all that the mask cuts is over they always are.
-constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4, kSeenFirstTile = 5;
+// What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
+// ones, and in a block's first tile; of a plain tile they are used as they come, and of one of which all that
+// the mask cuts is over.
+constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
 // ---- The output
 
@@ -3437,6 +3458,134 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
+
+}  // namespace flashgen
+
+#line 4 "flashgen/doubts.cuh"
+// Which tiles of queries may have been spoilt by values that some of their queries must not attend to.
+//
+// To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
+// (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
+// is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
+// steps. Where results are not, or something bad is found in that first tile, the tiles of V that the mask
+// cuts are sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since
+// the first doubtful one once more.
+
+namespace flashgen {
+
+// Whether all of one of a lane's two rows of a strip are finite.
+template <i32 count>
+FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count], i32 row) {
+  float zero[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count; i += 4) {
+    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + 2 * row + j], 0.0f, zero[j]);
+  }
+  return zero[0] + zero[1] == 0.0f;
+}
+
+// Whether a lane's results show something bad in V, which is bad in all rows: one of two tells. But a row
+// whose sum of exponentials is no number has no results that are, whatever V holds, and says nothing of it.
+template <i32 count>
+FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (&sums)[2]) {
+  // Without a branch, behind which the assembler would take lanes for divergent.
+  const bool are_bad[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
+  const bool is_number[2] = {sums[0] == sums[0], sums[1] == sums[1]};
+  return (is_number[0] & are_bad[0]) | (!is_number[0] & is_number[1] & are_bad[1]);
+}
+
+// `slots` are those of the ring by which warps learn which tile of queries is next. The `judges` are the
+// warps that compute, the last ones of a block.
+template <i32 slots, i32 judges>
+struct Doubts {
+  // Another voice is that of warps which sift, who spoil no tile.
+  static constexpr i32 kVoices = judges + 1;
+  static_assert(kVoices <= kWarpSize, "a lane asks what each of them says");
+  static constexpr i32 kFirstJudge = 4;
+  // A warp doubts tile n before it reads of n + 2, and is heard when the next tile is told of, at the latest
+  // when the slot of that one is filled again. So there are no more than 2 + slots tiles since the first
+  // doubtful one, and one more has a place.
+  static constexpr u32 kPlaces = 4 * slots;
+  static constexpr u32 kNotYet = ~0u;
+  // A number that no tile has.
+  static constexpr i32 kNone = 0x7fffffff;
+
+  // The only phase ends when a voice says that there are bad values, ...
+  alignas(8) u64 doubted[kVoices];
+  // ... and when all have no further tile to doubt.
+  u64 settled;
+  // The first tile that each judge doubts.
+  i32 first[judges];
+  // The last tiles whose values were used as they came, and how many there were in all.
+  i32 tiles[kPlaces];
+  u32 unseen;
+  // Which of these is taken once more next; kNotYet before that is known.
+  u32 next;
+
+  // ---- To be called once each: by one thread, ...
+
+  FLASHGEN_DEVICE void init_barriers() {
+    for (i32 voice = 0; voice < kVoices; ++voice) mbarrier_init(shared_address(&doubted[voice]), 1);
+    mbarrier_init(shared_address(&settled), judges * kWarpSize);
+  }
+  // ... and by the lanes of another warp.
+  FLASHGEN_DEVICE void begin(Thread thread) {
+    if (thread.lane < judges) first[thread.lane] = kNone;
+    if (thread.lane == 0) {
+      unseen = 0;
+      next = kNotYet;
+    }
+  }
+
+  // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
+  // them.
+
+  FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
+    const i32 judge = opaque(thread.warp) - kFirstJudge;
+    // Of the tiles since the first one it says nothing more.
+    if (thread.lane != 0 || first[judge] != kNone) return;
+    first[judge] = tile;
+    mbarrier_arrive(shared_address(&doubted[judge]));
+  }
+  // Each lane by itself, as each has read what is written from then on.
+  FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
+
+  // ---- For one thread of those who sift, once: there are bad values.
+  FLASHGEN_DEVICE void warn() { mbarrier_arrive(shared_address(&doubted[judges])); }
+
+  // ---- For the one thread that tells of tiles.
+
+  // Which tile is told of next; and, once that is known, that its values are used as they come.
+  FLASHGEN_DEVICE void note(i32 tile) { tiles[unseen % kPlaces] = tile; }
+  FLASHGEN_DEVICE void is_unseen() { ++unseen; }
+  // Whether all doubts are known that there will be, when so many tiles have been told of: all have read what
+  // was in the last one's slot before, and were done with those two before that.
+  FLASHGEN_DEVICE bool are_known(u32 told) const { return unseen + slots + 2 <= told; }
+  // From now on doubtful tiles are drawn, the first one first.
+  FLASHGEN_DEVICE void repeat() {
+    i32 tile = kNone;
+#pragma unroll 1
+    for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
+    next = static_cast<u32>(tile);
+  }
+  FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
+  FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
+
+  // ---- For a warp.
+
+  // Whether some tile is in doubt by now.
+  FLASHGEN_DEVICE bool are_some(Thread thread) const {
+    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges)]), 0));
+  }
+
+  // When it is done with the last tile: whether those in doubt were among those before.
+  FLASHGEN_DEVICE bool have_come() const { return warp_any(next != kNotYet); }
+  // Waits for those who may doubt, and says whether some tile is in doubt.
+  FLASHGEN_DEVICE bool are_left(Thread thread) const {
+    mbarrier_wait(shared_address(&settled), 0);
+    return are_some(thread);
+  }
+};
 
 }  // namespace flashgen
 
@@ -3585,332 +3734,281 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 
 }  // namespace flashgen
 
-#line 4 "flashgen/cut_values.cuh"
-// Products with a tile of V that a mask cuts through and that may hold bad values (contain.cuh). A row of the
-// output gets what its query attends to and nothing of what lies beside it, and V stays as it is.
-//
-// Rows are told apart by warps, 16 keys at a time: those that all of a warp's queries attend to are
-// multiplied as they come, and of those that some attend to the bad values are left out; which results they
-// should have reached is a product of its own.
+// The same door for arithmetic of numbers that lie in a word by twos.
+
+#if !defined(FLASHGEN_EMULATOR)
+#line 3 "flashgen/ptx/packed.cuh"
+// Arithmetic of two 16-bit numbers in a word (sm_90).
 
 namespace flashgen {
 
-// Keys that are multiplied at a time.
-constexpr i32 kKeyGroup = 16;
-
-// Of a tile of V the first groups of keys, and zeros for the others.
-struct FirstGroups {
-  MatrixDescriptor first, zeros;
-  i32 count;
-
-  template <class Tile>
-  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
-    return step < count ? first.advanced(Tile::along_rows(step)) : zeros;
-  }
-};
-
-// The operand of a product all of whose rows are zero: eight of 16 bytes at `address`, again and again.
-constexpr i32 kZeroBytes = 8 * kChunkBytes;
-FLASHGEN_DEVICE MatrixDescriptor zero_descriptor(u32 address) {
-  return matrix_descriptor(address, 0, 0, Swizzle::none);
+// Two products of packed numbers, rounded.
+FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
 }
 
-// Which of a group's pairs are allowed, as the left operand of a product with marks.
-struct AttendedPairs {
-  // In bfloat16, whatever V is of. A sign bit, one place down, is 2.
-  static constexpr float kHalfOfInfinity = 0x1p127f;
-  static constexpr u32 kBoth = 0x7f007f00u;
-  u32 left[4];
-
-  template <class Mask>
-  FLASHGEN_DEVICE static AttendedPairs of(const Mask& mask, i32 first_q, i32 first_key, Thread thread) {
-    StripBlocks<kKeyGroup> allowed;
-    for (float& pair : allowed[0][0]) pair = kHalfOfInfinity;
-    for (float& pair : allowed[0][1]) pair = kHalfOfInfinity;
-    mask_keys(allowed, 0.0f, mask, first_q, first_key, thread);
-    AttendedPairs pairs;
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i)
-      pairs.left[i] = pack(bfloat16_t{}, allowed[0][i / 2][i % 2 * 2], allowed[0][i / 2][i % 2 * 2 + 1]);
-    return pairs;
-  }
-
-  // Of all of a warp's pairs.
-  FLASHGEN_DEVICE bool are_some() const { return warp_any((left[0] | left[1] | left[2] | left[3]) != 0); }
-  FLASHGEN_DEVICE bool are_all() const { return !warp_any((left[0] & left[1] & left[2] & left[3]) != kBoth); }
-};
-
-// One group's probabilities, of which the number is known only now.
-template <i32 groups>
-FLASHGEN_DEVICE void take_group(u32 (&left)[4], const u32 (&probabilities)[groups][4], i32 group) {
-#pragma unroll
-  for (i32 g = 0; g < groups; ++g) {
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) left[i] = g == 0 || g == group ? probabilities[g][i] : left[i];
-  }
+// The lower ones of two pairs of signed whole numbers.
+FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
+  u32 lower;
+  asm("min.s16x2 %0, %1, %2;" : "=r"(lower) : "r"(a), "r"(b));
+  return lower;
 }
 
-// Takes bad values out of an operand's columns 16 n to 16 n + 15, and makes NaN of those results that attend
-// to them.
-template <class T, i32 count>
-FLASHGEN_DEVICE void take_out_of_operand(u32 (&words)[4], float (&out)[count], i32 n,
-                                         const AttendedPairs& pairs) {
-  u32 signs[4];
-#pragma unroll
-  for (i32 i = 0; i < 4; ++i) {
-    signs[i] = signs_of_bad<T>(words[i]);
-    // From the sign bit of each bad element to all of its bits.
-    words[i] &= ~((signs[i] >> 15) * 0xffffu);
-  }
-#pragma unroll
-  for (i32 half = 0; half < 2; ++half) {
-    // Infinity where a row attends to what is bad, and zero elsewhere.
-    float reached[4] = {};
-    mma_m16n8k16(bfloat16_t{}, reached, pairs.left, {signs[2 * half] >> 1, signs[2 * half + 1] >> 1});
-    float (&block)[4] = blocks_of(out)[0][2 * n + half];
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i) block[i] = fused_multiply_add(reached[i], 0.0f, block[i]);
-  }
+// All bits of those of two numbers that are infinite or NaN.
+FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
+  u32 bits;
+  asm("{\n.reg .b32 size;\n"
+      "abs.bf16x2 size, %1;\n"
+      "set.geu.u32.bf16x2 %0, size, %2;\n}\n"
+      : "=r"(bits)
+      : "r"(pair), "r"(0x7f807f80u));
+  return bits;
 }
-
-// A group of keys as a right operand, of which so many times 16 columns are there at once: the first ones
-// from the beginning, so that they come while it is found out what else is needed.
-template <class Tile>
-struct GroupOperand {
-  static constexpr i32 at_once = Tile::cols / 16 % 4 == 0 ? 4 : 3;
-  u32 chunk;
-  u32 words[at_once][4];
-
-  FLASHGEN_DEVICE GroupOperand(Tile values, i32 key, Thread thread) : chunk(values.first_chunk(key, thread)) {
-    load(0);
-  }
-  FLASHGEN_DEVICE void load(i32 first) {
-#pragma unroll
-    for (i32 n = 0; n < at_once; ++n) ldmatrix_x4_trans(words[n], Tile::chunk_after(chunk, first + n));
-  }
-};
-
-// Adds to a warp's rows of the output what a group of keys has; where not all pairs are allowed, without bad
-// values.
-template <class Tile>
-FLASHGEN_DEVICE void multiply_group(Strip<Tile::cols>& out, const u32 (&left)[4], GroupOperand<Tile>& values,
-                                    bool is_whole, const AttendedPairs& pairs) {
-  using T = typename Tile::Element;
-  constexpr i32 all = Tile::cols / 16, at_once = GroupOperand<Tile>::at_once;
-  auto& words = values.words;
-#pragma unroll
-  for (i32 first = 0; first < all; first += at_once) {
-    if (first > 0) values.load(first);
-    if (!is_whole) {
-      u32 signs = 0;
-#pragma unroll
-      for (i32 i = 0; i < 4 * at_once; ++i) signs |= signs_of_bad<T>(words[i / 4][i % 4]);
-      if (warp_any(signs != 0)) {
-#pragma unroll
-        for (i32 n = 0; n < at_once; ++n) take_out_of_operand<T>(words[n], out, first + n, pairs);
-      }
-    }
-#pragma unroll
-    for (i32 n = 0; n < 2 * at_once; ++n) {
-      const u32(&of_both)[4] = words[n / 2];
-      mma_m16n8k16(T{}, blocks_of(out)[0][2 * first + n], left, {of_both[n % 2 * 2], of_both[n % 2 * 2 + 1]});
-    }
-  }
-}
-
-// Adds P V to a warp's 16 rows of the output, of queries from `first_q` on; of a tile of keys from
-// `first_key` on the groups from `begin` on, the last one first.
-template <class Tile, class Mask>
-FLASHGEN_DEVICE void multiply_cut_values(Strip<Tile::cols>& out, const Rounded<Tile::rows>& probabilities,
-                                         Tile values, i32 begin, const Mask& mask, i32 first_q, i32 first_key,
-                                         Thread thread) {
-  // A band says which groups there are; another mask is asked of each.
-  constexpr bool is_band = requires { mask.full_key_tiles(0, 0, 0); };
-  i32 end = Tile::rows / kKeyGroup;
-  Range whole = {0, 0};
-  if constexpr (is_band) {
-    const i32 before = first_key / kKeyGroup;
-    const Range some = mask.key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
-    whole = mask.full_key_tiles(first_q, first_q + kWarpRows, kKeyGroup);
-    whole = {whole.begin - before, whole.end - before};
-    begin = larger(begin, some.begin - before);
-    end = smaller(end, some.end - before);
-  }
-#pragma unroll 1
-  for (i32 group = end - 1; group >= begin; --group) {
-    const i32 key = group * kKeyGroup;
-    GroupOperand<Tile> operand(values, key, thread);
-    bool is_whole = warp_any(whole.has(group));
-    AttendedPairs pairs = {};
-    if (!is_whole) {
-      pairs = AttendedPairs::of(mask, first_q, first_key + key, thread);
-      if (!pairs.are_some()) continue;
-      is_whole = !is_band && pairs.are_all();
-    }
-    u32 left[4];
-    take_group(left, probabilities, group);
-    multiply_group<Tile>(out, left, operand, is_whole, pairs);
-  }
-}
-
-// Whether a thread's share of a tile has bad values, from a group of keys on; every `kWarpgroupSize`-th chunk
-// from `first` on is its share.
-template <class Tile>
-FLASHGEN_DEVICE bool has_bad_values(const u8* tile, i32 group, i32 first) {
-  constexpr i32 row_chunks = kPanelBytes / kChunkBytes;
-  u32 signs = 0;
-#pragma unroll 1
-  for (i32 panel = 0; panel < Tile::panels; ++panel) {
-#pragma unroll 4
-    for (i32 i = group * kKeyGroup * row_chunks + first; i < Tile::rows * row_chunks; i += kWarpgroupSize) {
-      const Vec16 chunk =
-          *reinterpret_cast<const Vec16*>(tile + panel * Tile::panel_stride + i * kChunkBytes);
-#pragma unroll
-      for (const u32 word : chunk.words) signs |= signs_of_bad<typename Tile::Element>(word);
-    }
-  }
-  return signs != 0;
+FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) {
+  u32 bits;
+  asm("{\n.reg .b32 size;\n"
+      "abs.f16x2 size, %1;\n"
+      "set.geu.u32.f16x2 %0, size, %2;\n}\n"
+      : "=r"(bits)
+      : "r"(pair), "r"(0x7c007c00u));
+  return bits;
 }
 
 }  // namespace flashgen
 
-#line 4 "flashgen/doubts.cuh"
-// Which tiles of queries may have been spoilt by values that some of their queries must not attend to.
-//
-// To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
-// (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
-// steps. Where results are not, the warps of a consumer doubt their tile together, or the one after that
-// first one. From then on products with tiles of V that the mask cuts keep bad values from whom they do not
-// concern (cut_values.cuh), and behind the last tile the block takes those since the first doubtful one once
-// more.
+#endif
+#line 7 "flashgen/sifting.cuh"
+// Sifting tiles of V that a mask cuts through and that may hold bad values (contain.cuh). Warps that have
+// nothing else to do put zeros in the place of these, so that products with the tile spread nothing, and note
+// them down as bits. A product of these with the bits of allowed pairs says which results they should have
+// reached.
 
 namespace flashgen {
 
-// Whether all of one of a lane's two rows of a strip are finite.
-template <i32 count>
-FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count], i32 row) {
-  float zero[2] = {};
+template <bool in_words>
+struct BitsOfLane {
+  using Word = u16;
+};
+template <>
+struct BitsOfLane<true> {
+  using Word = u32;
+};
+
+// Which values of a tile are bad. Four lanes share a column as they share a row of scores: for lane t of them
+// bit 2n + c is key 8n + 2t + c, as in bits_from.
+template <i32 rows, i32 cols>
+struct BadBits {
+  // What is beyond sixteen bits of a lane: nothing, four that lie behind all others, or half of a word.
+  static constexpr bool in_words = rows > 80;
+  static constexpr bool has_more = rows > 64 && !in_words;
+  static_assert(rows <= 128, "a lane has a word for its keys of a column");
+  using Word = typename BitsOfLane<in_words>::Word;
+  static constexpr i32 first_bytes = 4 * cols * static_cast<i32>(sizeof(Word));
+  static constexpr i32 bytes = first_bytes + (has_more ? 4 * cols / 2 : 0);
+
+  u8* base;
+
+  // Which word is that of lane t for a column. Columns are exchanged, so that what four lanes read of eight
+  // columns lies in different banks.
+  FLASHGEN_DEVICE static u32 place(i32 t, i32 column) {
+    return static_cast<u32>(t * cols + (column ^ 8 * t));
+  }
+  // For a column that is eight times n further on than one of the first eight.
+  static constexpr u32 place_after(u32 first, i32 n) {
+    return (first ^ static_cast<u32>(n % 4 * 8)) + static_cast<u32>(n / 4 * 32);
+  }
+
+  // Of two columns, the even one's in the lower halves: bits of the first 64 keys and of those beyond.
+  FLASHGEN_DEVICE void write(i32 t, i32 column, u32 first, u32 others) const {
+    const u32 at = place(t, column);
+    if constexpr (in_words) {
+      u32* const words = reinterpret_cast<u32*>(base) + at;
+      words[0] = (first & 0xffffu) | others << 16;
+      words[1] = first >> 16 | (others & 0xffff0000u);
+    } else {
+      *reinterpret_cast<u32*>(base + 2 * at) = first;
+      if constexpr (has_more)
+        base[first_bytes + at / 2] = static_cast<u8>((others & 0xfu) | (others >> 12 & 0xf0u));
+    }
+  }
+  FLASHGEN_DEVICE u32 read(u32 at) const {
+    const u32 bits = reinterpret_cast<const Word*>(base)[at];
+    if constexpr (has_more) {
+      // Those of eight columns are a word; the lane's come to its end.
+      const u32 of_eight = reinterpret_cast<const u32*>(base + first_bytes)[at / 8];
+      return bits | (of_eight << (28 - at % 8 * 4) & 0xf0000000u);
+    } else {
+      return bits;
+    }
+  }
+  // Bits of rows in the order in which those of columns are read.
+  FLASHGEN_DEVICE static u32 as_read(u32 bits) {
+    return has_more ? (bits & 0xffffu) | bits >> 16 << 28 : bits;
+  }
+};
+
+// Makes NaN of those of a warp's results that attend to a bad value; the `allowed` pairs are bits of its two
+// rows.
+template <i32 rows, i32 cols>
+FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, const u32 (&allowed)[2],
+                                  Thread thread) {
+  const u32 pairs[2] = {bad.as_read(allowed[0]), bad.as_read(allowed[1])};
+  const u32 first = bad.place(thread.lane % 4, thread.lane / 4);
 #pragma unroll
-  for (i32 i = 0; i < count; i += 4) {
-    for (i32 j = 0; j < 2; ++j) zero[j] = fused_multiply_add(strip[i + 2 * row + j], 0.0f, zero[j]);
+  for (i32 n = 0; n < cols / 8; ++n) {
+    // As floats, what is counted from the largest number on is infinity or NaN beyond it, and these times
+    // zero are NaN. The zero has a sign, so that it changes no bit of other results.
+    constexpr i32 largest = 0x7f7fffff;
+    i32 common[4] = {largest, largest, largest, largest};
+    mma_m16n8k128_bits(common, pairs, bad.read(bad.place_after(first, n)));
+    float (&results)[4] = blocks_of(out)[0][n];
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i)
+      results[i] = fused_multiply_add(float_of(static_cast<u32>(common[i])), -0.0f, results[i]);
   }
-  return zero[0] + zero[1] == 0.0f;
 }
 
-// Whether a lane's results show something bad in V, which is bad in all rows: one of two tells. But a row
-// whose sum of exponentials is no number has no results that are, whatever V holds, and says nothing of it.
-template <i32 count>
-FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (&sums)[2]) {
-  // Without a branch, behind which the assembler would take lanes for divergent.
-  const bool are_bad[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
-  const bool is_number[2] = {sums[0] == sums[0], sums[1] == sums[1]};
-  return (is_number[0] & are_bad[0]) | (!is_number[0] & is_number[1] & are_bad[1]);
+// Takes bad values out of a lane's two columns of two rows of every eight, from the eight `begin` on,
+// `at_once` of them together as far as there are registers. Bit i % 16 of bits[i / 16] is the i-th row's,
+// sixteen further up that of the second column.
+template <class T, i32 eights, i32 at_once, i32 begin = 0>
+FLASHGEN_DEVICE void take_out(u32 (&bits)[2], u8* even_row, u8* odd_row) {
+  constexpr i32 end = smaller(begin + at_once, eights), first = 2 * begin, count = 2 * (end - begin);
+  const auto word = [&](i32 i) {
+    u8* const row = i % 2 == 0 ? even_row : odd_row;
+    return reinterpret_cast<volatile u32*>(row + (begin + i / 2) * kSwizzleBytes);
+  };
+  u32 words[count], found[2] = {}, all[2] = {};
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) words[i] = *word(i);
+#pragma unroll
+  for (i32 i = 0; i < count; ++i) {
+    const u32 both = 0x10001u << (first + i) % 16;
+    found[(first + i) / 16] |= not_finite_packed(T{}, words[i]) & both;
+    all[(first + i) / 16] |= both;
+  }
+  if (!warp_any(found[0] != all[0] || found[1] != all[1])) {
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) *word(i) = 0;
+  } else if (warp_any((found[0] | found[1]) != 0)) {
+    // Read once more, as there are not the registers to keep all.
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) words[i] = *word(i);
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) *word(i) = words[i] & ~not_finite_packed(T{}, words[i]);
+  }
+  bits[0] |= found[0];
+  bits[1] |= found[1];
+  if constexpr (end < eights) take_out<T, eights, at_once, end>(bits, even_row, odd_row);
 }
 
-// `slots` are those of the ring by which warps learn which tile of queries is next. The `judges` are the
-// warps that compute, the last ones of a block.
-template <i32 slots, i32 judges>
-struct Doubts {
-  static_assert(judges <= kWarpSize, "a lane asks what each of them says");
-  static constexpr i32 kFirstJudge = 4;
-  // A warp doubts tile n before it reads of n + 2, and is heard when the next tile is told of, at the latest
-  // when the slot of that one is filled again. So there are no more than 2 + slots tiles since the first
-  // doubtful one, and one more has a place.
-  static constexpr u32 kPlaces = 4 * slots;
-  static constexpr u32 kNotYet = ~0u;
-  // A number that no tile has.
-  static constexpr i32 kNone = 0x7fffffff;
+// What those who sift, who have tiles brought and who use them share. `stages` are the slots for tiles. All
+// who have read or written something say so themselves, and not one lane for its warp: so tools can follow
+// it.
+template <class Tile, i32 stages>
+struct Sifting {
+  // The warps beside the one that has tiles brought.
+  static constexpr i32 kFirstWarp = 1;
+  static constexpr i32 kWarps = 3;
+  // Behind the last tile.
+  static constexpr i32 kNoSlot = 255;
+  using Where = RingPlace<stages>;
+  using Bits = BadBits<Tile::rows, Tile::cols>;
 
-  // The only phase ends when a warp doubts some tile, ...
-  alignas(8) u64 doubted[judges];
-  // ... and when all have no further tile to doubt.
-  u64 settled;
-  // The first tile that each doubts, and the first one after it that it does not.
-  i32 first[judges];
-  i32 end[judges];
-  // The last tiles whose values were used as they came, and how many there were in all.
-  i32 tiles[kPlaces];
-  u32 unseen;
-  // Which of these is taken once more next; kNotYet before that is known.
-  u32 next;
+  // Of one tile; until all who use it have marked what it should have reached.
+  alignas(64) u8 bits[Bits::bytes];
+  // The copy engine has brought a tile that is to be sifted, ...
+  alignas(8) u64 brought[stages];
+  // ... it has been, and is where it was for who has tiles brought, ...
+  u64 handed_on[stages];
+  // ... and for who uses it; ...
+  u64 sifted;
+  // ... and all have marked their results.
+  u64 marked;
+  // How many have been sent; the one thread that sends them has no registers for it.
+  u32 sent;
+  // Whether each warp has found some bad value.
+  alignas(4) u8 found[4];
+  // The slot that each lies in.
+  u8 slots[stages];
 
-  // ---- To be called once each: by one thread, ...
-
-  FLASHGEN_DEVICE void init_barriers() {
-    for (i32 judge = 0; judge < judges; ++judge) mbarrier_init(shared_address(&doubted[judge]), 1);
-    mbarrier_init(shared_address(&settled), judges * kWarpSize);
-  }
-  // ... and by the lanes of another warp.
-  FLASHGEN_DEVICE void begin(Thread thread) {
-    if (thread.lane < judges) first[thread.lane] = end[thread.lane] = kNone;
-    if (thread.lane == 0) {
-      unseen = 0;
-      next = kNotYet;
+  // By the thread that sends tiles.
+  FLASHGEN_DEVICE void init(u32 markers) {
+    for (i32 i = 0; i < stages; ++i) {
+      mbarrier_init(shared_address(&brought[i]), 1);
+      mbarrier_init(shared_address(&handed_on[i]), kWarps * kWarpSize);
     }
+    mbarrier_init(shared_address(&sifted), kWarps * kWarpSize);
+    mbarrier_init(shared_address(&marked), markers);
+    sent = 0;
+    found[kWarps] = 0;
   }
 
-  // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
-  // them.
-
-  FLASHGEN_DEVICE static i32 judge_of(Thread thread) { return opaque(thread.warp) - kFirstJudge; }
-
-  FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
-    const i32 judge = judge_of(thread);
-    // Nobody doubts a tile that was told of as doubtful: nothing is written while others read.
-    if (thread.lane != 0 || first[judge] != kNone) return;
-    first[judge] = tile;
-    mbarrier_arrive(shared_address(&doubted[judge]));
+  // ---- For the one thread that has tiles brought: the barrier that is to count the bytes of one.
+  FLASHGEN_DEVICE u32 send(i32 slot) {
+    const u32 place = sent % stages;
+    mbarrier_wait(shared_address(&handed_on[place]), sent / stages % 2 ^ 1);
+    slots[place] = static_cast<u8>(slot);
+    ++sent;
+    return shared_address(&brought[place]);
   }
-  // It doubts none from this one on, as it keeps values apart in all of them.
-  FLASHGEN_DEVICE void end_doubts(i32 tile, Thread thread) {
-    if (thread.lane == 0) end[judge_of(thread)] = tile;
+  // Until all are sifted that have been sent so far.
+  FLASHGEN_DEVICE void wait_sifted() const {
+    if (sent > 0) mbarrier_wait(shared_address(&handed_on[(sent - 1) % stages]), (sent - 1) / stages % 2);
   }
-  // Each lane by itself, as each has read what is written from then on.
-  FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
 
-  // ---- For the one thread that tells of tiles.
-
-  // Which tile is told of next; and, once that is known, that its values are used as they come.
-  FLASHGEN_DEVICE void note(i32 tile) { tiles[unseen % kPlaces] = tile; }
-  FLASHGEN_DEVICE void is_unseen() { ++unseen; }
-  // Whether all doubts are known that there will be, when so many tiles have been told of: all have read what
-  // was in the last one's slot before, and were done with those two before that.
-  FLASHGEN_DEVICE bool are_known(u32 told) const { return unseen + slots + 2 <= told; }
-  // From now on doubtful tiles are drawn, the first one first.
-  FLASHGEN_DEVICE void repeat() {
-    i32 tile = kNone;
-    for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
-    next = static_cast<u32>(tile);
-    // Of those that were used as they came some are doubted by nobody, as all have known in time.
-    u32 kept = next;
+  // ---- For those who sift: the slot of the next tile, once it is there and the bits of the one before are
+  // not needed any more.
+  FLASHGEN_DEVICE i32 receive(Where at) const {
+    mbarrier_wait(shared_address(&brought[at.slot()]), at.parity());
+    mbarrier_wait(shared_address(&marked), at.count % 2 ^ 1);
+    return slots[at.slot()];
+  }
+  // Each takes every third part of a tile, which is two rows of every eight of a panel, and of which each
+  // lane has two columns.
+  FLASHGEN_DEVICE void sift(u8* tile, Thread self) {
+    using T = typename Tile::Element;
+    // Beside three consumers, whose tiles have one panel, there are the fewest registers.
+    constexpr i32 eights = Tile::rows / 8, most = Tile::panels == 1 ? 4 : 8;
+    constexpr i32 at_once = ceil_div(eights, ceil_div(eights, most));
+    const i32 warp = self.again().warp - kFirstWarp;
+    u32 some = 0;
 #pragma unroll 1
-    for (u32 n = next; n < unseen; ++n) {
-      bool is_doubted = false;
-#pragma unroll 1
-      for (i32 judge = 0; judge < judges; ++judge)
-        is_doubted = is_doubted || (first[judge] <= static_cast<i32>(n) && static_cast<i32>(n) < end[judge]);
-      if (is_doubted) tiles[kept++ % kPlaces] = tiles[n % kPlaces];
+    for (i32 part = warp; part < 4 * Tile::panels; part += kWarps) {
+      const Thread thread = self.again();
+      const i32 row = 2 * (part % 4), chunk = thread.lane / 4;
+      u8* const rows = tile + part / 4 * Tile::panel_stride + row * kPanelBytes + thread.lane % 4 * 4;
+      u8* const even_row = rows + (chunk ^ row) * kChunkBytes;
+      u8* const odd_row = rows + kPanelBytes + (chunk ^ (row + 1)) * kChunkBytes;
+      u32 bad[2] = {};
+      take_out<T, eights, at_once>(bad, even_row, odd_row);
+      const i32 column = part / 4 * Tile::panel_cols + 2 * thread.lane;
+      if (column < Tile::cols) Bits{bits}.write(part % 4, column, bad[0], bad[1]);
+      some |= bad[0] | bad[1];
     }
-    unseen = kept;
+    const bool is_some = warp_any(some != 0);
+    if (self.lane == 0) found[warp] = is_some;
+    // The tensor cores read the tile by another way.
+    fence_proxy_async_shared();
+    mbarrier_arrive(shared_address(&sifted));
   }
-  FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
-  FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
+  // One of them, which hands the tile on, waits for the others.
+  FLASHGEN_DEVICE void wait_for_all(Where at) const { mbarrier_wait(shared_address(&sifted), at.count % 2); }
+  FLASHGEN_DEVICE void end_sifting(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
 
-  // ---- For a warp.
+  // ---- Of the tile that was sifted last, for one of those who did it and those who use it.
+  FLASHGEN_DEVICE bool has_found() const { return *reinterpret_cast<const u32*>(found) != 0; }
 
-  // Whether some tile is in doubt by now.
-  FLASHGEN_DEVICE bool are_some(Thread thread) const {
-    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges - 1)]), 0));
+  // ---- For those who use a tile, each lane by itself, when it is there.
+  FLASHGEN_DEVICE void begin_marking() const {
+    // How many there have been is known by those before: of this one nobody has ended its marks.
+    const bool is_odd = mbarrier_test_wait(shared_address(&marked), 0);
+    mbarrier_wait(shared_address(&sifted), is_odd);
   }
-
-  // When it is done with the last tile: whether those in doubt were among those before.
-  FLASHGEN_DEVICE bool have_come() const { return warp_any(next != kNotYet); }
-  // Waits for those who may doubt, and says whether some tile is in doubt.
-  FLASHGEN_DEVICE bool are_left(Thread thread) const {
-    mbarrier_wait(shared_address(&settled), 0);
-    return are_some(thread);
-  }
+  // By each lane once, for tiles that do not concern it as well.
+  FLASHGEN_DEVICE void end_marking() { mbarrier_arrive(shared_address(&marked)); }
 };
 
 }  // namespace flashgen
@@ -3935,7 +4033,6 @@ constexpr ForwardSm90Config kConfig{
     .consumer_registers = 232,
     .section_heads = 32,       // heads that are worked on at the same time
     .doubles_to = 640,         // keys up to which the last of these are twice as many
-    .short_to = 800,           // keys up to which a block's first tile may be a short one
     .longest_first = true,     // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = true,      // exponentials do not take the place of scores
@@ -3945,7 +4042,6 @@ constexpr ForwardSm90Config kConfig{
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = true,         // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
-    .steps_to_ask = 12,        // first tiles of so many steps have values looked through
     .has_lower = false,        // the mask ends on the left
     .has_upper = true,         // the mask ends on the right
 };
@@ -3979,19 +4075,19 @@ struct Params {
 static_assert(sizeof(Params) == 640, "the launcher packs Params into 640 bytes");
 
 namespace smem {
-constexpr u32 kZeros = 0;           // in place of keys that not all of a consumer's queries attend to
-constexpr u32 kQ = 1024;            // Q_i, 2 slots of 128 rows
-constexpr u32 kK = 66560;           // K_j, 2 slots
-constexpr u32 kV = 132096;          // V_j, 2 slots
-constexpr u32 kO = 197632;          // O_i, on its way out
-constexpr u32 kQBarriers = 230400;  // for each slot: it is full, it is empty
-constexpr u32 kKBarriers = 230528;
-constexpr u32 kVBarriers = 230656;
-constexpr u32 kTileBarriers = 230784;
-constexpr u32 kTiles = 230912;    // which tiles of queries come next
-constexpr u32 kReaches = 231040;  // and where each consumer's keys lie
-constexpr u32 kDoubts = 231168;   // which tiles of queries bad values may have reached
-constexpr u32 kBytes = 231344;
+constexpr u32 kQ = 0;               // Q_i, 2 slots of 128 rows
+constexpr u32 kK = 65536;           // K_j, 2 slots
+constexpr u32 kV = 131072;          // V_j, 2 slots
+constexpr u32 kO = 196608;          // O_i, on its way out
+constexpr u32 kSifting = 229376;    // which values of a tile are bad
+constexpr u32 kQBarriers = 231488;  // for each slot: it is full, it is empty
+constexpr u32 kKBarriers = 231520;
+constexpr u32 kVBarriers = 231552;
+constexpr u32 kTileBarriers = 231584;
+constexpr u32 kTiles = 231616;    // which tiles of queries come next
+constexpr u32 kReaches = 231648;  // and where each consumer's keys lie
+constexpr u32 kDoubts = 231776;   // which tiles of queries bad values may have reached
+constexpr u32 kBytes = 231928;
 }  // namespace smem
 
 #line 38
@@ -4005,8 +4101,9 @@ using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 #line 51
 using TileDoubts = Doubts<kConfig.tile_slots, Shape::consumer_warps>;
+using ValueSifting = Sifting<Shape::VTile, kConfig.stages>;
 
-#line 54
+#line 55
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -4032,16 +4129,18 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 86
+#line 87
   FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
     return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
   }
-#line 91
+#line 92
+  static_assert(smem::kSifting + sizeof(ValueSifting) <= smem::kQBarriers, "the plan leaves room for what is sifted");
+  FLASHGEN_DEVICE ValueSifting& sifting() const { return *reinterpret_cast<ValueSifting*>(base + smem::kSifting); }
   static_assert(smem::kDoubts + sizeof(TileDoubts) <= smem::kBytes, "the plan leaves room for what is in doubt");
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
 };
 
-#line 96
+#line 99
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -4056,60 +4155,61 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 111
+#line 114
+// Whether the mask cuts through a tile of keys for some query of the tile, so that its values may be sifted. The
+// end of the keys does not count: zeros lie beyond.
+FLASHGEN_DEVICE bool is_cut(const Params& p, const RowTile& rows, i32 key_tile) {
+  const i32 first_key = key_tile * kConfig.tile_kv;
+  return !mask_of(p, rows).is_full(rows.first_q, end_q(p, rows), first_key,
+                                   smaller(first_key + kConfig.tile_kv, p.len_kv));
+}
+
 // The queries of one consumer, at least one row.
 FLASHGEN_DEVICE Range queries_of(const Params& p, const RowTile& rows, i32 consumer) {
   const i32 row = rows.first_q + consumer * kWarpgroupRows;
   return {row, larger(row + 1, smaller(row + kWarpgroupRows, p.len_q))};
 }
-// The tiles of so many keys that the mask leaves whole for them. The end of the keys does not count: zeros lie
-// beyond.
-FLASHGEN_DEVICE Range whole_keys(const Params& p, const RowTile& rows, i32 consumer, i32 tile) {
-  const Range queries = queries_of(p, rows, consumer);
-  return mask_of(p, rows).full_key_tiles(queries.begin, queries.end, tile);
-}
-
 FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer) {
   const Range queries = queries_of(p, rows, consumer);
   // Rows beyond the last query attend to nothing.
   const bool are_some = queries.begin < p.len_q;
   const Range keys =
       are_some ? mask_of(p, rows).key_tiles(queries.begin, queries.end, kConfig.tile_kv) : Range{0, 0};
-  return {keys_of(p, rows), keys, whole_keys(p, rows, consumer, kConfig.tile_kv)};
+  return {keys_of(p, rows), keys, mask_of(p, rows).full_key_tiles(queries.begin, queries.end, kConfig.tile_kv)};
 }
 
-#line 133
+#line 137
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 137
+#line 141
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 141
+#line 145
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
-#line 145
-  // From which kind of tile of queries on values are used as they come. Compilers would make a stream for each constant.
-  i32 used_as_they_come = opaque(kPlainTile);
-
 #line 149
+  // From which kind of tile of queries on values are used as they come: compilers would make a stream for each constant.
+  i32 plain = opaque(kPlainTile);
+
+#line 153
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 152
+#line 156
     reach = shared.reach(tile_at, consumer);
-#line 154
+#line 158
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 160
+#line 164
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 166
+#line 170
     return step;
   }
 
@@ -4118,13 +4218,13 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 177
+#line 181
     --next.key_tile;
-#line 179
+#line 183
     return next;
   }
 
-#line 183
+#line 187
   // Behind the last step, the first one of tiles of queries that are taken once more, if there are any still to come.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
     const bool have_come = shared.doubts().have_come();
@@ -4157,61 +4257,70 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
+  // A tile of values, when its slot has been let go of; it may have to be sifted.
+  const auto load_values = [&](i32 tile, i32 head, i32 sequence, bool is_sifted) {
+    if (elected) {
+      shared.v_ring.wait_empty(v_at);
+#line 29
+      u32 full = shared.v_ring.full(v_at);
+      if (is_sifted) full = shared.sifting().send(v_at.slot());
+#line 34
+      mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
+      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
+    }
+    v_at.advance();
+  };
   // The number of a further tile of queries.
   const auto draw = [&]() {
-#line 27
+#line 42
     if (shared.doubts().repeats()) return shared.doubts().draw();
-#line 29
+#line 44
     return draw_tile(p);
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 34
+#line 49
     RowTile rows = {};
     if (number < p.tiles) {
       // Short keys and values of more heads stay in the cache, too.
       const i32 last_heads = (p.len_kv <= kConfig.doubles_to * p.group ? 2 : 1) * kConfig.section_heads;
-#line 45
       const SectionPlace place = place_in_sections<kConfig.section_heads>(number, p.tiles, p.q_tiles, last_heads);
-#line 47
       rows = row_tile_at<kConfig.tile_q, true>(p, place);
     }
-#line 53
+#line 60
     // Of the end they are told when it is known that no tile is taken once more before it.
     if (!rows.exists) return rows;
     if (elected) shared.doubts().note(number);
     if (thread.lane < kConfig.consumers) shared.tile_ring.wait_empty(tile_at);
     // All who may doubt have read what was in the slot before.
     warp_sync();
+#line 71
     if (shared.doubts().are_some(thread)) {
-      rows.exists = kDoubtedTile;
+      rows.exists = kSiftedTile;
     } else {
-#line 63
-      const bool is_asked = tile_at.count == 0 && keys_of(p, rows).size() >= kConfig.steps_to_ask;
-      rows.exists = is_asked ? kFirstTile : kPlainTile;
-#line 68
+      rows.exists = kPlainTile;
       if (elected) shared.doubts().is_unseen();
     }
-#line 72
+#line 79
     // A lane for each consumer's reach. Each arrives by itself, so none can be a round late.
     if (thread.lane < kConfig.consumers) {
       shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane);
       if (elected) shared.tiles[tile_at.slot()] = rows;
-#line 83
+#line 90
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
     load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
-#line 90
+#line 97
   // Tells everyone that there is no other.
   const auto tell_end = [&]() {
     if (thread.lane < kConfig.consumers) {
       shared.tile_ring.wait_empty(tile_at);
-#line 95
+#line 102
       shared.reach(tile_at, thread.lane) = {};
-#line 97
+#line 104
       if (elected) shared.tiles[tile_at.slot()] = {};
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
@@ -4235,7 +4344,10 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // Values come behind the keys of the next step. Where keys lead, also from one tile of queries to the next: which
   // tile of them is still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
+#line 6
+  bool left_is_sifted = false;
 
+#line 9
   // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
   // is told of in one place: compilers make a copy of each, and take their time for it.
   RowTile rows = {};
@@ -4253,19 +4365,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       k_at.advance();
     };
+#line 27
+    const auto is_sifted = [&](i32 tile) {
+      return rows.exists == kSiftedTile && is_cut(p, rows, tile);
+    };
+#line 31
     // Elsewhere the head is known, and the tile, and there are no registers to spare.
     const auto load_values_left = [&](i32 tile) {
       const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
       if (left < 0) return;
-      if (elected) {
-        shared.v_ring.wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
-        const u32 full = shared.v_ring.full(v_at);
-        const i32 head = kConfig.keys_lead ? left_head : head_kv;
-        const i32 sequence = kConfig.keys_lead ? left_sequence : rows.sequence;
-        shared.v.slot(v_at.slot()).load(p.v_map, full, left * kConfig.tile_kv, head, sequence);
-      }
-      v_at.advance();
+      load_values(left, kConfig.keys_lead ? left_head : head_kv, kConfig.keys_lead ? left_sequence : rows.sequence, kConfig.keys_lead ? left_is_sifted : is_sifted(left));
+#line 37
       values_left = -1;
     };
     RowTile next = {};
@@ -4294,17 +4404,49 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       values_left = tile;
       left_head = head_kv;
       left_sequence = rows.sequence;
+#line 66
+      left_is_sifted = is_sifted(tile);
     }
+#line 69
     rows = next;
     if (!rows.exists) {
-#line 68
+#line 72
       if (!begins_again()) break;
     }
-#line 73
+#line 77
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 122 "kernels/forward_sm90/producer.j2"
+#line 130 "kernels/forward_sm90/producer.j2"
+  if (elected) {
+    // What the place held before has been sifted when a slot is free again.
+    shared.v_ring.wait_empty(v_at);
+    mbarrier_arrive(shared.sifting().send(ValueSifting::kNoSlot));
+  }
+#line 136
   if (elected) leave_counters(p);
+}
+
+#line 2 "kernels/forward_sm90/sifter.j2"
+// ---- Those who sift: the three warps beside the producer, which have nothing to do before there may be bad values.
+// They hand on what the producer sends them.
+FLASHGEN_DEVICE void sift(const Shared& shared, Thread thread) {
+  ValueSifting& sifting = shared.sifting();
+  ValueSifting::Where at;
+  bool has_warned = false;
+  for (;;) {
+    const i32 slot = sifting.receive(at);
+    if (slot == ValueSifting::kNoSlot) return;
+    sifting.sift(shared.base + smem::kV + slot * Shape::VTile::bytes, thread);
+    if (thread.index() == ValueSifting::kFirstWarp * kWarpSize) {
+      sifting.wait_for_all(at);
+      const bool has_found = sifting.has_found();
+      if (has_found && !has_warned) shared.doubts().warn();
+      has_warned |= has_found;
+      mbarrier_arrive(shared.v_ring.full_of(slot));
+    }
+    sifting.end_sifting(at);
+    at.advance();
+  }
 }
 
 #line 2 "kernels/forward_sm90/consumer.j2"
@@ -4351,9 +4493,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto pass_turn = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 91
-  // The barrier of this consumer's warps among themselves. Those of turns come first.
-  const auto own_barrier = [&]() { return kConfig.consumers + 1 + consumer; };
 #line 94
   const auto multiply_keys = [&]() {
     // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
@@ -4370,61 +4509,35 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   };
 #line 109
-  // Whether bad values of V_j are kept from queries that do not attend to them, as the mask cuts through it for some
-  // of this consumer's, and there have been bad values, or it is not known yet.
-  const auto keeps_apart = [&](const Step& step) {
-#line 115
-    return step.rows.exists < at.used_as_they_come &&
-           !whole_keys(p, step.rows, consumer, kConfig.tile_kv).has(step.key_tile);
+  // Whether bad values have been taken out of V_j, as the mask cuts through it for some query of the tile.
+  const auto is_sifted = [&](const Step& step) {
+    return step.rows.exists < at.plain && is_cut(p, step.rows, step.key_tile);
   };
-#line 119
-  // How many groups of V_j's keys, from the first on, all of this consumer's queries attend to.
-  constexpr i32 groups = kConfig.tile_kv / kKeyGroup;
-  const auto whole_groups = [&](const Step& step) {
-#line 125
-    const Range whole = whole_keys(p, step.rows, consumer, kKeyGroup);
-    const i32 first = step.key_tile * groups;
-    return whole.begin > first ? 0 : larger(0, smaller(groups, whole.end - first));
-  };
-#line 130
-  // All tiles of queries from this one on are in doubt for this consumer, whatever they are told for.
-  const auto keep_apart_from = [&](i32 tile_number) {
-    shared.doubts().end_doubts(tile_number, self.again());
-    // Of a constant compilers would make a second stream.
-    at.used_as_they_come = opaque(kSeenTile);
-  };
-#line 137
-  // Whether V_j has bad values from a group of keys on, which this consumer's warps look for together.
-  const auto are_bad = [&](i32 group) {
-    const u8* const values = shared.base + smem::kV + at.v_at.slot() * Shape::VTile::bytes;
-    const bool found = has_bad_values<Shape::VTile>(values, group, self.again().index() % kWarpgroupSize);
-    return warp_any(named_barrier_any(own_barrier(), kWarpgroupSize, found));
-  };
-#line 166
+#line 135
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 172
+#line 141
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 175
+#line 144
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 179
+#line 148
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 182
+#line 151
     wgmma_pin(scores);
-#line 184
+#line 153
     release_keys(step);
-#line 194
+#line 163
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 200
+#line 169
 #pragma unroll 1
     for (;;) {
-#line 205
+#line 174
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -4434,7 +4547,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 238
+#line 207
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -4451,32 +4564,24 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     // The tile after it has been read of.
     const i32 tile_number = static_cast<i32>(at.tile_at.count) - 2;
 #line 19
-    const bool is_known = step.rows.exists == kDoubtedTile || step.rows.exists == kSeenTile;
-    // Behind the first one in doubt the consumer's warps go on as one, so that tiles that have been told of by now are not
-    // spoilt as well.
-    const auto some_show = [&](bool show) {
-      return warp_any(named_barrier_any(own_barrier(), kWarpgroupSize, show));
-    };
-    if (!is_known && at.used_as_they_come == kPlainTile && some_show(!is_finite_row(out, 0)) &&
-        some_show(shows_bad_values(out, rows.sum))) {
-      keep_apart_from(tile_number + 1);
-      shared.doubts().doubt(step.rows.exists == kFirstTile || step.rows.exists == kSeenFirstTile ? 1 : tile_number, thread);
-    }
-#line 31
+    const bool is_plain = step.rows.exists == kPlainTile;
+    if (is_plain && warp_any(!is_finite_row(out, 0)) && warp_any(shows_bad_values(out, rows.sum)))
+      shared.doubts().doubt(tile_number, thread);
+#line 23
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 33
+#line 25
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 36
+#line 28
     if (thread.lane == 0) {
       // Those of a tile that is taken once more come after the first ones.
-      if (is_known) {
-        bulk_wait<0>();
-      } else {
+      if (is_plain) {
         bulk_wait_read<0>();
+      } else {
+        bulk_wait<0>();
       }
     }
-#line 47
+#line 39
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -4485,7 +4590,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 60
+#line 52
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -4506,51 +4611,44 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 17
+#line 15
   // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
-#line 23
+#line 21
   bool looks = false;
 
-#line 30
-  // How many groups of a step's keys, from the first on, are multiplied for all of the consumer's queries: all, but where
-  // bad values are kept apart.
-  i32 together = groups;
-#line 34
+#line 27
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 39
-    const MatrixDescriptor values = shared.v.slot(at.v_at.slot()).by_rows();
-#line 41
-    const FirstGroups used = {values, zero_descriptor(shared_address(shared.base + smem::kZeros)), together};
-#line 45
-    issue_output_in_fours<Shape::VTile>(out, probabilities, used, step.continues != 0);
+#line 32
+    const Shape::VTile values = shared.v.slot(at.v_at.slot());
+    issue_output_in_fours(out, probabilities, values, step.continues != 0);
     pass_turn();
   };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
-#line 54
+#line 42
     step = Step::none();
-#line 59
+#line 47
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 63
+#line 51
     looks = needs_look(next);
-#line 65
+#line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them, while the values before are multiplied.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 71
+#line 59
     wgmma_wait<0>();
     wgmma_pin(out);
     if (step.exists()) release_values();
-#line 75
+#line 63
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -4561,7 +4659,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
   // The scores of the next step, perhaps the first ones of the next tile, ...
   const auto multiply_next_keys = [&](bool are_first) {
-#line 88
+#line 76
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -4575,57 +4673,46 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 102
+#line 90
     looks = needs_look(next);
   };
-#line 106
-  // Of a step whose bad values are kept from queries that do not attend to them: what is each warp's matter, which comes
-  // before all else, as products add up the last keys first. The others are left to be multiplied `together`.
-  const auto multiply_cut = [&](const Shape::Probabilities& probabilities) {
+#line 94
+  // Of a step whose values have been sifted, before they are multiplied: results that bad ones should have reached become
+  // NaN, and stay it whatever is added.
+  const auto mark = [&]() {
     shared.v_ring.wait_full(at.v_at);
-    together = whole_groups(step);
-#line 112
-    // If there is anything, which is asked in a block's first tile. That is right as it is, then, and nothing may be known
-    // yet of the second one.
-    if (warp_any(step.rows.exists == kFirstTile)) {
-      if (are_bad(together)) {
-        shared.doubts().doubt(1, self.again());
-        keep_apart_from(1);
-      } else {
-        together = groups;
-      }
-    }
-#line 123
+    shared.sifting().begin_marking();
     if (step.continues == 0) clear(out);
     step.continues = 1;
-    const Thread thread = self.again();
-    const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
-    const Shape::VTile values = shared.v.slot(at.v_at.slot());
-    multiply_cut_values(out, probabilities, values, together, mask_of(p, step.rows), row, key, thread);
+    if (warp_any(shared.sifting().has_found())) {
+      const Thread thread = self.again();
+      const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
+      u32 allowed[2];
+      find_allowed<kConfig.tile_kv / 8>(allowed, mask_of(p, step.rows), row, key, thread);
+      mark_reached(out, ValueSifting::Bits{shared.sifting().bits}, allowed, thread);
+    }
+    shared.sifting().end_marking();
   };
-#line 131
+#line 111
   // Whether the next step is computed here, and its scores with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
-#line 135
-    together = groups;
-#line 137
+#line 116
     // One question in most steps.
-    if (next.rows.exists < at.used_as_they_come) {
-      if (warp_any(keeps_apart(step))) {
-#line 143
-        return false;
-#line 146
+    if (smaller(step.rows.exists, next.rows.exists) < at.plain) {
+      if (warp_any(is_sifted(step))) {
+        mark();
+#line 121
       } else if (!step.is_last()) {
         // What the mask cuts comes first.
-        next.rows.exists = step.rows.exists == kFirstTile ? kSeenFirstTile : kSeenTile;
+        next.rows.exists = kSeenTile;
       }
-#line 151
+#line 126
       if (!next.exists()) return false;
     }
     return true;
   };
-#line 158
+#line 133
   // A step's values and the scores of the next one.
   const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
     const bool ends = step.is_last();
@@ -4633,10 +4720,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
     prepare_next(ends);
-#line 170
+#line 145
     wgmma_wait<1>();
   };
-#line 181
+#line 156
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
@@ -4645,44 +4732,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     wgmma_pin(out);
   };
-#line 190
+#line 165
   // Behind the last step: perhaps tiles of queries are taken once more.
   const auto end_stream = [&]() {
     next = at.once_more(p, shared, thread);
     begin_rows(next);
   };
 
-#line 201
+#line 176
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   Shape::Probabilities probabilities;
-#line 205
-  // Whether a step's values are left to be multiplied apart. That stands where a stream begins, as there is hardly ever
-  // anything to do, and others would have to wait for instructions behind it.
-  bool is_left = false;
-#line 209
-  while (is_left || next.exists()) {
-#line 211
-    bool goes, is_alone = false;
-#line 214
-    if (is_left) {
-      is_left = false;
-      multiply_cut(probabilities);
-#line 218
-      goes = next.exists();
-      is_alone = !goes;
-#line 221
-    } else {
-#line 237
+  while (next.exists()) {
+#line 197
     begin();
-#line 239
+#line 199
     take_in(probabilities);
-    goes = goes_on();
-    }
-#line 244
     // Twice in the loop's body, so that what one step writes is what the next one reads.
     Shape::Probabilities odd;
-    if (goes) {
+    if (goes_on()) {
       for (;;) {
         multiply_both(probabilities);
         take_in(odd);
@@ -4695,30 +4763,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (!goes_on()) break;
       }
     }
-#line 260
-    if (!is_alone) {
-      is_left = warp_any(keeps_apart(step));
-      if (is_left) continue;
-    }
-#line 280
+#line 225
     multiply_alone(probabilities);
     release_values();
     if (step.is_last()) {
-#line 291
+#line 236
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
-#line 296
+#line 241
     if (!next.exists()) end_stream();
   }
-#line 299
+#line 244
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 302
+#line 247
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 208 "kernels/forward_sm90.cu.j2"
+#line 216 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4730,18 +4793,15 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * consumer_warps);
-#line 220
+#line 228
     shared.doubts().init_barriers();
-#line 222
+    shared.sifting().init(kWarpSize * consumer_warps);
+#line 231
     fence_mbarrier_init();
   }
-#line 225
-  if (thread.warp == 2) {
-    static_assert(kZeroBytes == kWarpSize * sizeof(u32), "a word for each lane");
-    reinterpret_cast<u32*>(base + smem::kZeros)[thread.lane] = 0;
-    shared.doubts().begin(thread);
-  }
-#line 231
+#line 234
+  if (thread.warp == 2) shared.doubts().begin(thread);
+#line 236
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -4752,20 +4812,21 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   griddep_wait();
   griddep_launch_dependents();
 
-#line 254
+#line 263
   // The registers that copying does not need go to those who compute.
   if (thread.warp >= 4) {
-#line 242
-    setmaxnreg_inc<kConfig.consumer_registers>();
-#line 244
-    // Of the zeros, which the tensor cores read. While first tiles come there is time for it.
-    fence_proxy_async_shared();
 #line 247
+    setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
-#line 256
+#line 265
   } else {
-#line 250
+#line 251
     setmaxnreg_dec<kConfig.producer_registers>();
-    if (thread.warp == 0) produce(p, shared, thread);
+#line 253
+    if (thread.warp == 0) {
+      produce(p, shared, thread);
+    } else {
+      sift(shared, thread);
+    }
   }
 }

@@ -8,16 +8,16 @@
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 192
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
-// smem     205344 bytes
+// smem     205024 bytes
 //            q                   0 to  49152  Q_i, 2 slots of 192 rows
 //            k               49152 to 114688  K_j, 4 slots
 //            v              114688 to 180224  V_j, 4 slots
 //            o              180224 to 204800  O_i, on its way out
 //            q_barriers     204800 to 204832  for each slot: it is full, it is empty
-//            k_barriers     204928 to 204992
-//            v_barriers     205056 to 205120
-//            tile_barriers  205184 to 205216
-//            tiles          205312 to 205344  which tiles of queries come next
+//            k_barriers     204832 to 204896
+//            v_barriers     204896 to 204960
+//            tile_barriers  204960 to 204992
+//            tiles          204992 to 205024  which tiles of queries come next
 // because  three warpgroups, as exponentials and not products set the pace at this width
 
 #line 5 "kernels/forward_sm90.cu.j2"
@@ -361,6 +361,15 @@ FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, 
 }
 
 FLASHGEN_DEVICE void mma_finish() {}
+
+// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
+FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
 
 // 8-bit elements: twice the depth (sm_89 and later).
 FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -2645,8 +2654,19 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
   return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
 }
 
-// The same for a band, for rows of queries that exist or whose results nobody looks at: which columns of a
-// row are allowed is two numbers, and made of these a bit for each, of which assemblers test seven at once.
+// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
+// bit for each.
+template <bool has_lower, bool has_upper>
+FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
+  i32 end = mask.len_kv - key;
+  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
+  u32 allowed = ~bits_from(end);
+  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
+  return allowed;
+}
+
+// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
+// test seven at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -2655,11 +2675,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
-    const i32 row = q + 8 * h;
-    i32 end = mask.len_kv - key;
-    if constexpr (has_upper) end = smaller(end, row + mask.upper - key + 1);
-    u32 allowed = ~bits_from(end);
-    if constexpr (has_lower) allowed &= bits_from(row + mask.lower - key);
+    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
 #pragma unroll
     for (i32 i = 0; i < 2 * column_blocks; ++i) {
       if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
@@ -2667,10 +2683,62 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// The same for any mask. What it asks of the order of keys is bits, too. What it asks of keys besides is
-// found for 32 of them at a time, a lane for each, and handed around; where it asks much of every pair in a
-// loop, or, where registers are scarce, for 16 keys at a time: so much code would stand there otherwise, and
-// so much of it at once, that nothing else found room.
+// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
+// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
+// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
+// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
+// nothing else found room.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                    Thread thread) {
+  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
+  constexpr i32 blocks_at_once = kWarpSize / 8;
+  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                           mask.query_at(first_q + thread.row() + 8)};
+  const i32 first_column = first_key + thread.column();
+  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::asks_besides) {
+#pragma unroll 1
+    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
+      const i32 key = first_key + 8 * first;
+      const typename Mask::Key own = mask.key_at(key + thread.lane);
+      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+      constexpr i32 at_once = Mask::is_light ? 4 : 1;
+      // What is asked of keys beyond the tile has no bits.
+      const i32 count =
+          2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
+#pragma unroll(at_once)
+      for (i32 i = 0; i < count; ++i) {
+        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+        const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+        }
+      }
+    }
+  }
+}
+
+// Bits of those that it allows; of a band they are known by themselves.
+template <i32 column_blocks, class Mask>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
+                                  Thread thread) {
+  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
+}
+template <i32 column_blocks, bool has_lower, bool has_upper>
+FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
+                                  i32 first_key, Thread thread) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h)
+    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
+}
+
+// The same for any mask. Where it asks little of keys besides their order, the answers are not bits first.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
@@ -2703,29 +2771,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
       }
     }
   } else {
-    // Of bits of what is forbidden, assemblers test seven at once.
-    u32 forbidden[2] = {~allowed_in_order(0), ~allowed_in_order(1)};
-    if constexpr (Mask::asks_besides) {
-#pragma unroll 1
-      for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-        const i32 key = first_key + 8 * first;
-        const typename Mask::Key own = mask.key_at(key + thread.lane);
-        // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
-        constexpr i32 at_once = Mask::is_light ? 4 : 1;
-        // What is asked of keys beyond the tile has no bits.
-        const i32 count =
-            2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
-#pragma unroll(at_once)
-        for (i32 i = 0; i < count; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
+    u32 forbidden[2];
+    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
 #pragma unroll
@@ -2775,23 +2822,13 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   wgmma_commit();
 }
 
-// The groups of 16 keys that are multiplied, one at a step: all of a tile of V.
-struct AllGroups {
-  MatrixDescriptor first;
-
-  template <class Tile>
-  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
-    return first.advanced(Tile::along_rows(step));
-  }
-};
-
-// Of the first `left` groups, the last one first.
-template <class VTile, class Groups, i32 left = VTile::rows / 16>
+// Of the first `left` groups of 16 keys, the last one first.
+template <class VTile, i32 left = VTile::rows / 16>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       const Groups& groups, bool kept) {
+                                       MatrixDescriptor right, bool kept) {
   using T = typename VTile::Element;
   constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
-  const auto b = [&](i32 i) { return groups.template group<VTile>(first + i); };
+  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(first + i)); };
   if constexpr (at_once == 4) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
     const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
@@ -2799,16 +2836,17 @@ FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VT
   } else {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
   }
-  if constexpr (first > 0) issue_output_from<VTile, Groups, first>(out, probabilities, groups, true);
+  if constexpr (first > 0) issue_output_from<VTile, first>(out, probabilities, right, true);
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, as with a causal mask
-// these are what may have to be multiplied by each warp before (cut_values.cuh).
-template <class VTile, class Groups>
+// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, which is up to 1 %
+// faster.
+template <class VTile>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           const Groups& groups, bool kept) {
+                                           VTile v, bool kept) {
+  const MatrixDescriptor right = v.by_rows();
   wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, groups, kept);
+  issue_output_from<VTile>(out, probabilities, right, kept);
   wgmma_commit();
 }
 
@@ -2887,7 +2925,8 @@ struct Ring {
   // Where its barriers lie: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
+  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
   // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
@@ -2968,22 +3007,6 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   const i32 of_last = number - before * tiles_of_head;
   if (of_last < 0) return place_in_sections<section_heads>(number, before * tiles_of_head, tiles_of_head);
   return {of_last / in_last, before + of_last % in_last};
-}
-
-// The same where so many heads begin: the last tiles of these come first, one of each, then what is left of
-// them, and then other heads. There are at least two tiles of a head.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_behind_last_ones(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads,
-                                                    i32 begun) {
-  const i32 left = number - begun, of_begun = begun * (tiles_of_head - 1);
-  if (left < 0) return {tiles_of_head - 1, number};
-  // Compilers would make a copy for each of two calls.
-  const bool is_begun = left < of_begun;
-  SectionPlace place = place_in_sections<section_heads>(
-      is_begun ? left : left - of_begun, is_begun ? of_begun : tiles - begun * tiles_of_head,
-      is_begun ? tiles_of_head - 1 : tiles_of_head, last_heads);
-  if (!is_begun) place.head += begun;
-  return place;
 }
 
 // The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
@@ -3339,7 +3362,6 @@ struct ForwardSm90Config {
   i32 consumer_registers;
   i32 section_heads;
   i32 doubles_to;
-  i32 short_to;
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
@@ -3349,7 +3371,6 @@ struct ForwardSm90Config {
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
-  i32 steps_to_ask;
   bool has_lower;
   bool has_upper;
 };
@@ -3422,10 +3443,10 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers. Values are kept apart where the mask cuts if there have
-// been bad ones, and in a block's first tile if there are some; of a plain tile they are used as they come,
-// as long as nobody doubts it; of a tile of which all that the mask cuts is over they always are.
-constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4, kSeenFirstTile = 5;
+// What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
+// ones, and in a block's first tile; of a plain tile they are used as they come, and of one of which all that
+// the mask cuts is over.
+constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
 // ---- The output
 
@@ -3457,7 +3478,6 @@ constexpr ForwardSm90Config kConfig{
     .consumer_registers = 160,
     .section_heads = 1,        // heads that are worked on at the same time
     .doubles_to = 640,         // keys up to which the last of these are twice as many
-    .short_to = 800,           // keys up to which a block's first tile may be a short one
     .longest_first = false,    // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
     .keeps_scores = true,      // exponentials do not take the place of scores
@@ -3467,7 +3487,6 @@ constexpr ForwardSm90Config kConfig{
     .ends_alone = false,       // the last values of a tile have a turn of their own
     .keys_lead = false,        // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
-    .steps_to_ask = 12,        // first tiles of so many steps have values looked through
     .has_lower = false,        // the mask ends on the left
     .has_upper = false,        // the mask ends on the right
 };
@@ -3506,11 +3525,11 @@ constexpr u32 kK = 49152;           // K_j, 4 slots
 constexpr u32 kV = 114688;          // V_j, 4 slots
 constexpr u32 kO = 180224;          // O_i, on its way out
 constexpr u32 kQBarriers = 204800;  // for each slot: it is full, it is empty
-constexpr u32 kKBarriers = 204928;
-constexpr u32 kVBarriers = 205056;
-constexpr u32 kTileBarriers = 205184;
-constexpr u32 kTiles = 205312;  // which tiles of queries come next
-constexpr u32 kBytes = 205344;
+constexpr u32 kKBarriers = 204832;
+constexpr u32 kVBarriers = 204896;
+constexpr u32 kTileBarriers = 204960;
+constexpr u32 kTiles = 204992;  // which tiles of queries come next
+constexpr u32 kBytes = 205024;
 }  // namespace smem
 
 #line 38
@@ -3523,7 +3542,7 @@ using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 
-#line 54
+#line 55
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -3551,7 +3570,7 @@ struct Shared {
   }
 };
 
-#line 96
+#line 99
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3566,29 +3585,29 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 133
+#line 137
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 141
+#line 145
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
-#line 149
+#line 153
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 154
+#line 158
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 160
+#line 164
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 166
+#line 170
     return step;
   }
 
@@ -3597,9 +3616,9 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 177
+#line 181
     --next.key_tile;
-#line 179
+#line 183
     return next;
   }
 };
@@ -3627,22 +3646,34 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
+  // A tile of values, when its slot has been let go of.
+  const auto load_values = [&](i32 tile, i32 head, i32 sequence) {
+    if (elected) {
+      shared.v_ring.wait_empty(v_at);
+#line 32
+      const u32 full = shared.v_ring.full(v_at);
+#line 34
+      mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
+      shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
+    }
+    v_at.advance();
+  };
   // The number of a further tile of queries.
   const auto draw = [&]() {
-#line 29
+#line 44
     return draw_tile(p);
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 50
+#line 57
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, false>(p, number);
-#line 77
+#line 84
     if (elected) {
-#line 79
+#line 86
       shared.tile_ring.wait_empty(tile_at);
-#line 81
+#line 88
       shared.tiles[tile_at.slot()] = rows;
-#line 83
+#line 90
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3655,6 +3686,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   // tile of them is still to be brought, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
 
+#line 9
   // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
   // is told of in one place: compilers make a copy of each, and take their time for it.
   RowTile rows = {};
@@ -3672,19 +3704,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       k_at.advance();
     };
+#line 31
     // Elsewhere the head is known, and the tile, and there are no registers to spare.
     const auto load_values_left = [&](i32 tile) {
       const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
       if (left < 0) return;
-      if (elected) {
-        shared.v_ring.wait_empty(v_at);
-        mbarrier_arrive_expect_tx(shared.v_ring.full(v_at), Shape::VTile::bytes);
-        const u32 full = shared.v_ring.full(v_at);
-        const i32 head = kConfig.keys_lead ? left_head : head_kv;
-        const i32 sequence = kConfig.keys_lead ? left_sequence : rows.sequence;
-        shared.v.slot(v_at.slot()).load(p.v_map, full, left * kConfig.tile_kv, head, sequence);
-      }
-      v_at.advance();
+      load_values(left, kConfig.keys_lead ? left_head : head_kv, kConfig.keys_lead ? left_sequence : rows.sequence);
+#line 37
       values_left = -1;
     };
     RowTile next = {};
@@ -3714,15 +3740,16 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       left_head = head_kv;
       left_sequence = rows.sequence;
     }
+#line 69
     rows = next;
     if (!rows.exists) {
-#line 70
+#line 74
       break;
     }
-#line 73
+#line 77
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 122 "kernels/forward_sm90/producer.j2"
+#line 136 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -3791,31 +3818,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 166
+#line 135
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 172
+#line 141
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 175
+#line 144
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 179
+#line 148
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 182
+#line 151
     wgmma_pin(scores);
-#line 184
+#line 153
     release_keys(step);
-#line 194
+#line 163
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 200
+#line 169
 #pragma unroll 1
     for (;;) {
-#line 205
+#line 174
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3825,7 +3852,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 238
+#line 207
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3838,14 +3865,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 31
+#line 23
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 33
+#line 25
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 45
+#line 37
     if (thread.lane == 0) bulk_wait_read<0>();
-#line 47
+#line 39
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -3854,7 +3881,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 60
+#line 52
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -3875,43 +3902,40 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 17
+#line 15
   // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
-#line 23
+#line 21
   bool looks = false;
 
-#line 34
+#line 27
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 39
-    const MatrixDescriptor values = shared.v.slot(at.v_at.slot()).by_rows();
-#line 43
-    const AllGroups used = {values};
-#line 45
-    issue_output_in_fours<Shape::VTile>(out, probabilities, used, step.continues != 0);
+#line 32
+    const Shape::VTile values = shared.v.slot(at.v_at.slot());
+    issue_output_in_fours(out, probabilities, values, step.continues != 0);
     pass_turn();
   };
   // The first scores, with nothing to overlap, and out of turn.
   const auto begin = [&]() {
-#line 54
+#line 42
     step = Step::none();
-#line 59
+#line 47
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 63
+#line 51
     looks = needs_look(next);
-#line 65
+#line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, looks);
-#line 75
+#line 63
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -3922,7 +3946,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
   // The scores of the next step, perhaps the first ones of the next tile, ...
   const auto multiply_next_keys = [&](bool are_first) {
-#line 88
+#line 76
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3936,17 +3960,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 102
+#line 90
     looks = needs_look(next);
   };
-#line 131
+#line 111
   // Whether the next step is computed here, and its scores with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
-#line 155
+#line 130
     return is_mine(next) && !(step.is_last() && kConfig.ends_alone);
   };
-#line 158
+#line 133
   // A step's values and the scores of the next one.
   const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
     const bool ends = step.is_last();
@@ -3954,19 +3978,19 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
     prepare_next(ends);
-#line 166
+#line 141
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
   };
-#line 174
+#line 149
   // Both, if the stream goes on.
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     if (!goes_on()) return false;
     multiply_both(probabilities);
     return true;
   };
-#line 181
+#line 156
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
@@ -3976,12 +4000,11 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(out);
   };
 
-#line 202
+#line 177
   // The stream is one run of steps, but where some pass by.
   Shape::Probabilities probabilities;
-#line 209
   while (next.exists()) {
-#line 224
+#line 181
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -3989,34 +4012,35 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       shared.v_ring.wait_full(at.v_at);
       take_turn();
       pass_turn();
+#line 191
       release_values();
       const i32 continues = next.continues;
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 237
+#line 197
     begin();
-#line 271
+#line 221
     // The first scores of a stream have a text of their own, and the other one follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 280
+#line 225
     multiply_alone(probabilities);
     release_values();
     if (step.is_last()) {
-#line 291
+#line 236
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
   }
-#line 299
+#line 244
   // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
   if (self.again().warp / 4 == 1) take_turn();
-#line 302
+#line 247
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 208 "kernels/forward_sm90.cu.j2"
+#line 216 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -4028,10 +4052,10 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * consumer_warps);
-#line 222
+#line 231
     fence_mbarrier_init();
   }
-#line 231
+#line 236
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -4042,17 +4066,17 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   griddep_wait();
   griddep_launch_dependents();
 
-#line 254
+#line 263
   // The registers that copying does not need go to those who compute.
   if (thread.warp >= 4) {
-#line 242
-    setmaxnreg_inc<kConfig.consumer_registers>();
 #line 247
+    setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
-#line 256
+#line 265
   } else {
-#line 250
+#line 251
     setmaxnreg_dec<kConfig.producer_registers>();
+#line 259
     if (thread.warp == 0) produce(p, shared, thread);
   }
 }

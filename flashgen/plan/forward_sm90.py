@@ -29,12 +29,6 @@ _SECTION_COLUMNS = 4096
 #: end at more nearly the same time: on an H200 512 keys with a causal mask take .957 of the time at D=256, .989 at 128
 #: and 1.00 at 64, 1k .986, 1.009 and 1.006, and 2k 1.000, 1.019 and .994.
 _KEYS_TO_DOUBLE = 640
-#: Up to so many keys a block's first tile is a short one, where its loss to bad values would count.
-_KEYS_TO_BEGIN_SHORT = 800
-#: Steps of a block's first tile of queries from which on its values are looked through for bad ones. With fewer it
-#: takes as long as to do such tiles once more: asked always, calls with 512 keys at D=128 took 5 % longer on an H200,
-#: when blocks waited for all of their warps there.
-_STEPS_TO_ASK = 12
 #: Why exponentials are relative to maxima where nobody asked for it.
 _BY_MAXIMA = (
     "Exponentials are relative to the maximum so far: under a cap that may be above 50 rows go on growing, and with "
@@ -125,7 +119,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 "heads that are worked on at the same time",
             ),
             Constant("doubles_to", _KEYS_TO_DOUBLE, "keys up to which the last of these are twice as many"),
-            Constant("short_to", _KEYS_TO_BEGIN_SHORT, "keys up to which a block's first tile may be a short one"),
             Constant("longest_first", has_end, "the last queries of a head go first"),
             Constant("running_maximum", running, "exponentials relative to the maximum so far"),
             Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
@@ -139,7 +132,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
             Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
             Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few keys are left"),
-            Constant("steps_to_ask", _STEPS_TO_ASK, "first tiles of so many steps have values looked through"),
             Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
             Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
         ),
@@ -171,7 +163,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("skips", skips),
                 ("contains", looks_through(spec)),
                 ("listed", is_listed(spec)),
-                ("apart_in_stream", _keeps_apart_in_stream(spec, capped, keeps and not row.values_first)),
+                ("sifts_first", looks_through(spec) and _sifts_first(spec)),
                 ("spans", is_listed(spec)),
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
@@ -182,7 +174,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("fine_cap", fine_cap),
                 ("modest_cap", modest_cap),
                 ("any_cap", capped and has_any_cap(spec)),
-                ("short_first", has_end and _begins_short(spec, capped)),
                 # Where streams end within a block, results of their last tiles are written behind the next scores, by
                 # the text that writes others, so that a step of logits beyond their cap, which has the longest way,
                 # finds its instructions: 16 times normal data under a cap of 200, causal, with 512 keys, take 1.47
@@ -204,28 +195,22 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     )
 
 
-def _keeps_apart_in_stream(spec: AttentionSpec, capped: bool, in_pairs: bool) -> bool:
-    """Whether values that are kept apart are multiplied within the stream of steps, and not where a stream begins."""
-    # Then the next scores are under way with them. Among 512 keys, causal, on H200s, bad values take 1.41 for 1.49
-    # times as long as none at head_dim 64, 1.37 for 1.50 at 192 and 1.42 for 1.49 at 256 under a cap. All steps jump
-    # over the instructions, though: at head_dim 64 normal data take .6 % longer, and under a cap up to 2.4 % at 64 and
-    # 3.5 % at 128, which are not given there, as 1.47 is what bad values take either way. Of steps in pairs each would
-    # have the instructions.
-    return looks_through(spec) and (spec.head_dim_v > 128 if capped else not in_pairs)
-
-
-def _begins_short(spec: AttentionSpec, capped: bool) -> bool:
-    """Whether a block's first tile of queries is a short one if there are few keys: bad values spoil it."""
-    # Among 512 and 768 keys, causal, caps of 30 to 200, on an H200: at head_dim 192 and 256 calls took 1.50 to 1.62
-    # times as long with bad values as without, and take 1.33 to 1.49 so. Normal data take 2 to 4 % more for it at these
-    # lengths. At head_dim 128 without a cap 1.47 and 1.49 (bf16, fp16) become 1.42, for 1.5 % that are not given there.
-    return capped and looks_through(spec) and spec.head_dim_v > 128
+def _sifts_first(spec: AttentionSpec) -> bool:
+    """Whether a block's first tile of queries is sifted, and not spoilt and taken once more, if values are bad."""
+    # Among 512 keys, causal, on an H200, bad values take up to 1.51 times as long as none at head_dim 192 and 256 so,
+    # and 1.54 and 1.69 without; with windows of 100 to 256 of 1k keys up to 1.36 and 1.59 at head_dim 128 for 1.56 and
+    # 1.74. Other values take 2 to 3.6 % longer with 512 keys, 1 to 2 % with 1k and none of it with many, and with small
+    # windows up to 5 %. At smaller head_dims with a causal mask 1.49 is the most without it.
+    return spec.head_dim_v > 128 or (spec.mask.has_lower and not is_listed(spec))
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:
     """Whether a block draws its next tile of queries late, so that none waits that another block could begin."""
-    # With a window tiles take as long as each other, and with holes nobody knows how many keys are left.
-    return not (row.ends_alone or spec.mask.has_lower or is_listed(spec))
+    # With holes nobody knows how many keys are left. With a window tiles take as long as each other, but the later one
+    # is told of, the fewer are spoilt where values are bad (1k keys, windows of 100 to 256 to one side and both, take
+    # .97 to 1.00 of the time on an H200): not beside three consumers, whose producer has no registers for it.
+    beyond = spec.mask.has_lower and row.consumers == 3
+    return not (row.ends_alone or beyond or is_listed(spec))
 
 
 def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:

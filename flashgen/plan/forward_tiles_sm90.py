@@ -37,8 +37,8 @@ from flashgen.spec import AttentionSpec, Schedule
 #: What a thread needs beside accumulators.
 _OTHER_REGISTERS = 30
 _CONSUMERS = (2, 3)
-#: Where the pattern of a swizzle begins anew.
-_SWIZZLE = 1024
+#: What barriers and what is told of tiles begin at multiples of.
+_WORD = 16
 #: Four lanes share a row, and each has a word with a bit for each of its keys.
 _MOST_KEYS = 4 * 32
 
@@ -86,6 +86,9 @@ def row_of(spec: AttentionSpec) -> Row:
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=min(row.tile_kv, 112))
     if loads := pair_loads(spec):
+        if narrow and spec.mask.has_lower and not is_listed(spec):
+            # The producer has to tell which tiles two sides of a band cut.
+            row = replace(row, registers=(40, 152))
         comes_ahead = all_ahead(spec, loads)
         tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
         row = replace(row, tile_kv=min(row.tile_kv, tiles[is_listed(spec)]))
@@ -163,29 +166,40 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     """What lies where in a block's shared memory."""
     dim, dim_v = row_bytes(spec)
     layout = SmemLayout()
-    if looks_through(spec):
-        # An operand is a few of them again and again. Tools that check addresses take it for as long as others, which
-        # would not fit behind the tiles; these begin where their swizzle does.
-        layout.then("zeros", _SWIZZLE, "in place of keys that not all of a consumer's queries attend to")
     layout.then("q", row.q_slots * row.q_rows * dim, f"Q_i, {row.q_slots} slots of {row.q_rows} rows")
     layout.then("k", row.k_slots * row.tile_kv * dim, f"K_j, {row.k_slots} slots")
     layout.then("v", row.stages * row.tile_kv * dim_v, f"V_j, {row.stages} slots")
     if row.o_tile:
         layout.then("o", row.tile_q * dim_v, "O_i, on its way out")
-    layout.then("q_barriers", 16 * row.q_slots, "for each slot: it is full, it is empty")
-    layout.then("k_barriers", 16 * row.k_slots)
-    layout.then("v_barriers", 16 * row.stages)
-    layout.then("tile_barriers", 16 * TILE_SLOTS)
-    layout.then("tiles", 16 * TILE_SLOTS, "which tiles of queries come next")
+    if looks_through(spec):
+        layout.then("sifting", _sifting_bytes(spec, row), "which values of a tile are bad")
+
+    def word(name: str, size: int, note: str = "") -> None:
+        layout.then(name, size, note, alignment=_WORD)
+
+    word("q_barriers", 16 * row.q_slots, "for each slot: it is full, it is empty")
+    word("k_barriers", 16 * row.k_slots)
+    word("v_barriers", 16 * row.stages)
+    word("tile_barriers", 16 * TILE_SLOTS)
+    word("tiles", 16 * TILE_SLOTS, "which tiles of queries come next")
     if looks_through(spec) and not is_listed(spec):
-        layout.then("reaches", 32 * row.consumers * TILE_SLOTS, "and where each consumer's keys lie")
+        word("reaches", 32 * row.consumers * TILE_SLOTS, "and where each consumer's keys lie")
     if is_listed(spec):
-        layout.then("listed_keys", 8 * row.k_slots, "which tiles of keys the slots hold")
+        word("listed_keys", 8 * row.k_slots, "which tiles of keys the slots hold")
     if looks_through(spec):
         judges = 4 * row.consumers
-        doubts = 8 * (judges + 1) + 4 * 2 * judges + 4 * 4 * TILE_SLOTS + 8
-        layout.then("doubts", doubts, "which tiles of queries bad values may have reached")
+        doubts = 8 * (judges + 2) + 4 * judges + 4 * 4 * TILE_SLOTS + 8
+        word("doubts", doubts, "which tiles of queries bad values may have reached")
     return layout.map()
+
+
+def _sifting_bytes(spec: AttentionSpec, row: Row) -> int:
+    """A bit for each value of a tile, and what those who sift it share with others."""
+    columns, words = spec.head_dim_v, row.tile_kv // 4
+    others = 0 if words <= 16 else 2 if words <= 20 else 8
+    needed = (8 + others) * columns + 8 * (2 * row.stages + 2) + 8 + row.stages
+    # Lanes find their bits by exchanging some of an address.
+    return -(-needed // 64) * 64
 
 
 def looks_through(spec: AttentionSpec) -> bool:

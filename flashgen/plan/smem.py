@@ -15,10 +15,11 @@ class SmemLayout:
         self._regions: list[SmemRegion] = []
         self._end = 0
 
-    def then(self, name: str, size: int, note: str = "") -> SmemLayout:
+    def then(self, name: str, size: int, note: str = "", alignment: int = ALIGNMENT) -> SmemLayout:
         """A region after all others of its phase."""
-        self._regions.append(SmemRegion(name, self._end, size, note))
-        self._end += -(-size // ALIGNMENT) * ALIGNMENT
+        start = -(-self._end // alignment) * alignment
+        self._regions.append(SmemRegion(name, start, size, note))
+        self._end = start + size
         return self
 
     def over(self, name: str, size: int, note: str = "") -> SmemLayout:

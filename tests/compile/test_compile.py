@@ -59,6 +59,9 @@ AMPERE = """
   mma_m16n8k16(half_t{}, d, r4, r2);
   mma_m16n8k16(bfloat16_t{}, d, r4, r2);
   mma_m16n8k16_batched(half_t{}, d, r4, r2);
+  i32 counts[4] = {};
+  mma_m16n8k128_bits(counts, r2, r4[0]);
+  d[2] += counts[3];
   d[3] = minimum_or_nan(d[3], d[2]);
   mma_m16n8k16_batched(bfloat16_t{}, d, r4, r2);
   mma_finish();
@@ -119,6 +122,7 @@ WARPGROUP = """
   wgmma_wait<0>();
   wgmma_pin(accumulators);
   out[thread_idx()] = accumulators[3] + float_of(multiply_packed(bfloat16_t{}, r4[0], minimum_packed(r4[1], r4[2])));
+  out[1] += float_of(not_finite_packed(bfloat16_t{}, r4[3]) | not_finite_packed(half_t{}, r2[0]));
 """
 
 

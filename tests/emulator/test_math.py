@@ -79,6 +79,19 @@ def test_the_lower_of_packed_whole_numbers_is_found_for_each_half(run: Any) -> N
     np.testing.assert_array_equal(out.view(np.int16).reshape(-1, 2), halves.min(0))
 
 
+@pytest.mark.parametrize(("element", "dtype"), [("bfloat16_t", ml_dtypes.bfloat16), ("half_t", np.float16)])
+def test_numbers_that_are_not_finite_are_found_in_each_half(run: Any, element: str, dtype: Any) -> None:
+    every = np.arange(2**16, dtype=np.uint16)
+    others = np.random.default_rng(4).permutation(every)
+    halves = np.concatenate([np.stack([every, others], 1), np.stack([others, every], 1)])
+    out = np.zeros(len(halves), np.uint32)
+    x = halves.view(np.uint32)[:, 0]
+    run(LOOP.format(n=x.size) + f"out[i] = not_finite_packed({element}{{}}, x[i]);", x=x, out=out)
+    with np.errstate(invalid="ignore"):
+        expected = np.where(np.isfinite(halves.view(dtype)), 0, 0xFFFF)
+    np.testing.assert_array_equal(out.view(np.uint16).reshape(-1, 2), expected)
+
+
 def test_packed_products_of_probabilities_are_three_roundings_from_the_truth_at_most(run: Any) -> None:
     """However small the probability and however large the other factor: bf16 has the exponents of float32."""
     random = np.random.default_rng(2)

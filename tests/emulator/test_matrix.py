@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from flashgen.errors import EmulationError
+
 HALF = {"half_t": np.float16, "bfloat16_t": ml_dtypes.bfloat16}
 Array = np.ndarray[Any, Any]
 
@@ -27,6 +29,14 @@ def place_a8(lane: int, i: int) -> tuple[int, int]:
 
 def place_b8(lane: int, i: int) -> tuple[int, int]:
     return lane % 4 * 2 + i, lane // 4
+
+
+def place_a1(lane: int, i: int) -> tuple[int, int]:
+    return lane // 4 + (8 if i >= 32 else 0), lane % 4 * 32 + (i & 31)
+
+
+def place_b1(lane: int, i: int) -> tuple[int, int]:
+    return lane % 4 * 32 + i, lane // 4
 
 
 def place_c(lane: int, i: int) -> tuple[int, int]:
@@ -104,6 +114,54 @@ def test_mma_m16n8k8_follows_the_isa_layout(run: Any) -> None:
         fd=d,
     )
     np.testing.assert_array_equal(collect(d, place_c, (16, 8)), a @ b + c)
+
+
+def bit_words(fragments: Array) -> Array:
+    """The lowest bit of a word is the first."""
+    return np.packbits(fragments, axis=1, bitorder="little").view(np.uint32)
+
+
+def test_mma_m16n8k128_bits_follows_the_isa_layout(run: Any) -> None:
+    random = np.random.default_rng(10)
+    a, b = (random.integers(0, 2, shape, dtype=np.int32) for shape in ((16, 128), (128, 8)))
+    # Counts are 32 on average: some of these stay below zero, some pass it.
+    c = random.integers(-64, 64, (16, 8), dtype=np.int32)
+    d = scatter(c, place_c, 4)
+    run(
+        """const u32 a[2] = {fa[2 * thread_idx()], fa[2 * thread_idx() + 1]};
+        i32 d[4];
+        for (int i = 0; i < 4; ++i) d[i] = fd[4 * thread_idx() + i];
+        mma_m16n8k128_bits(d, a, fb[thread_idx()]);
+        for (int i = 0; i < 4; ++i) fd[4 * thread_idx() + i] = d[i];""",
+        fa=bit_words(scatter(a, place_a1, 64)),
+        fb=bit_words(scatter(b, place_b1, 32)),
+        fd=d,
+    )
+    np.testing.assert_array_equal(d, scatter(a @ b + c, place_c, 4))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "if (thread_idx() < 20) {\n  mma_m16n8k128_bits(d, a, 1);\n} else {\n  warp_sync();\n}",
+            "divergent collective: this lane is at warp_sync while 20 other lanes of its warp wait at "
+            "a product of bits (test.cu:3)",
+        ),
+        (
+            "if (thread_idx() == 0) return;\nmma_m16n8k128_bits(d, a, 1);",
+            "divergent collective: a product of bits needs all 32 lanes",
+        ),
+        (
+            "if (thread_idx() != 9) mma_m16n8k128_bits(d, a, 1);\nblock_sync();",
+            "31 threads (warps 0) wait at a product of bits at test.cu:2 (31 of its warp's 32 lanes have arrived)",
+        ),
+    ],
+)
+def test_a_product_of_bits_to_which_not_all_lanes_come_is_a_finding(run: Any, body: str, message: str) -> None:
+    with pytest.raises(EmulationError) as caught:
+        run("const u32 a[2] = {}; i32 d[4] = {};\n" + body)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("element", HALF)

@@ -12,15 +12,14 @@ TILES_OF_HEAD = 5
 
 
 def places(
-    run: Any, heads: int, section: int = SECTION, *, last: int | None = None, begun: int | None = None
+    run: Any, heads: int, section: int = SECTION, *, last: int | None = None
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Of each number the turn and the head; with so many heads in the last section, and so many that begin."""
+    """Of each number the turn and the head; with so many heads in the last section."""
     tiles = heads * TILES_OF_HEAD
     out = np.full((tiles, 2), -1, np.int32)
-    function = "place_in_sections" if begun is None else "place_behind_last_ones"
-    given = ", ".join(str(x) for x in (tiles, TILES_OF_HEAD, last, begun) if x is not None)
+    given = ", ".join(str(x) for x in (tiles, TILES_OF_HEAD, last) if x is not None)
     body = f"""for (i32 number = thread_idx(); number < {tiles}; number += 32) {{
-      const SectionPlace place = {function}<{section}>(number, {given});
+      const SectionPlace place = place_in_sections<{section}>(number, {given});
       out[2 * number] = place.turn;
       out[2 * number + 1] = place.head;
     }}"""
@@ -52,20 +51,6 @@ def test_the_last_section_may_have_more_heads(run: Any, heads: int) -> None:
     np.testing.assert_array_equal(first, places(run, heads - last) if heads > last else first[:0])
     np.testing.assert_array_equal(end[:, 0], np.repeat(np.arange(TILES_OF_HEAD), last))
     np.testing.assert_array_equal(end[:, 1], np.tile(np.arange(heads - last, heads), TILES_OF_HEAD))
-
-
-@pytest.mark.parametrize(("heads", "begun"), [(1, 1), (7, 7), (16, 7), (33, 16), (40, 33), (66, 40), (66, 0)])
-def test_heads_may_begin_with_their_last_tiles(run: Any, heads: int, begun: int) -> None:
-    found = places(run, heads, last=2 * SECTION, begun=begun)
-    assert found[:begun].tolist() == [[TILES_OF_HEAD - 1, head] for head in range(begun)]
-    of_begun, others = np.split(found[begun:], [begun * (TILES_OF_HEAD - 1)])
-    every = set(range(begun))
-    assert sorted(map(tuple, of_begun.tolist())) == [(t, h) for t in range(TILES_OF_HEAD - 1) for h in sorted(every)]
-    # And then the other heads by themselves.
-    if heads > begun:
-        np.testing.assert_array_equal(others - [0, begun], places(run, heads - begun, last=2 * SECTION))
-    else:
-        assert not others.size
 
 
 def test_tiles_of_a_head_follow_each_other_where_it_is_a_section_of_its_own(run: Any) -> None:

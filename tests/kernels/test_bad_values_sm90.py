@@ -114,10 +114,34 @@ def test_tiles_in_doubt_are_taken_once_more(name: str, where: str, mode: Mode) -
     assert lse.tobytes() == clean_lse.tobytes()
 
 
+@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+@pytest.mark.parametrize("dims", HEAD_DIMS if LEVEL != "sample" else HEAD_DIMS[::5])
+def test_under_a_cap_each_value_of_a_tile_is_told_from_all_others(dims: tuple[int, int], mode: Mode) -> None:
+    """Tiles have other sizes there. Of each key another column is bad, or none: few, some or all of those of a tile."""
+    dim, dim_v = dims
+    spec = forward_spec(dim, dim_v, mask=fg.window(90, 0), score=fg.softcap(30.0))
+    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    dtype, random = spec.element.numpy(), np.random.default_rng(9)
+    q, k, v = (random.standard_normal((1, 270, h, d)).astype(dtype) for h, d in ((3, dim), (3, dim), (3, dim_v)))
+    clean, clean_lse = kernel(q, k, v)
+    keys, bad = np.arange(270), np.zeros((3, 270, dim_v), bool)
+    bad[0, keys, keys * 37 % dim_v] = keys % 3 > 0
+    bad[1, keys] = random.random((270, dim_v)) < 0.01
+    bad[2, 64:200] = True
+    v[0][bad.transpose(1, 0, 2)] = random.choice([np.nan, np.inf, -np.inf], bad.sum())
+    with launches(kernel, mode):
+        out, lse = kernel(q, k, v)
+    allowed = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v)).allowed(0, 0)
+    reached = np.einsum("qk,hkd->qhd", allowed.astype(np.int32), bad.astype(np.int32)) > 0
+    assert not np.isfinite(out[0][reached].astype(np.float32)).any()
+    assert out[0][~reached].tobytes() == clean[0][~reached].tobytes()
+    assert lse.tobytes() == clean_lse.tobytes()
+
+
 @pytest.mark.parametrize("where", SPOILT)
 @pytest.mark.parametrize("mask", [fg.causal(), fg.window(700, 100)], ids=["causal", "window"])
-def test_a_block_s_first_tile_is_looked_through_where_it_has_many_steps(mask: fg.Mask, where: str) -> None:
-    """So that no other is spoilt, or few are. In the end none is."""
+def test_blocks_whose_tiles_have_many_steps_spoil_none_in_the_end(mask: fg.Mask, where: str) -> None:
+    """Their first one is sifted; what has come of that by then says what the second one is."""
     spec = forward_spec(256, 256, mask=mask)
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(8)

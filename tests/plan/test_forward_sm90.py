@@ -57,6 +57,34 @@ def test_the_longest_tiles_go_first_where_tiles_differ() -> None:
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_first_tiles_are_sifted_where_it_is_dear_to_take_them_once_more(dims: tuple[int, int]) -> None:
+    """With wide values, and with windows; not where no mask cuts."""
+
+    def sifts(mask: str) -> bool:
+        return "sifts_first" in forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask]).switches
+
+    assert [sifts(mask) for mask in ("full", "causal", "window", "documents")] == [
+        False,
+        dims[1] > 128,
+        True,
+        dims[1] > 128,
+    ]
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
+def test_there_is_room_for_a_bit_for_each_value_that_a_mask_cuts(dims: tuple[int, int]) -> None:
+    """However many keys a tile has: those of a wide head under a cap leave the least."""
+    for mask in (MASKS["causal"], MASKS["documents"]):
+        for score in (None, fg.softcap(30.0)):
+            kernel = forward(dims[0], head_dim_v=dims[1], mask=mask, score=score)
+            bits = int(kernel.constant("tile_kv")) * dims[1]
+            assert kernel.smem["sifting"].bytes * 8 > bits
+            assert kernel.smem["sifting"].offset % 64 == 0
+            assert kernel.smem.bytes <= ARCH.max_smem_per_block
+    assert "sifting" not in {region.name for region in forward(dims[0], head_dim_v=dims[1]).smem.regions}
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS)
 def test_sections_have_as_many_columns_whatever_the_heads_are(dims: tuple[int, int]) -> None:
     causal, full = (forward(dims[0], head_dim_v=dims[1], mask=MASKS[name]) for name in ("causal", "full"))
     assert 4096 - dims[0] < int(causal.constant("section_heads")) * dims[0] <= 4096
@@ -64,8 +92,11 @@ def test_sections_have_as_many_columns_whatever_the_heads_are(dims: tuple[int, i
     assert full.constant("section_heads") == 1
 
 
-def test_the_next_tile_is_drawn_late_where_tiles_differ_or_keys_lead() -> None:
-    assert {name for name, mask in MASKS.items() if forward(mask=mask).constant("draws_late")} == {"full", "causal"}
+def test_the_next_tile_is_drawn_late_where_it_is_known_how_many_keys_are_left() -> None:
+    late = {name for name, mask in MASKS.items() if forward(mask=mask).constant("draws_late")}
+    assert late == {"full", "causal", "window"}
+    # Beside three consumers a producer has no registers for it where a band has two sides.
+    assert not forward(64, mask=MASKS["window"]).constant("draws_late")
     wide = forward(256)
     assert (wide.constant("draws_late"), wide.constant("keys_lead")) == (False, False)
     assert {s for s in (2, 3) if forward(schedule=fg.Schedule(stages=s)).constant("keys_lead")} == {2}
@@ -171,34 +202,6 @@ def test_a_cap_that_is_known_to_be_low_has_fewer_ways_and_wider_tiles(score: fg.
     once = ["writes_once" in forward(dim, mask=MASKS["causal"], score=score).switches for dim in (64, 128)]
     assert once == [kind in (HIGH, ANY), False]
     assert forward(192, score=score).constant("tile_kv") == (112 if kind == FINE else 96)
-
-
-@pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_values_are_kept_apart_where_that_costs_other_steps_least(dims: tuple[int, int]) -> None:
-    """Within the stream, but for steps in pairs, and for small values under a cap."""
-
-    def switches(mask: str, score: fg.Score | None = None) -> frozenset[str]:
-        return forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask], score=score).switches
-
-    for mask in ("causal", "documents"):
-        found = switches(mask)
-        in_pairs = "keeps_scores" in found and "values_first" not in found
-        assert ("apart_in_stream" in found) != in_pairs
-    capped = [switches("causal", fg.softcap(cap)) for cap in (30.0, 200.0)]
-    assert ["apart_in_stream" in found for found in capped] == [dims[1] > 128] * 2
-    assert not any("apart_in_stream" in switches("full", score) for score in (None, fg.softcap(30.0)))
-
-
-@pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_blocks_begin_with_short_tiles_where_tiles_taken_once_more_are_dear(dims: tuple[int, int]) -> None:
-    """With wide values under a cap, where a mask leaves short tiles."""
-
-    def begins(mask: str, cap: float | None) -> bool:
-        score = None if cap is None else fg.softcap(cap)
-        return "short_first" in forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask], score=score).switches
-
-    assert [begins("causal", cap) for cap in (30.0, 200.0)] == [dims[1] > 128] * 2
-    assert not any(begins(*case) for case in (("causal", None), ("full", 30.0)))
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

@@ -87,7 +87,7 @@ def test_a_pattern_that_is_looked_up_takes_registers_of_the_producer(dims: tuple
     pattern = fg.block_sparse(np.zeros((2, 2), bool))
     bias = fg.bias(np.zeros((2, 2), np.float16))
     alone, biased = (forward(dims[0], head_dim_v=dims[1], mask=pattern, score=score) for score in (None, bias))
-    registers = 72 if dims == (256, 256) else 88
+    registers = 80 if dims == (256, 256) else 88
     assert alone.constant("producer_registers") == biased.constant("producer_registers") == registers
     # No tile of keys is cut by blocks of 64.
     assert int(alone.constant("tile_kv")) == (32 if dims == (256, 256) else 64)
@@ -138,3 +138,13 @@ def test_what_is_left_out_of_a_schedule_says_what_was_chosen() -> None:
     assert chosen.warps == fg.WarpPartition("specialized", producers=1, consumers=2)
     assert (chosen.algorithm, chosen.softmax) == ("fa3", "anchored")
     assert chosen.registers is not None
+
+
+def test_beside_three_consumers_a_producer_of_biases_and_two_sides_has_more_registers() -> None:
+    bias = fg.bias(np.zeros((2, 2), np.float32))
+
+    def registers(dim: int, mask: fg.Mask) -> int | str:
+        return forward(dim, mask=mask, score=bias).constant("producer_registers")
+
+    assert [registers(64, mask) for mask in (fg.causal(), fg.window(300, 40))] == [32, 40]
+    assert registers(128, fg.window(300, 40)) == registers(128, fg.causal())

@@ -33,7 +33,7 @@ constexpr int kPoisonByte = 0xff;
 enum class State : u8 { ready, running, at_warp, at_block, waiting, done };
 
 // Operations at which all lanes of a warp meet.
-enum class WarpOp : u8 { sync, any, ballot, shuffle, ldmatrix, stmatrix, registers, mma };
+enum class WarpOp : u8 { sync, any, ballot, shuffle, ldmatrix, stmatrix, registers, mma, count };
 
 // A lane's operands of a WarpOp; which fields are used depends on the operation.
 struct LaneCall {

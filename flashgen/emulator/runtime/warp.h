@@ -24,6 +24,8 @@ inline const char* name_of(WarpOp op) {
       return "stmatrix";
     case WarpOp::registers:
       return "setmaxnreg";
+    case WarpOp::count:
+      return "a product of bits";
     default:
       return "mma";
   }
@@ -99,6 +101,22 @@ inline void run_stmatrix(const Warp& warp, Thread* lanes) {
   }
 }
 
+// Row g of the left operand is lanes 4g to 4g + 3, the row eight further down their second words; column g of
+// the right one is these lanes, too.
+inline void run_count(const Warp& warp) {
+  for (u32 lane = 0; lane < kWarpSize; ++lane) {
+    i32* const counts = static_cast<i32*>(warp.calls[lane].out);
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 row = lane / 4;
+      const u32 column = 2 * (lane % 4) + i % 2;
+      for (u32 t = 0; t < 4; ++t) {
+        const u32 left = static_cast<const u32*>(warp.calls[4 * row + t].a)[i / 2];
+        counts[i] += __builtin_popcount(left & warp.calls[4 * column + t].value);
+      }
+    }
+  }
+}
+
 inline void run_warp_op(Warp& warp, Thread* lanes) {
   switch (warp.op) {
     case WarpOp::sync:
@@ -120,6 +138,8 @@ inline void run_warp_op(Warp& warp, Thread* lanes) {
       return change_registers(warp, lanes);
     case WarpOp::mma:
       return run_products(warp, lanes);
+    case WarpOp::count:
+      return run_count(warp);
   }
 }
 
@@ -212,4 +232,10 @@ void flashgen_emu_stmatrix(unsigned address, const unsigned* registers, int coun
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
   meet(WarpOp::stmatrix, {.a = registers, .value = address, .form = {count, transposed}});
+}
+
+void flashgen_emu_count(int* counts, const unsigned* a, unsigned b, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  meet(WarpOp::count, {.out = counts, .a = a, .value = b});
 }

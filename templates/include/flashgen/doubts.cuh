@@ -3,10 +3,9 @@
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
 // (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
 // is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
-// steps. Where results are not, the warps of a consumer doubt their tile together, or the one after that
-// first one. From then on products with tiles of V that the mask cuts keep bad values from whom they do not
-// concern (cut_values.cuh), and behind the last tile the block takes those since the first doubtful one once
-// more.
+// steps. Where results are not, or something bad is found in that first tile, the tiles of V that the mask
+// cuts are sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since
+// the first doubtful one once more.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -38,7 +37,9 @@ FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (
 // warps that compute, the last ones of a block.
 template <i32 slots, i32 judges>
 struct Doubts {
-  static_assert(judges <= kWarpSize, "a lane asks what each of them says");
+  // Another voice is that of warps which sift, who spoil no tile.
+  static constexpr i32 kVoices = judges + 1;
+  static_assert(kVoices <= kWarpSize, "a lane asks what each of them says");
   static constexpr i32 kFirstJudge = 4;
   // A warp doubts tile n before it reads of n + 2, and is heard when the next tile is told of, at the latest
   // when the slot of that one is filled again. So there are no more than 2 + slots tiles since the first
@@ -48,13 +49,12 @@ struct Doubts {
   // A number that no tile has.
   static constexpr i32 kNone = 0x7fffffff;
 
-  // The only phase ends when a warp doubts some tile, ...
-  alignas(8) u64 doubted[judges];
+  // The only phase ends when a voice says that there are bad values, ...
+  alignas(8) u64 doubted[kVoices];
   // ... and when all have no further tile to doubt.
   u64 settled;
-  // The first tile that each doubts, and the first one after it that it does not.
+  // The first tile that each judge doubts.
   i32 first[judges];
-  i32 end[judges];
   // The last tiles whose values were used as they came, and how many there were in all.
   i32 tiles[kPlaces];
   u32 unseen;
@@ -64,12 +64,12 @@ struct Doubts {
   // ---- To be called once each: by one thread, ...
 
   FLASHGEN_DEVICE void init_barriers() {
-    for (i32 judge = 0; judge < judges; ++judge) mbarrier_init(shared_address(&doubted[judge]), 1);
+    for (i32 voice = 0; voice < kVoices; ++voice) mbarrier_init(shared_address(&doubted[voice]), 1);
     mbarrier_init(shared_address(&settled), judges * kWarpSize);
   }
   // ... and by the lanes of another warp.
   FLASHGEN_DEVICE void begin(Thread thread) {
-    if (thread.lane < judges) first[thread.lane] = end[thread.lane] = kNone;
+    if (thread.lane < judges) first[thread.lane] = kNone;
     if (thread.lane == 0) {
       unseen = 0;
       next = kNotYet;
@@ -79,21 +79,18 @@ struct Doubts {
   // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
   // them.
 
-  FLASHGEN_DEVICE static i32 judge_of(Thread thread) { return opaque(thread.warp) - kFirstJudge; }
-
   FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
-    const i32 judge = judge_of(thread);
-    // Nobody doubts a tile that was told of as doubtful: nothing is written while others read.
+    const i32 judge = opaque(thread.warp) - kFirstJudge;
+    // Of the tiles since the first one it says nothing more.
     if (thread.lane != 0 || first[judge] != kNone) return;
     first[judge] = tile;
     mbarrier_arrive(shared_address(&doubted[judge]));
   }
-  // It doubts none from this one on, as it keeps values apart in all of them.
-  FLASHGEN_DEVICE void end_doubts(i32 tile, Thread thread) {
-    if (thread.lane == 0) end[judge_of(thread)] = tile;
-  }
   // Each lane by itself, as each has read what is written from then on.
   FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
+
+  // ---- For one thread of those who sift, once: there are bad values.
+  FLASHGEN_DEVICE void warn() { mbarrier_arrive(shared_address(&doubted[judges])); }
 
   // ---- For the one thread that tells of tiles.
 
@@ -106,19 +103,9 @@ struct Doubts {
   // From now on doubtful tiles are drawn, the first one first.
   FLASHGEN_DEVICE void repeat() {
     i32 tile = kNone;
+#pragma unroll 1
     for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
     next = static_cast<u32>(tile);
-    // Of those that were used as they came some are doubted by nobody, as all have known in time.
-    u32 kept = next;
-#pragma unroll 1
-    for (u32 n = next; n < unseen; ++n) {
-      bool is_doubted = false;
-#pragma unroll 1
-      for (i32 judge = 0; judge < judges; ++judge)
-        is_doubted = is_doubted || (first[judge] <= static_cast<i32>(n) && static_cast<i32>(n) < end[judge]);
-      if (is_doubted) tiles[kept++ % kPlaces] = tiles[n % kPlaces];
-    }
-    unseen = kept;
   }
   FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
   FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
@@ -127,7 +114,7 @@ struct Doubts {
 
   // Whether some tile is in doubt by now.
   FLASHGEN_DEVICE bool are_some(Thread thread) const {
-    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges - 1)]), 0));
+    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges)]), 0));
   }
 
   // When it is done with the last tile: whether those in doubt were among those before.

@@ -26,7 +26,6 @@ struct ForwardSm90Config {
   i32 consumer_registers;
   i32 section_heads;
   i32 doubles_to;
-  i32 short_to;
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
@@ -36,7 +35,6 @@ struct ForwardSm90Config {
   bool ends_alone;
   bool keys_lead;
   bool draws_late;
-  i32 steps_to_ask;
   bool has_lower;
   bool has_upper;
 };
@@ -109,10 +107,10 @@ struct alignas(16) Reach {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to consumers. Values are kept apart where the mask cuts if there have
-// been bad ones, and in a block's first tile if there are some; of a plain tile they are used as they come,
-// as long as nobody doubts it; of a tile of which all that the mask cuts is over they always are.
-constexpr i32 kDoubtedTile = 1, kFirstTile = 2, kPlainTile = 3, kSeenTile = 4, kSeenFirstTile = 5;
+// What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
+// ones, and in a block's first tile; of a plain tile they are used as they come, and of one of which all that
+// the mask cuts is over.
+constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
 // ---- The output
 

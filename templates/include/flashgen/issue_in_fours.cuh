@@ -36,23 +36,13 @@ FLASHGEN_DEVICE void issue_scores(Strip<KTile::rows>& scores, QTile q, KTile k) 
   wgmma_commit();
 }
 
-// The groups of 16 keys that are multiplied, one at a step: all of a tile of V.
-struct AllGroups {
-  MatrixDescriptor first;
-
-  template <class Tile>
-  FLASHGEN_DEVICE MatrixDescriptor group(i32 step) const {
-    return first.advanced(Tile::along_rows(step));
-  }
-};
-
-// Of the first `left` groups, the last one first.
-template <class VTile, class Groups, i32 left = VTile::rows / 16>
+// Of the first `left` groups of 16 keys, the last one first.
+template <class VTile, i32 left = VTile::rows / 16>
 FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                       const Groups& groups, bool kept) {
+                                       MatrixDescriptor right, bool kept) {
   using T = typename VTile::Element;
   constexpr i32 at_once = left >= 4 ? 4 : 1, first = left - at_once;
-  const auto b = [&](i32 i) { return groups.template group<VTile>(first + i); };
+  const auto b = [&](i32 i) { return right.advanced(VTile::along_rows(first + i)); };
   if constexpr (at_once == 4) {
     const MatrixDescriptor four_b[4] = {b(0), b(1), b(2), b(3)};
     const auto& four_a = reinterpret_cast<const u32(&)[4][4]>(probabilities[first]);
@@ -60,16 +50,17 @@ FLASHGEN_DEVICE void issue_output_from(Strip<VTile::cols>& out, const Rounded<VT
   } else {
     wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[first], b(0), kept);
   }
-  if constexpr (first > 0) issue_output_from<VTile, Groups, first>(out, probabilities, groups, true);
+  if constexpr (first > 0) issue_output_from<VTile, first>(out, probabilities, right, true);
 }
 
-// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, as with a causal mask
-// these are what may have to be multiplied by each warp before (cut_values.cuh).
-template <class VTile, class Groups>
+// Issues O += P V, or O = P V where O is not to be `kept`. The last keys come first, which is up to 1 %
+// faster.
+template <class VTile>
 FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities,
-                                           const Groups& groups, bool kept) {
+                                           VTile v, bool kept) {
+  const MatrixDescriptor right = v.by_rows();
   wgmma_fence();
-  issue_output_from<VTile>(out, probabilities, groups, kept);
+  issue_output_from<VTile>(out, probabilities, right, kept);
   wgmma_commit();
 }
 

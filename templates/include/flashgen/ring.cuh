@@ -44,7 +44,8 @@ struct Ring {
   // Where its barriers lie: full ones, then empty ones.
   u32 barriers;
 
-  FLASHGEN_DEVICE u32 full(Where at) const { return barriers + 8 * at.slot(); }
+  FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
+  FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
   // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.

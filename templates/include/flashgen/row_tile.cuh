@@ -60,22 +60,6 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {of_last / in_last, before + of_last % in_last};
 }
 
-// The same where so many heads begin: the last tiles of these come first, one of each, then what is left of
-// them, and then other heads. There are at least two tiles of a head.
-template <i32 section_heads>
-FLASHGEN_DEVICE SectionPlace place_behind_last_ones(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads,
-                                                    i32 begun) {
-  const i32 left = number - begun, of_begun = begun * (tiles_of_head - 1);
-  if (left < 0) return {tiles_of_head - 1, number};
-  // Compilers would make a copy for each of two calls.
-  const bool is_begun = left < of_begun;
-  SectionPlace place = place_in_sections<section_heads>(
-      is_begun ? left : left - of_begun, is_begun ? of_begun : tiles - begun * tiles_of_head,
-      is_begun ? tiles_of_head - 1 : tiles_of_head, last_heads);
-  if (!is_begun) place.head += begun;
-  return place;
-}
-
 // The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
 // causal mask makes the last ones the longest.
 template <i32 tile_q, bool longest_first, class Params>

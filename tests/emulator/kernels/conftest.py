@@ -64,8 +64,6 @@ class Case:
     bad_value: int = 0
     #: The same of keys.
     bad_key: int = 0
-    #: Queries that are no numbers, from one to another.
-    bad_queries: tuple[int, int] = (0, 0)
     #: How many heads, the first ones, have nothing infinite.
     well: int = 0
     #: Where packed sequences are cut.
@@ -117,7 +115,6 @@ def expected(case: Case, seed: int) -> Expected:
         if from_end:
             inputs[name][:, -from_end, case.well :, 0] = np.inf
             inputs[name][:, -from_end - 1, :, 1] = -0.0
-    inputs["q"][:, slice(*case.bad_queries)] = np.nan
     q, k, v, dout = inputs.values()
     scale = spec.default_scale
     options: dict[str, Any] = {"scale": scale, "dropout": case.dropout, "lengths": case.lengths}

@@ -61,6 +61,8 @@ void flashgen_emu_stmatrix(unsigned address, const unsigned* registers, int coun
 // d[4] += a[depth / 4] * b[depth / 8]. The sums are in d only once finished; a and b may change before.
 void flashgen_emu_mma(float* d, const unsigned* a, const unsigned* b, FlashgenEmuProduct, FlashgenEmuSite);
 void flashgen_emu_mma_finish(FlashgenEmuSite);
+// counts[4] += the bits that rows of a[2] and columns of b have in common.
+void flashgen_emu_count(int* counts, const unsigned* a, unsigned b, FlashgenEmuSite);
 
 void flashgen_emu_cp_async(unsigned destination, const void* source, unsigned bytes, unsigned valid_bytes,
                            FlashgenEmuSite);

@@ -138,6 +138,9 @@ FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], cons
   mma_m16n8k16_batched(half_t{}, d, a, b, site);
   mma_finish(site);
 }
+FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b, FLASHGEN_EMU_SITE) {
+  flashgen_emu_count(d, a, b, site);
+}
 FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b, FLASHGEN_EMU_SITE) {
   mma_m16n8k8_batched(half_t{}, d, a0, a1, b, site);
   mma_finish(site);
@@ -194,6 +197,12 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
   const float high = float_of(a & 0xffff0000u) * float_of(b & 0xffff0000u);
   return pack(bfloat16_t{}, low, high);
 }
+// Adding `to_infinity` to the size of a number carries into its sign if it is not finite.
+FLASHGEN_DEVICE u32 not_finite_packed(u32 pair, u32 to_infinity) {
+  return (((pair & 0x7fff7fffu) + to_infinity) >> 15 & 0x10001u) * 0xffffu;
+}
+FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) { return not_finite_packed(pair, 0x00800080u); }
+FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) { return not_finite_packed(pair, 0x04000400u); }
 FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   // Shifted up, a lower half has its sign where the comparison looks for it.
   const u32 low = static_cast<i32>(a << 16) < static_cast<i32>(b << 16) ? a : b;

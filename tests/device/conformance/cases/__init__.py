@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 
 from conformance.case import Case
-from conformance.cases import barrier, cluster, copy, math, matrix, tma, warp, wgmma
+from conformance.cases import barrier, bits, cluster, copy, math, matrix, tma, warp, wgmma
 
 FAMILIES: dict[str, tuple[Case, ...]] = {
     "warp": warp.CASES,
     "math": math.CASES,
     "copy": copy.CASES,
     "matrix": matrix.CASES,
+    "bits": bits.CASES,
     "wgmma": wgmma.CASES,
     "barrier": barrier.CASES,
     "tma": tma.CASES,
