@@ -1064,14 +1064,14 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                           mask.query_at(first_q + thread.row() + 8)};
-  const i32 first_column = first_key + thread.column();
-  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-  const auto allowed_in_order = [&](i32 h) {
-    return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
-  };
   if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
+    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                             mask.query_at(first_q + thread.row() + 8)};
+    const i32 first_column = first_key + thread.column();
+    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+    const auto allowed_in_order = [&](i32 h) {
+      return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+    };
     // Bit 2n + c for column 8n + c.
     const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll

@@ -2748,14 +2748,14 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                           mask.query_at(first_q + thread.row() + 8)};
-  const i32 first_column = first_key + thread.column();
-  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-  const auto allowed_in_order = [&](i32 h) {
-    return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
-  };
   if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
+    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
+                                             mask.query_at(first_q + thread.row() + 8)};
+    const i32 first_column = first_key + thread.column();
+    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
+    const auto allowed_in_order = [&](i32 h) {
+      return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+    };
     // Bit 2n + c for column 8n + c.
     const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
 #pragma unroll
@@ -3448,8 +3448,8 @@ struct alignas(16) Reach {
 };
 
 // What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
-// ones, and in a block's first tile; of a plain tile they are used as they come, and of one of which all that
-// the mask cuts is over.
+// ones, in some kernels also in a block's first tile; of a plain tile they are used as they come, and of one
+// of which all that the mask cuts is over.
 constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
 // ---- The output
@@ -3467,10 +3467,10 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 //
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
 // (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
-// steps. Where results are not, or something bad is found in that first tile, the tiles of V that the mask
-// cuts are sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since
-// the first doubtful one once more.
+// is used as it comes as long as results are finite, but in some kernels for a block's first tile of queries.
+// Where results are not, or something bad is found in that first tile, the tiles of V that the mask cuts are
+// sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since the
+// first doubtful one once more.
 
 namespace flashgen {
 

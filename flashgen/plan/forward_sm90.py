@@ -200,7 +200,7 @@ def _sifts_first(spec: AttentionSpec) -> bool:
     # Among 512 keys, causal, on an H200, bad values take up to 1.51 times as long as none at head_dim 192 and 256 so,
     # and 1.54 and 1.69 without; with windows of 100 to 256 of 1k keys up to 1.36 and 1.59 at head_dim 128 for 1.56 and
     # 1.74. Other values take 2 to 3.6 % longer with 512 keys, 1 to 2 % with 1k and none of it with many, and with small
-    # windows up to 5 %. At smaller head_dims with a causal mask 1.49 is the most without it.
+    # windows up to 5 %. At smaller head_dims with a causal mask 1.50 is the most without it.
     return spec.head_dim_v > 128 or (spec.mask.has_lower and not is_listed(spec))
 
 

@@ -2,10 +2,10 @@
 //
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
 // (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is used as it comes as long as results are finite, but for a block's first tile of queries, if it has many
-// steps. Where results are not, or something bad is found in that first tile, the tiles of V that the mask
-// cuts are sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since
-// the first doubtful one once more.
+// is used as it comes as long as results are finite, but in some kernels for a block's first tile of queries.
+// Where results are not, or something bad is found in that first tile, the tiles of V that the mask cuts are
+// sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since the
+// first doubtful one once more.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"

@@ -108,8 +108,8 @@ struct alignas(16) Reach {
 };
 
 // What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
-// ones, and in a block's first tile; of a plain tile they are used as they come, and of one of which all that
-// the mask cuts is over.
+// ones, in some kernels also in a block's first tile; of a plain tile they are used as they come, and of one
+// of which all that the mask cuts is over.
 constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
 // ---- The output
