@@ -1306,7 +1306,7 @@ FLASHGEN_DEVICE void cluster_store_x4(u32 address, const u32 (&values)[4]) {
 
 namespace flashgen {
 
-// ---- Atomic additions; each gives what was there before. They order nothing unless they say so.
+// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
@@ -1324,6 +1324,11 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;
+}
+
+// The bits that are set stay set.
+FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
+  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
 
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
@@ -2710,18 +2715,31 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
       const typename Mask::Key own = mask.key_at(key + thread.lane);
       // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
       constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      // What is asked of keys beyond the tile has no bits.
-      const i32 count =
-          2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
-#pragma unroll(at_once)
-      for (i32 i = 0; i < count; ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
+      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
+      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
+#pragma unroll 1
+      for (i32 begin = 0; begin < count; begin += at_once) {
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+        for (i32 i = begin; i < begin + at_once; ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
         }
       }
+    }
+  }
+}
+
+template <i32 column_blocks>
+FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
     }
   }
 }
@@ -2742,13 +2760,20 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
     allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
 }
 
-// The same for any mask. Where it asks little of keys besides their order, the answers are not bits first.
+// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
+// need not be bits first. Else bits are worth keeping.
+template <class Mask>
+constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
+template <class Mask>
+constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
+
+// The same for any mask.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
+  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
     const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                              mask.query_at(first_q + thread.row() + 8)};
     const i32 first_column = first_key + thread.column();
@@ -2777,13 +2802,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   } else {
     u32 forbidden[2];
     find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-      for (i32 i = 0; i < 2 * column_blocks; ++i) {
-        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-      }
-    }
+    put_where(values, value, forbidden);
   }
 }
 
@@ -3052,6 +3071,13 @@ FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
+}
+
+// Warns all blocks: the numbers that they draw from then on have this bit besides.
+constexpr i32 kWarning = -0x7fffffff - 1;
+template <class Params>
+FLASHGEN_DEVICE void warn_all(const Params& p) {
+  atomic_or(p.counter, static_cast<u32>(kWarning));
 }
 
 // To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
@@ -3358,6 +3384,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 k_slots;
+  i32 books;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -3470,7 +3497,7 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 // is used as it comes as long as results are finite, but in some kernels for a block's first tile of queries.
 // Where results are not, or something bad is found in that first tile, the tiles of V that the mask cuts are
 // sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since the
-// first doubtful one once more.
+// first doubtful one once more. All other blocks are warned, and sift from their next tile on.
 
 namespace flashgen {
 
@@ -3541,12 +3568,14 @@ struct Doubts {
   // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
   // them.
 
-  FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
+  // Gives true for one lane of one that has not doubted before: of tiles since the first one it says nothing
+  // more.
+  FLASHGEN_DEVICE bool doubt(i32 tile, Thread thread) {
     const i32 judge = opaque(thread.warp) - kFirstJudge;
-    // Of the tiles since the first one it says nothing more.
-    if (thread.lane != 0 || first[judge] != kNone) return;
+    if (thread.lane != 0 || first[judge] != kNone) return false;
     first[judge] = tile;
     mbarrier_arrive(shared_address(&doubted[judge]));
+    return true;
   }
   // Each lane by itself, as each has read what is written from then on.
   FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
@@ -3757,23 +3786,16 @@ FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   return lower;
 }
 
-// All bits of those of two numbers that are infinite or NaN.
+// All bits but the signs of those of two numbers that are infinite or NaN, beside what was found `before`:
+// times zero they are NaN of these bits, which stays NaN, and all others are zero.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
-  asm("{\n.reg .b32 size;\n"
-      "abs.bf16x2 size, %1;\n"
-      "set.geu.u32.bf16x2 %0, size, %2;\n}\n"
-      : "=r"(bits)
-      : "r"(pair), "r"(0x7f807f80u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
 }
 FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) {
   u32 bits;
-  asm("{\n.reg .b32 size;\n"
-      "abs.f16x2 size, %1;\n"
-      "set.geu.u32.f16x2 %0, size, %2;\n}\n"
-      : "=r"(bits)
-      : "r"(pair), "r"(0x7c007c00u));
+  asm("fma.rn.f16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
 }
 
@@ -3788,65 +3810,73 @@ FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) {
 
 namespace flashgen {
 
-template <bool in_words>
-struct BitsOfLane {
-  using Word = u16;
-};
-template <>
-struct BitsOfLane<true> {
-  using Word = u32;
+// Which values of some rows of eight columns are bad: bit i of words[w] is the i-th row's for column 2w, and
+// sixteen further up for the next one.
+struct RowBits {
+  u32 words[4];
+
+  FLASHGEN_DEVICE bool are_some() const { return (words[0] | words[1] | words[2] | words[3]) != 0; }
+  FLASHGEN_DEVICE u16 of_column(i32 column) const {
+    return static_cast<u16>(words[column / 2] >> column % 2 * 16);
+  }
 };
 
-// Which values of a tile are bad. Four lanes share a column as they share a row of scores: for lane t of them
-// bit 2n + c is key 8n + 2t + c, as in bits_from.
+// Which values of a tile are bad, as the lanes of a warp that multiplies with it read them: each has a row of
+// bits, of its keys and of one column of every eight. Bit 2n + c of a column is key 8n + 2t + c for lane t of
+// the four that share a row of scores, as in bits_from.
 template <i32 rows, i32 cols>
 struct BadBits {
-  // What is beyond sixteen bits of a lane: nothing, four that lie behind all others, or half of a word.
-  static constexpr bool in_words = rows > 80;
-  static constexpr bool has_more = rows > 64 && !in_words;
-  static_assert(rows <= 128, "a lane has a word for its keys of a column");
-  using Word = typename BitsOfLane<in_words>::Word;
-  static constexpr i32 first_bytes = 4 * cols * static_cast<i32>(sizeof(Word));
-  static constexpr i32 bytes = first_bytes + (has_more ? 4 * cols / 2 : 0);
+  static_assert(rows % 16 == 0 && rows <= 128, "a lane has a word for its keys of a column");
+  // What a lane has of a column: a word, or half of one, beyond which there may be four bits more. These lie
+  // behind all others, those of a panel in a word of each lane.
+  static constexpr i32 own_bytes = rows > 80 ? 4 : 2;
+  static constexpr bool has_more = rows > 64 && own_bytes == 2;
+  static constexpr i32 eights = cols / 8;
+  // A row is so many chunks, and is read by one of them at a time.
+  static constexpr i32 chunks = ceil_div(eights * own_bytes, kChunkBytes);
+  static constexpr i32 at_once = kChunkBytes / own_bytes;
+  static constexpr i32 more_begin = kWarpSize * chunks * kChunkBytes;
+  static constexpr i32 more_stride = 4 * kWarpSize;
+  static constexpr i32 bytes = more_begin + (has_more ? ceil_div(eights, 8) * more_stride : 0);
 
   u8* base;
 
-  // Which word is that of lane t for a column. Columns are exchanged, so that what four lanes read of eight
-  // columns lies in different banks.
-  FLASHGEN_DEVICE static u32 place(i32 t, i32 column) {
-    return static_cast<u32>(t * cols + (column ^ 8 * t));
+  // Chunks are exchanged, so that those which eight lanes read together lie in different banks.
+  static constexpr u32 place(u32 lane, u32 chunk) {
+    constexpr u32 exchanged = smaller(chunks & -chunks, 8);
+    return (lane * chunks + (chunk ^ lane / (8 / exchanged) % exchanged)) * kChunkBytes;
   }
-  // For a column that is eight times n further on than one of the first eight.
-  static constexpr u32 place_after(u32 first, i32 n) {
-    return (first ^ static_cast<u32>(n % 4 * 8)) + static_cast<u32>(n / 4 * 32);
+  FLASHGEN_DEVICE Vec16 read(i32 lane, i32 chunk) const {
+    return *reinterpret_cast<const Vec16*>(base + place(static_cast<u32>(lane), static_cast<u32>(chunk)));
   }
-
-  // Of two columns, the even one's in the lower halves: bits of the first 64 keys and of those beyond.
-  FLASHGEN_DEVICE void write(i32 t, i32 column, u32 first, u32 others) const {
-    const u32 at = place(t, column);
-    if constexpr (in_words) {
-      u32* const words = reinterpret_cast<u32*>(base) + at;
-      words[0] = (first & 0xffffu) | others << 16;
-      words[1] = first >> 16 | (others & 0xffff0000u);
-    } else {
-      *reinterpret_cast<u32*>(base + 2 * at) = first;
-      if constexpr (has_more)
-        base[first_bytes + at / 2] = static_cast<u8>((others & 0xfu) | (others >> 12 & 0xf0u));
+  FLASHGEN_DEVICE u32 read_more(i32 lane, i32 panel) const {
+    if constexpr (!has_more) return 0;
+    const u32 more = reinterpret_cast<const u32*>(base + more_begin + panel * more_stride)[lane];
+    return static_cast<u32>(opaque(static_cast<i32>(more)));
+  }
+  // Eight bits from bit 8 * `part` on, for lane t of each four, of the eight columns with this number. The
+  // last ones have zeros beside them, if there is room for others.
+  FLASHGEN_DEVICE void write(u32 t, u32 eight, u32 part, const RowBits& bad) const {
+    constexpr u32 parts = ceil_div(rows, 32);
+    const u32 chunk = eight * own_bytes / kChunkBytes;
+    u8* const own = base + eight * own_bytes % kChunkBytes + part;
+    // Of every eight lanes chunks are exchanged alike.
+    u8* const columns[2] = {own + place(t, chunk), own + place(t + 4, chunk)};
+#pragma unroll
+    for (i32 g = 0; g < 8; ++g) {
+      u8* const at = columns[g % 2] + place(static_cast<u32>(g / 2 * 8), 0);
+      if (parts < own_bytes && part + 1 == parts) {
+        *reinterpret_cast<u16*>(at) = bad.of_column(g);
+      } else {
+        *at = static_cast<u8>(bad.of_column(g));
+      }
     }
   }
-  FLASHGEN_DEVICE u32 read(u32 at) const {
-    const u32 bits = reinterpret_cast<const Word*>(base)[at];
-    if constexpr (has_more) {
-      // Those of eight columns are a word; the lane's come to its end.
-      const u32 of_eight = reinterpret_cast<const u32*>(base + first_bytes)[at / 8];
-      return bits | (of_eight << (28 - at % 8 * 4) & 0xf0000000u);
-    } else {
-      return bits;
-    }
-  }
-  // Bits of rows in the order in which those of columns are read.
-  FLASHGEN_DEVICE static u32 as_read(u32 bits) {
-    return has_more ? (bits & 0xffffu) | bits >> 16 << 28 : bits;
+  // The four that are more, and further up those of the next eight columns.
+  FLASHGEN_DEVICE void write_more(u32 t, u32 eight, const RowBits& bad) const {
+    u8* const own = base + more_begin + eight / 8 * more_stride + 4 * t + eight % 8 / 2;
+#pragma unroll
+    for (i32 g = 0; g < 8; ++g) own[16 * g] = static_cast<u8>(bad.of_column(g));
   }
 };
 
@@ -3855,61 +3885,54 @@ struct BadBits {
 template <i32 rows, i32 cols>
 FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, const u32 (&allowed)[2],
                                   Thread thread) {
-  const u32 pairs[2] = {bad.as_read(allowed[0]), bad.as_read(allowed[1])};
-  const u32 first = bad.place(thread.lane % 4, thread.lane / 4);
+  using Bits = BadBits<rows, cols>;
+  // With halves of words, those of the upper ones, too. Bits of other columns that are there besides meet
+  // pairs that are not.
+  u32 pairs[2][2];
 #pragma unroll
-  for (i32 n = 0; n < cols / 8; ++n) {
-    // As floats, what is counted from the largest number on is infinity or NaN beyond it, and these times
-    // zero are NaN. The zero has a sign, so that it changes no bit of other results.
-    constexpr i32 largest = 0x7f7fffff;
-    i32 common[4] = {largest, largest, largest, largest};
-    mma_m16n8k128_bits(common, pairs, bad.read(bad.place_after(first, n)));
-    float (&results)[4] = blocks_of(out)[0][n];
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i)
-      results[i] = fused_multiply_add(float_of(static_cast<u32>(common[i])), -0.0f, results[i]);
+  for (i32 h = 0; h < 2; ++h) {
+    pairs[0][h] = allowed[h] & ~0u >> (32 - rows / 4);
+    pairs[1][h] = pairs[0][h] << 16 | pairs[0][h] >> 16 << 4;
   }
-}
-
-// Takes bad values out of a lane's two columns of two rows of every eight, from the eight `begin` on,
-// `at_once` of them together as far as there are registers. Bit i % 16 of bits[i / 16] is the i-th row's,
-// sixteen further up that of the second column.
-template <class T, i32 eights, i32 at_once, i32 begin = 0>
-FLASHGEN_DEVICE void take_out(u32 (&bits)[2], u8* even_row, u8* odd_row) {
-  constexpr i32 end = smaller(begin + at_once, eights), first = 2 * begin, count = 2 * (end - begin);
-  const auto word = [&](i32 i) {
-    u8* const row = i % 2 == 0 ? even_row : odd_row;
-    return reinterpret_cast<volatile u32*>(row + (begin + i / 2) * kSwizzleBytes);
-  };
-  u32 words[count], found[2] = {}, all[2] = {};
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) words[i] = *word(i);
+  for (i32 c = 0; c < Bits::chunks; ++c) {
+    const Vec16 chunk = bad.read(thread.lane, c);
+    // A word, that nobody reads its parts by themselves.
+    const auto word = [&](i32 w) { return static_cast<u32>(opaque(static_cast<i32>(chunk.words[w]))); };
+    const u32 words[4] = {word(0), word(1), word(2), word(3)};
+    const u32 more = bad.read_more(thread.lane, c);
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) {
-    const u32 both = 0x10001u << (first + i) % 16;
-    found[(first + i) / 16] |= not_finite_packed(T{}, words[i]) & both;
-    all[(first + i) / 16] |= both;
+    for (i32 i = 0; i < smaller(Bits::at_once, Bits::eights - c * Bits::at_once); ++i) {
+      constexpr i32 in_word = 4 / Bits::own_bytes;
+      u32 bits = words[i / in_word];
+      if constexpr (Bits::has_more) {
+        // Beside a lower half, those of two columns where the upper one lies, and the other way round.
+        const i32 lower = 8 * (i / 2), upper = lower - 16;
+        bits = i % 2 == 0 ? (bits & 0xffffu) | ((upper < 0 ? more << -upper : more >> upper) & 0xffff0000u)
+                          : (bits & 0xffff0000u) | (more >> lower & 0xffffu);
+      }
+      // As floats, what is counted from the largest number on is infinity or NaN beyond it, and these times
+      // zero are NaN. The zero has a sign, so that it changes no bit of other results.
+      constexpr i32 largest = 0x7f7fffff;
+      i32 common[4] = {largest, largest, largest, largest};
+      mma_m16n8k128_bits(common, pairs[i % in_word], bits);
+      float (&results)[4] = blocks_of(out)[0][c * Bits::at_once + i];
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e)
+        results[e] = fused_multiply_add(float_of(static_cast<u32>(common[e])), -0.0f, results[e]);
+    }
   }
-  if (!warp_any(found[0] != all[0] || found[1] != all[1])) {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) *word(i) = 0;
-  } else if (warp_any((found[0] | found[1]) != 0)) {
-    // Read once more, as there are not the registers to keep all.
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) words[i] = *word(i);
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) *word(i) = words[i] & ~not_finite_packed(T{}, words[i]);
-  }
-  bits[0] |= found[0];
-  bits[1] |= found[1];
-  if constexpr (end < eights) take_out<T, eights, at_once, end>(bits, even_row, odd_row);
 }
 
 // What those who sift, who have tiles brought and who use them share. `stages` are the slots for tiles. All
 // who have read or written something say so themselves, and not one lane for its warp: so tools can follow
 // it.
-template <class Tile, i32 stages>
+//
+// What is found in a tile is noted down until all have marked what it should have reached: of one tile after
+// another, or, if there are `books` for all slots, of the tile in each.
+template <class Tile, i32 stages, i32 books>
 struct Sifting {
+  static_assert(books == 1 || books == stages, "a slot has a book, or all share one");
   // The warps beside the one that has tiles brought.
   static constexpr i32 kFirstWarp = 1;
   static constexpr i32 kWarps = 3;
@@ -3918,20 +3941,19 @@ struct Sifting {
   using Where = RingPlace<stages>;
   using Bits = BadBits<Tile::rows, Tile::cols>;
 
-  // Of one tile; until all who use it have marked what it should have reached.
-  alignas(64) u8 bits[Bits::bytes];
+  alignas(16) u8 bits[books][Bits::bytes];
   // The copy engine has brought a tile that is to be sifted, ...
   alignas(8) u64 brought[stages];
   // ... it has been, and is where it was for who has tiles brought, ...
   u64 handed_on[stages];
   // ... and for who uses it; ...
-  u64 sifted;
+  u64 sifted[books];
   // ... and all have marked their results.
-  u64 marked;
+  u64 marked[books];
   // How many have been sent; the one thread that sends them has no registers for it.
   u32 sent;
-  // Whether each warp has found some bad value.
-  alignas(4) u8 found[4];
+  // Whether each warp has found some bad value in it.
+  alignas(4) u8 found[books][4];
   // The slot that each lies in.
   u8 slots[stages];
 
@@ -3941,10 +3963,12 @@ struct Sifting {
       mbarrier_init(shared_address(&brought[i]), 1);
       mbarrier_init(shared_address(&handed_on[i]), kWarps * kWarpSize);
     }
-    mbarrier_init(shared_address(&sifted), kWarps * kWarpSize);
-    mbarrier_init(shared_address(&marked), markers);
+    for (i32 i = 0; i < books; ++i) {
+      mbarrier_init(shared_address(&sifted[i]), kWarps * kWarpSize);
+      mbarrier_init(shared_address(&marked[i]), markers);
+      found[i][kWarps] = 0;
+    }
     sent = 0;
-    found[kWarps] = 0;
   }
 
   // ---- For the one thread that has tiles brought: the barrier that is to count the bytes of one.
@@ -3960,56 +3984,130 @@ struct Sifting {
     if (sent > 0) mbarrier_wait(shared_address(&handed_on[(sent - 1) % stages]), (sent - 1) / stages % 2);
   }
 
-  // ---- For those who sift: the slot of the next tile, once it is there and the bits of the one before are
-  // not needed any more.
+  // ---- For those who sift: the slot of the next tile, once it is there.
   FLASHGEN_DEVICE i32 receive(Where at) const {
     mbarrier_wait(shared_address(&brought[at.slot()]), at.parity());
-    mbarrier_wait(shared_address(&marked), at.count % 2 ^ 1);
     return slots[at.slot()];
   }
-  // Each takes every third part of a tile, which is two rows of every eight of a panel, and of which each
-  // lane has two columns.
-  FLASHGEN_DEVICE void sift(u8* tile, Thread self) {
-    using T = typename Tile::Element;
-    // Beside three consumers, whose tiles have one panel, there are the fewest registers.
-    constexpr i32 eights = Tile::rows / 8, most = Tile::panels == 1 ? 4 : 8;
-    constexpr i32 at_once = ceil_div(eights, ceil_div(eights, most));
-    const i32 warp = self.again().warp - kFirstWarp;
-    u32 some = 0;
-#pragma unroll 1
-    for (i32 part = warp; part < 4 * Tile::panels; part += kWarps) {
+  // Whether an odd number of tiles have been noted in its book. Of one who sifts all have read that before
+  // one of them notes another: it comes behind the next one's `brought`.
+  FLASHGEN_DEVICE bool is_odd(Where at, i32 slot) const {
+    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&sifted[slot % books]), 0);
+  }
+  // Each takes every third part of a tile, once what was noted of another is not needed any more.
+  FLASHGEN_DEVICE void sift(u8* tile, i32 slot, bool is_odd, Thread self) {
+    const i32 book = slot % books;
+    mbarrier_wait(shared_address(&marked[book]), !is_odd);
+    if (self.lane == 0) found[book][self.again().warp - kFirstWarp] = false;
+    each_part(self, [&](auto part) {
       const Thread thread = self.again();
-      const i32 row = 2 * (part % 4), chunk = thread.lane / 4;
-      u8* const rows = tile + part / 4 * Tile::panel_stride + row * kPanelBytes + thread.lane % 4 * 4;
-      u8* const even_row = rows + (chunk ^ row) * kChunkBytes;
-      u8* const odd_row = rows + kPanelBytes + (chunk ^ (row + 1)) * kChunkBytes;
-      u32 bad[2] = {};
-      take_out<T, eights, at_once>(bad, even_row, odd_row);
-      const i32 column = part / 4 * Tile::panel_cols + 2 * thread.lane;
-      if (column < Tile::cols) Bits{bits}.write(part % 4, column, bad[0], bad[1]);
-      some |= bad[0] | bad[1];
-    }
-    const bool is_some = warp_any(some != 0);
-    if (self.lane == 0) found[warp] = is_some;
+      const RowBits bad = take_out(part, tile, thread);
+      if (warp_any(bad.are_some()) && thread.lane == 0) found[book][thread.warp - kFirstWarp] = true;
+      write(part, bad, Bits{bits[book]}, thread);
+    });
     // The tensor cores read the tile by another way.
     fence_proxy_async_shared();
-    mbarrier_arrive(shared_address(&sifted));
+    mbarrier_arrive(shared_address(&sifted[book]));
   }
   // One of them, which hands the tile on, waits for the others.
-  FLASHGEN_DEVICE void wait_for_all(Where at) const { mbarrier_wait(shared_address(&sifted), at.count % 2); }
+  FLASHGEN_DEVICE void wait_for_all(i32 slot, bool is_odd) const {
+    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
+  }
   FLASHGEN_DEVICE void end_sifting(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
 
-  // ---- Of the tile that was sifted last, for one of those who did it and those who use it.
-  FLASHGEN_DEVICE bool has_found() const { return *reinterpret_cast<const u32*>(found) != 0; }
+  // ---- Of the tile in a slot, for one of those who sifted it and those who use it.
+  FLASHGEN_DEVICE bool has_found(i32 slot) const {
+    return *reinterpret_cast<const u32*>(found[slot % books]) != 0;
+  }
+  FLASHGEN_DEVICE Bits book_of(i32 slot) { return {bits[slot % books]}; }
 
   // ---- For those who use a tile, each lane by itself, when it is there.
-  FLASHGEN_DEVICE void begin_marking() const {
-    // How many there have been is known by those before: of this one nobody has ended its marks.
-    const bool is_odd = mbarrier_test_wait(shared_address(&marked), 0);
-    mbarrier_wait(shared_address(&sifted), is_odd);
+  FLASHGEN_DEVICE void begin_marking(i32 slot) const {
+    // How many have been noted is known by those before: of this one nobody has ended its marks.
+    const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % books]), 0);
+    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
   }
   // By each lane once, for tiles that do not concern it as well.
-  FLASHGEN_DEVICE void end_marking() { mbarrier_arrive(shared_address(&marked)); }
+  FLASHGEN_DEVICE void end_marking(i32 slot) { mbarrier_arrive(shared_address(&marked[slot % books])); }
+
+ private:
+  using T = typename Tile::Element;
+
+  // 32 rows of a panel, or those that are left.
+  template <i32 eights_>
+  struct Part {
+    static constexpr i32 eights = eights_;
+    i32 panel, number;
+  };
+  // A warp's parts: every third one.
+  template <class Visit>
+  FLASHGEN_DEVICE static void each_part(Thread self, const Visit& visit) {
+    constexpr i32 whole = Tile::rows / 32, left = Tile::rows % 32 / 8;
+    i32 i = self.again().warp - kFirstWarp;
+#pragma unroll 1
+    for (; i < whole * Tile::panels; i += kWarps) visit(Part<4>{i / whole, i % whole});
+    if constexpr (left > 0) {
+#pragma unroll 1
+      for (; i < (whole + 1) * Tile::panels; i += kWarps) visit(Part<left>{i - whole * Tile::panels, whole});
+    }
+  }
+
+  // Of every eight rows of a part each lane has a chunk of two, an even one and the next.
+  struct Chunks {
+    u8 *even, *odd;
+
+    template <i32 eights>
+    FLASHGEN_DEVICE static Chunks of(const Part<eights>& part, u8* tile, Thread thread) {
+      // A number without a sign, as signs would cost instructions.
+      const u32 lane = static_cast<u32>(thread.lane), row = lane / 8 * 2;
+      // Where the swizzle puts the chunk of an even row, and the next one's beside it.
+      const u32 place = lane % 8 ^ row;
+      u8* const rows = tile + part.panel * Tile::panel_stride + 32 * part.number * kPanelBytes;
+      u8* const even = rows + (row * kPanelBytes + place * kChunkBytes);
+      return {even, even + kPanelBytes + (place % 2 == 0 ? kChunkBytes : -kChunkBytes)};
+    }
+    FLASHGEN_DEVICE Vec16& operator[](i32 i) const {
+      return *reinterpret_cast<Vec16*>((i % 2 == 0 ? even : odd) + i / 2 * kSwizzleBytes);
+    }
+  };
+  // Takes bad values out, down to their signs.
+  template <i32 eights>
+  FLASHGEN_DEVICE static RowBits take_out(const Part<eights>& part, u8* tile, Thread thread) {
+    // So many chunks are under way while one is looked at. Beside three consumers, whose tiles have one
+    // panel, there are the fewest registers.
+    constexpr i32 ahead = Tile::panels == 1 ? 1 : 2, count = 2 * eights;
+    const Chunks chunks = Chunks::of(part, tile, thread);
+    RowBits bad = {};
+    Vec16 read[ahead + 1];
+#pragma unroll
+    for (i32 i = 0; i < ahead; ++i) read[i] = chunks[i];
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) {
+      if (i + ahead < count) read[(i + ahead) % (ahead + 1)] = chunks[i + ahead];
+      Vec16& own = read[i % (ahead + 1)];
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) {
+        const u32 not_finite = not_finite_packed(T{}, own.words[w]);
+        bad.words[w] |= not_finite & 0x10001u << i;
+        own.words[w] &= ~not_finite;
+      }
+      chunks[i] = own;
+    }
+    return bad;
+  }
+  template <i32 eights>
+  FLASHGEN_DEVICE static void write(const Part<eights>& part, RowBits bad, Bits bits, Thread thread) {
+    const u32 lane = static_cast<u32>(thread.lane), t = lane / 8, chunk = lane % 8;
+    const u32 eight = static_cast<u32>(8 * part.panel) + chunk;
+    if (Bits::has_more && part.number == 2) {
+      // The next lane's are those of the next eight columns.
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) bad.words[w] |= bits_of(shuffle_xor(float_of(bad.words[w]), 1)) << 4;
+      if (chunk % 2 == 0) bits.write_more(t, eight, bad);
+    } else if (eight < Bits::chunks * Bits::at_once) {
+      bits.write(t, eight, static_cast<u32>(part.number), bad);
+    }
+  }
 };
 
 }  // namespace flashgen
@@ -5023,6 +5121,7 @@ constexpr ForwardSm90Config kConfig{
     .tile_kv = 128,   // B_c: keys per step
     .stages = 2,      // tiles of values under way at once
     .k_slots = 2,     // and of keys
+    .books = 1,       // and tiles of values of which it is noted what is bad
     .q_rows = 128,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -5121,10 +5220,11 @@ FLASHGEN_DEVICE Survey<i32, 2, 1, 64> ids1(const Params& p) {
 // and what follows from that for a rectangle of queries q_lo to q_hi and keys k_lo to k_hi.
 struct Mask {
   static constexpr bool has_holes = true;
-  // Whether more is asked of a pair than how keys are ordered; whether that is little; and whether there are no
-  // registers to ask it of all pairs of a tile at once.
+  // Whether more is asked of a pair than how keys are ordered; whether that is little; whether nothing of it takes long;
+  // and whether there are no registers to ask it of all pairs of a tile at once.
   static constexpr bool asks_besides = true;
   static constexpr bool is_light = true;
+  static constexpr bool is_quick = true;
   static constexpr bool in_groups = false;
   const Params& p;
   i32 b, h;
@@ -5268,7 +5368,7 @@ using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 #line 51
 using TileDoubts = Doubts<kConfig.tile_slots, Shape::consumer_warps>;
-using ValueSifting = Sifting<Shape::VTile, kConfig.stages>;
+using ValueSifting = Sifting<Shape::VTile, kConfig.stages, kConfig.books>;
 
 #line 55
 // Everything that the warps of a block share.
@@ -5387,7 +5487,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   KRing::Where k_at;
   VRing::Where v_at;
   TileRing::Where tile_at;
+#line 11
+  // Whether there are bad values in some block's tiles, as far as it is known here.
+  bool doubts_some = false;
 
+#line 15
   // Parts of a tile of queries, each as soon as its slot has been let go of.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i) {
@@ -5405,10 +5509,10 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   const auto load_values = [&](i32 tile, i32 head, i32 sequence, bool is_sifted) {
     if (elected) {
       shared.v_ring.wait_empty(v_at);
-#line 29
+#line 33
       u32 full = shared.v_ring.full(v_at);
       if (is_sifted) full = shared.sifting().send(v_at.slot());
-#line 34
+#line 38
       mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
       shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
     }
@@ -5416,14 +5520,17 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // The number of a further tile of queries.
   const auto draw = [&]() {
-#line 42
+#line 46
     if (shared.doubts().repeats()) return shared.doubts().draw();
-#line 44
+#line 48
     return draw_tile(p);
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
-  const auto announce = [&](i32 number) {
-#line 49
+  const auto announce = [&](i32 drawn) {
+#line 53
+    const i32 number = drawn & ~kWarning;
+    doubts_some |= (drawn & kWarning) != 0;
+#line 57
     RowTile rows = {};
     if (number < p.tiles) {
       // Short keys and values of more heads stay in the cache, too.
@@ -5431,37 +5538,44 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       const SectionPlace place = place_in_sections<kConfig.section_heads>(number, p.tiles, p.q_tiles, last_heads);
       rows = row_tile_at<kConfig.tile_q, true>(p, place);
     }
-#line 60
+#line 68
     // Of the end they are told when it is known that no tile is taken once more before it.
     if (!rows.exists) return rows;
     if (elected) shared.doubts().note(number);
     if (thread.lane < 1) shared.tile_ring.wait_empty(tile_at);
     // All who may doubt have read what was in the slot before.
     warp_sync();
-#line 71
-    if (shared.doubts().are_some(thread)) {
+#line 75
+    // A block's first tile is sifted, and what has come of it till now says what the next one is to be.
+    const bool is_first = tile_at.count == 0, is_second = tile_at.count == 1;
+    if (is_second && elected) shared.sifting().wait_sifted();
+    // Other lanes ask as well.
+    warp_sync();
+#line 81
+    doubts_some |= shared.doubts().are_some(thread);
+    if (doubts_some) {
       rows.exists = kSiftedTile;
     } else {
-      rows.exists = kPlainTile;
+      rows.exists = is_first ? kSiftedTile : kPlainTile;
       if (elected) shared.doubts().is_unseen();
     }
-#line 84
+#line 95
     if (elected) {
-#line 88
+#line 99
       shared.tiles[tile_at.slot()] = rows;
-#line 90
+#line 101
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
     load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
-#line 97
+#line 108
   // Tells everyone that there is no other.
   const auto tell_end = [&]() {
     if (thread.lane < 1) {
       shared.tile_ring.wait_empty(tile_at);
-#line 104
+#line 115
       if (elected) shared.tiles[tile_at.slot()] = {};
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
@@ -5494,7 +5608,10 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 
   // A tile of queries with its keys and values; gives the next one.
   const auto bring = [&](const RowTile& rows) {
-    const i32 drawn = elected ? draw() : 0;
+    // Drawn late, no block has a tile waiting that another could begin, and a block's second one is told of when most of
+    // the first one has been sifted. Where the next queries have room before the last keys are there, it takes longer.
+    const bool is_late = kConfig.q_slots == 1 || tile_at.count == 1;
+    i32 drawn = 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);
     // What the mask makes of tiles of keys, 32 at a time, a lane for each. The queries of each consumer, and
@@ -5549,6 +5666,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     while (tile >= 0) {
       if (!walk.over()) walk.advance(thread, visited);
       const i32 following = walk.over() ? -1 : walk.tile;
+      if (elected && (is_late ? following < 0 : before < 0)) drawn = draw();
       load_keys(tile, ListedTile::of(tile, following < 0, facts.bits));
       const bool is_sifted = rows.exists == kSiftedTile && !facts.is_full(kConfig.consumers);
       facts = looked_at.of_lane(walk.lane());
@@ -5560,7 +5678,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
         load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
       }
       // The next tile's queries come as soon as nothing that frees their slots is still to be brought.
-      if (!announced && before >= 0 && kConfig.q_slots > 1) {
+      if (!announced && before >= 0 && kConfig.q_slots > 1 && (!is_late || following < 0)) {
         next = announce(shuffle(drawn, 0));
         announced = true;
       }
@@ -5582,31 +5700,35 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     if (!begins_again()) break;
     first = shuffle(elected ? shared.doubts().draw() : 0, 0);
   }
-#line 130 "kernels/forward_sm90/producer.j2"
+#line 141 "kernels/forward_sm90/producer.j2"
   if (elected) {
-    // What the place held before has been sifted when a slot is free again.
-    shared.v_ring.wait_empty(v_at);
+    // Counters are left behind the last warning of this block.
+    shared.sifting().wait_sifted();
     mbarrier_arrive(shared.sifting().send(ValueSifting::kNoSlot));
   }
-#line 136
+#line 147
   if (elected) leave_counters(p);
 }
 
 #line 2 "kernels/forward_sm90/sifter.j2"
 // ---- Those who sift: the three warps beside the producer, which have nothing to do before there may be bad values.
 // They hand on what the producer sends them.
-FLASHGEN_DEVICE void sift(const Shared& shared, Thread thread) {
+FLASHGEN_DEVICE void sift(const Params& p, const Shared& shared, Thread thread) {
   ValueSifting& sifting = shared.sifting();
   ValueSifting::Where at;
   bool has_warned = false;
   for (;;) {
     const i32 slot = sifting.receive(at);
     if (slot == ValueSifting::kNoSlot) return;
-    sifting.sift(shared.base + smem::kV + slot * Shape::VTile::bytes, thread);
+    const bool is_odd = sifting.is_odd(at, slot);
+    sifting.sift(shared.base + smem::kV + slot * Shape::VTile::bytes, slot, is_odd, thread);
     if (thread.index() == ValueSifting::kFirstWarp * kWarpSize) {
-      sifting.wait_for_all(at);
-      const bool has_found = sifting.has_found();
-      if (has_found && !has_warned) shared.doubts().warn();
+      sifting.wait_for_all(slot, is_odd);
+      const bool has_found = sifting.has_found(slot);
+      if (has_found && !has_warned) {
+        shared.doubts().warn();
+        warn_all(p);
+      }
       has_warned |= has_found;
       mbarrier_arrive(shared.v_ring.full_of(slot));
     }
@@ -5688,19 +5810,42 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto is_sifted = [&](const Step& step) {
     return step.rows.exists < at.plain && !step.facts.is_full(kConfig.consumers);
   };
-#line 135
+#line 136
+  // Bits of a step's pairs that the mask forbids, where it takes long to find out: they may be asked for twice.
+  u32 forbidden_pairs[2] = {};
+#line 139
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 141
-    if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
+#line 146
+    if (!has_mask(step)) return;
+    if constexpr (kIsWorthKeeping<Mask>) {
+      find_forbidden<kConfig.tile_kv / 8>(forbidden_pairs, mask_of(p, step.rows), row, key, thread);
+      put_where(blocks_of(scores), forbidden, forbidden_pairs);
+    } else {
+      mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
+    }
   };
-#line 148
+#line 158
+  // Bits of those that it allows.
+  const auto find_pairs = [&](u32 (&allowed)[2], const Step& step, Thread thread) {
+#line 161
+    if constexpr (kIsWorthKeeping<Mask>) {
+      const bool is_whole = !has_mask(step);
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) allowed[h] = is_whole ? ~0u : ~forbidden_pairs[h];
+      return;
+    }
+#line 168
+    const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
+    find_allowed<kConfig.tile_kv / 8>(allowed, mask_of(p, step.rows), row, key, thread);
+  };
+#line 177
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 151
+#line 180
     wgmma_pin(scores);
-#line 153
+#line 182
     release_keys(step);
 #line 5 "kernels/forward_sm90/capped_fine.j2"
     const bool is_cut = has_mask(step);
@@ -5761,7 +5906,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 207 "kernels/forward_sm90/consumer.j2"
+#line 236 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -5779,14 +5924,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const i32 tile_number = static_cast<i32>(at.tile_at.count) - 2;
 #line 19
     const bool is_plain = step.rows.exists == kPlainTile;
-    if (is_plain && warp_any(!is_finite_row(out, 0)) && warp_any(shows_bad_values(out, rows.sum)))
-      shared.doubts().doubt(tile_number, thread);
-#line 23
+    if (is_plain && warp_any(!is_finite_row(out, 0)) && warp_any(shows_bad_values(out, rows.sum))) {
+      if (shared.doubts().doubt(tile_number, thread)) warn_all(p);
+    }
+#line 24
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 25
+#line 26
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 28
+#line 29
     if (thread.lane == 0) {
       // Those of a tile that is taken once more come after the first ones.
       if (is_plain) {
@@ -5795,7 +5941,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         bulk_wait<0>();
       }
     }
-#line 39
+#line 40
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -5804,7 +5950,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 52
+#line 53
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -5889,17 +6035,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // NaN, and stay it whatever is added.
   const auto mark = [&]() {
     shared.v_ring.wait_full(at.v_at);
-    shared.sifting().begin_marking();
+    const i32 slot = at.v_at.slot();
+    shared.sifting().begin_marking(slot);
     if (step.continues == 0) clear(out);
     step.continues = 1;
-    if (warp_any(shared.sifting().has_found())) {
+    if (warp_any(shared.sifting().has_found(slot))) {
       const Thread thread = self.again();
-      const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
       u32 allowed[2];
-      find_allowed<kConfig.tile_kv / 8>(allowed, mask_of(p, step.rows), row, key, thread);
-      mark_reached(out, ValueSifting::Bits{shared.sifting().bits}, allowed, thread);
+      find_pairs(allowed, step, thread);
+      mark_reached(out, shared.sifting().book_of(slot), allowed, thread);
     }
-    shared.sifting().end_marking();
+    shared.sifting().end_marking(slot);
   };
 #line 111
   // Whether the next step is computed here, and its scores with this step's values.
@@ -6020,7 +6166,7 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
     if (thread.warp == 0) {
       produce(p, shared, thread);
     } else {
-      sift(shared, thread);
+      sift(p, shared, thread);
     }
 #line 265
   } else {

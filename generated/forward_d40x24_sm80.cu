@@ -1030,18 +1030,31 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
       const typename Mask::Key own = mask.key_at(key + thread.lane);
       // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
       constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      // What is asked of keys beyond the tile has no bits.
-      const i32 count =
-          2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
-#pragma unroll(at_once)
-      for (i32 i = 0; i < count; ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
+      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
+      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
+#pragma unroll 1
+      for (i32 begin = 0; begin < count; begin += at_once) {
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+        for (i32 i = begin; i < begin + at_once; ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
         }
       }
+    }
+  }
+}
+
+template <i32 column_blocks>
+FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
     }
   }
 }
@@ -1062,13 +1075,20 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
     allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
 }
 
-// The same for any mask. Where it asks little of keys besides their order, the answers are not bits first.
+// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
+// need not be bits first. Else bits are worth keeping.
+template <class Mask>
+constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
+template <class Mask>
+constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
+
+// The same for any mask.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
+  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
     const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                              mask.query_at(first_q + thread.row() + 8)};
     const i32 first_column = first_key + thread.column();
@@ -1097,13 +1117,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   } else {
     u32 forbidden[2];
     find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-      for (i32 i = 0; i < 2 * column_blocks; ++i) {
-        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-      }
-    }
+    put_where(values, value, forbidden);
   }
 }
 

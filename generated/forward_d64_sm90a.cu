@@ -1302,7 +1302,7 @@ FLASHGEN_DEVICE void cluster_store_x4(u32 address, const u32 (&values)[4]) {
 
 namespace flashgen {
 
-// ---- Atomic additions; each gives what was there before. They order nothing unless they say so.
+// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
@@ -1320,6 +1320,11 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;
+}
+
+// The bits that are set stay set.
+FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
+  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
 
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
@@ -2706,18 +2711,31 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
       const typename Mask::Key own = mask.key_at(key + thread.lane);
       // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
       constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      // What is asked of keys beyond the tile has no bits.
-      const i32 count =
-          2 * (Mask::is_light ? blocks_at_once : smaller(blocks_at_once, column_blocks - first));
-#pragma unroll(at_once)
-      for (i32 i = 0; i < count; ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
+      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
+      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
+#pragma unroll 1
+      for (i32 begin = 0; begin < count; begin += at_once) {
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+        for (i32 i = begin; i < begin + at_once; ++i) {
+          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
+          const typename Mask::Key of_column = own.of_lane(column, key + column);
+#pragma unroll
+          for (i32 h = 0; h < 2; ++h) {
+            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+          }
         }
       }
+    }
+  }
+}
+
+template <i32 column_blocks>
+FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
+#pragma unroll
+  for (i32 h = 0; h < 2; ++h) {
+#pragma unroll
+    for (i32 i = 0; i < 2 * column_blocks; ++i) {
+      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
     }
   }
 }
@@ -2738,13 +2756,20 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
     allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
 }
 
-// The same for any mask. Where it asks little of keys besides their order, the answers are not bits first.
+// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
+// need not be bits first. Else bits are worth keeping.
+template <class Mask>
+constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
+template <class Mask>
+constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
+
+// The same for any mask.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && Mask::is_light && !Mask::in_groups) {
+  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
     const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                              mask.query_at(first_q + thread.row() + 8)};
     const i32 first_column = first_key + thread.column();
@@ -2773,13 +2798,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   } else {
     u32 forbidden[2];
     find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-      for (i32 i = 0; i < 2 * column_blocks; ++i) {
-        if ((forbidden[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-      }
-    }
+    put_where(values, value, forbidden);
   }
 }
 
@@ -3048,6 +3067,13 @@ FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
+}
+
+// Warns all blocks: the numbers that they draw from then on have this bit besides.
+constexpr i32 kWarning = -0x7fffffff - 1;
+template <class Params>
+FLASHGEN_DEVICE void warn_all(const Params& p) {
+  atomic_or(p.counter, static_cast<u32>(kWarning));
 }
 
 // To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
@@ -3354,6 +3380,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 k_slots;
+  i32 books;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -3470,6 +3497,7 @@ constexpr ForwardSm90Config kConfig{
     .tile_kv = 128,   // B_c: keys per step
     .stages = 4,      // tiles of values under way at once
     .k_slots = 4,     // and of keys
+    .books = 4,       // and tiles of values of which it is noted what is bad
     .q_rows = 192,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -3633,6 +3661,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   VRing::Where v_at;
   TileRing::Where tile_at;
 
+#line 15
   // Parts of a tile of queries, each as soon as its slot has been let go of.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i) {
@@ -3650,9 +3679,9 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   const auto load_values = [&](i32 tile, i32 head, i32 sequence) {
     if (elected) {
       shared.v_ring.wait_empty(v_at);
-#line 32
+#line 36
       const u32 full = shared.v_ring.full(v_at);
-#line 34
+#line 38
       mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
       shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
     }
@@ -3660,20 +3689,20 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // The number of a further tile of queries.
   const auto draw = [&]() {
-#line 44
+#line 48
     return draw_tile(p);
   };
   // Tells everyone which tile is next, and starts on those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 57
+#line 65
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, false>(p, number);
-#line 84
+#line 95
     if (elected) {
-#line 86
+#line 97
       shared.tile_ring.wait_empty(tile_at);
-#line 88
+#line 99
       shared.tiles[tile_at.slot()] = rows;
-#line 90
+#line 101
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -3749,7 +3778,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 #line 77
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 136 "kernels/forward_sm90/producer.j2"
+#line 147 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
@@ -3818,31 +3847,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 135
+#line 139
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 141
+#line 154
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 144
+#line 173
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 148
+#line 177
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 151
+#line 180
     wgmma_pin(scores);
-#line 153
+#line 182
     release_keys(step);
-#line 163
+#line 192
     ScaledProducts logits{p.scale_log2};
     bool rescales = false;
-#line 169
+#line 198
 #pragma unroll 1
     for (;;) {
-#line 174
+#line 203
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -3852,7 +3881,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 207
+#line 236
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3865,14 +3894,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 23
+#line 24
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 25
+#line 26
     // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 37
+#line 38
     if (thread.lane == 0) bulk_wait_read<0>();
-#line 39
+#line 40
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -3881,7 +3910,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 52
+#line 53
     // Behind the results, whose way out begins with a wait for all that was stored before.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;

@@ -35,6 +35,11 @@ def is_light(tree: Node) -> bool:
     return sum(bool(node.children) for node in postorder(tree)) <= _FEW
 
 
+def is_quick(tree: Node) -> bool:
+    """Whether nothing that is done for every pair takes long: no division, no function, nothing looked up."""
+    return not any(_is_costly(node) for node in postorder(tree))
+
+
 def split(roots: Mapping[str, Node], sides: Mapping[str, Iterable[Node]], taken: Iterable[str] = ()) -> Split:
     """Takes the facts out of some trees; ``sides`` are the leaves of each, ``taken`` names that no fact may have."""
     names = list(sides)

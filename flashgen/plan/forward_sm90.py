@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.forward_table_sm90 import Row
-from flashgen.plan.forward_tiles_sm90 import chosen_row, fault_of, looks_through, row_of, smem_of
+from flashgen.plan.forward_tiles_sm90 import books_of, chosen_row, fault_of, looks_through, row_of, smem_of
 from flashgen.plan.forward_traits_sm90 import (
     changes_scores,
     has_any_cap,
@@ -107,6 +107,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
             Constant("stages", row.stages, "tiles of values under way at once"),
             Constant("k_slots", row.k_slots, "and of keys"),
+            Constant("books", books_of(row), "and tiles of values of which it is noted what is bad"),
             Constant("q_rows", row.q_rows, "queries of a slot: a tile, or each consumer's by themselves"),
             Constant("q_slots", row.q_slots, "slots for queries"),
             Constant("tile_slots", TILE_SLOTS, "tiles of queries known ahead"),
@@ -197,11 +198,11 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
 
 def _sifts_first(spec: AttentionSpec) -> bool:
     """Whether a block's first tile of queries is sifted, and not spoilt and taken once more, if values are bad."""
-    # Among 512 keys, causal, on an H200, bad values take up to 1.51 times as long as none at head_dim 192 and 256 so,
-    # and 1.54 and 1.69 without; with windows of 100 to 256 of 1k keys up to 1.36 and 1.59 at head_dim 128 for 1.56 and
-    # 1.74. Other values take 2 to 3.6 % longer with 512 keys, 1 to 2 % with 1k and none of it with many, and with small
-    # windows up to 5 %. At smaller head_dims with a causal mask 1.50 is the most without it.
-    return spec.head_dim_v > 128 or (spec.mask.has_lower and not is_listed(spec))
+    # On an H200 bad values take up to 1.46 times as long as none so. Before blocks warned each other it was 1.51 at
+    # head_dim 192 and 256 among 512 keys, causal, and 1.54 and 1.69 without; with windows of 1k keys at head_dim 128
+    # 1.59 and 1.74. With holes it is 1.39 and 1.80 without (3 of 10 blocks, head_dim 128, 8k). Other values took 2 to
+    # 3.6 % longer for it among 512 keys at head_dim 192 and 256, and take up to 1 % less since; with holes 1 to 5 %.
+    return spec.head_dim_v > 128 or spec.mask.has_lower or is_listed(spec)
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:

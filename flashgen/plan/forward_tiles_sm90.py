@@ -118,6 +118,8 @@ def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
 
 def _roomier(row: Row) -> Iterator[Row]:
     yield row
+    row = replace(row, notes_each=False)
+    yield row
     row = replace(row, k_ahead=0)
     yield row
     yield replace(row, q_ahead=0)
@@ -195,11 +197,19 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
 
 def _sifting_bytes(spec: AttentionSpec, row: Row) -> int:
     """A bit for each value of a tile, and what those who sift it share with others."""
-    columns, words = spec.head_dim_v, row.tile_kv // 4
-    others = 0 if words <= 16 else 2 if words <= 20 else 8
-    needed = (8 + others) * columns + 8 * (2 * row.stages + 2) + 8 + row.stages
-    # Lanes find their bits by exchanging some of an address.
-    return -(-needed // 64) * 64
+    # A lane has a word or half of one for its keys of every eighth column, rounded to chunks, or half of one and four
+    # bits, of which a panel's are a word.
+    eights = spec.head_dim_v // 8
+    lane = -(-eights * (4 if row.tile_kv > 80 else 2) // 16) * 16
+    more = -(-eights // 8) * 4 if 64 < row.tile_kv <= 80 else 0
+    books = books_of(row)
+    needed = books * (32 * (lane + more) + 16 + 4) + 8 * 2 * row.stages + 4 + row.stages
+    return -(-needed // 16) * 16
+
+
+def books_of(row: Row) -> int:
+    """How many tiles of V there are of which it is noted what is bad."""
+    return row.stages if row.notes_each else 1
 
 
 def looks_through(spec: AttentionSpec) -> bool:

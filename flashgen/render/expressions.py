@@ -66,6 +66,8 @@ class Code:
     #: each of them may stand by itself.
     asks_besides: bool
     is_light: bool
+    #: Whether nothing of it takes long, as divisions and loads do.
+    is_quick: bool
     bodies: Mapping[str, Body]
     #: Elements of captured tensors that the score of a pair may be given.
     ahead: tuple[Ahead, ...]
@@ -78,6 +80,7 @@ def expression_code(plan: KernelPlan) -> Code:
     from flashgen.expr import Const, Scalar, cap_of, orders, text
     from flashgen.expr.cuda import C_TYPES, arguments_near_zero
     from flashgen.expr.sides import is_light as is_light_tree
+    from flashgen.expr.sides import is_quick as is_quick_tree
     from flashgen.expr.sides import with_keys_apart
     from flashgen.expr.visit import substitute
 
@@ -86,7 +89,7 @@ def expression_code(plan: KernelPlan) -> Code:
     names = names_of(plan)
     bodies: dict[str, Body] = {}
     facts: dict[str, tuple[Fact, ...]] = {}
-    is_light = True
+    is_light = is_quick = True
     asks_besides = False
     if e.mask is not None and e.rule is not None:
         mask = with_keys_apart(e.mask)
@@ -100,7 +103,7 @@ def expression_code(plan: KernelPlan) -> Code:
                 bodies[name] = body_of({name: root}, names | places)
         bodies["ordered"] = _ordered_keys(by_order.ordered, pairs, names | _OF_PAIR)
         besides = pairs.roots["besides"]
-        asks_besides, is_light = besides is not Const(True), is_light_tree(besides)
+        asks_besides, is_light, is_quick = besides is not Const(True), is_light_tree(besides), is_quick_tree(besides)
         bodies["whole_may"] = body_of({"may": e.rule.may}, names)
         bodies["whole_full"] = body_of({"full": e.rule.full}, names)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
@@ -139,6 +142,7 @@ def expression_code(plan: KernelPlan) -> Code:
         has_holes=e.rule is not None and not e.rule.hull_exact,
         asks_besides=asks_besides,
         is_light=is_light,
+        is_quick=is_quick,
         bodies=bodies,
         ahead=tuple(ahead.values()),
         facts=facts,

@@ -36,6 +36,14 @@ def test_atomic_additions_give_what_was_there(run: Any, schedule: str) -> None:
     assert real[0] == 48
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bits_that_blocks_set_stay_set_whatever_others_add(run: Any, schedule: str) -> None:
+    count = zero()
+    body = "if (thread_idx() % 3 == 0) atomic_or(count, 1u << 31 | 1u << 20); else atomic_add(count, 1u);"
+    run(body, blocks=3, schedule=schedule, race=True, count=count)
+    assert count[0] == 1 << 31 | 1 << 20 | 3 * 21
+
+
 @pytest.mark.parametrize("race", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_grid_sync_shows_everybody_what_all_wrote(run: Any, schedule: str, race: bool) -> None:

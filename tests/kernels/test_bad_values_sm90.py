@@ -138,6 +138,38 @@ def test_under_a_cap_each_value_of_a_tile_is_told_from_all_others(dims: tuple[in
     assert lse.tobytes() == clean_lse.tobytes()
 
 
+#: Masks of which it takes long to find out what they allow, so that it is kept: with whole tiles and without.
+COSTLY = {
+    "blocks": lambda: fg.causal() & fg.block_sparse(np.tri(8, dtype=bool) ^ (np.arange(8) % 3 == 1), 64),
+    "every third": lambda: fg.window(150, 30) & fg.dilated(3),
+    "every third or near": lambda: fg.Mask.of(lambda b, h, q, k: (k <= q) & (((q - k) % 3 == 0) | (q - k > 140))),
+}
+
+
+@pytest.mark.parametrize("mask", COSTLY)
+@pytest.mark.parametrize("dims", HEAD_DIMS if LEVEL != "sample" else [(64, 64), (128, 128), (256, 256)])
+def test_what_a_costly_mask_allows_says_which_results_bad_values_reach(dims: tuple[int, int], mask: str) -> None:
+    """All keys have a bad value, each in a column of its own, or few."""
+    dim, dim_v = dims
+    spec = forward_spec(dim, dim_v, mask=COSTLY[mask]())
+    kernel = fg.build(spec, arch="sm_90a", target="emulator")
+    dtype, random = spec.element.numpy(), np.random.default_rng(10)
+    q, k, v = (random.standard_normal((1, 400, h, d)).astype(dtype) for h, d in ((2, dim), (2, dim), (2, dim_v)))
+    clean, clean_lse = kernel(q, k, v)
+    keys, bad = np.arange(400), np.zeros((2, 400, dim_v), bool)
+    bad[0, keys, keys * 37 % dim_v] = True
+    bad[1, [7, 170, 399], [3, 20, dim_v - 1]] = True
+    v[0][bad.transpose(1, 0, 2)] = np.nan
+    with launches(kernel, Mode("random", seed=dim)) as done:
+        out, lse = kernel(q, k, v)
+    assert done == {NAME}
+    allowed = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v)).allowed(0, 0)
+    reached = np.einsum("qk,hkd->qhd", allowed.astype(np.int32), bad.astype(np.int32)) > 0
+    assert np.isnan(out[0][reached].astype(np.float32)).all()
+    assert out[0][~reached].tobytes() == clean[0][~reached].tobytes()
+    assert lse.tobytes() == clean_lse.tobytes()
+
+
 @pytest.mark.parametrize("where", SPOILT)
 @pytest.mark.parametrize("mask", [fg.causal(), fg.window(700, 100)], ids=["causal", "window"])
 def test_blocks_whose_tiles_have_many_steps_spoil_none_in_the_end(mask: fg.Mask, where: str) -> None:

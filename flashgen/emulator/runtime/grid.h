@@ -187,6 +187,14 @@ float flashgen_emu_atomic_add_f32(float* address, float value, FlashgenEmuSite s
   return before;
 }
 
+void flashgen_emu_atomic_or(unsigned* address, unsigned bits, FlashgenEmuSite site) {
+  using namespace flashgen::emu;
+  FLASHGEN_EMU_NOTE_SITE();
+  watch_atomic(address, sizeof *address, true, How::atomic_or);
+  *address |= bits;
+  maybe_yield();
+}
+
 void flashgen_emu_store_release(unsigned* address, unsigned value, FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();

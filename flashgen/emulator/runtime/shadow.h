@@ -14,6 +14,7 @@ enum class How : u8 {
   reduce_add,
   stmatrix,
   atomic_add,
+  atomic_or,
   load_acquire,
   store_release,
   wgmma,

@@ -5,7 +5,7 @@
 // is used as it comes as long as results are finite, but in some kernels for a block's first tile of queries.
 // Where results are not, or something bad is found in that first tile, the tiles of V that the mask cuts are
 // sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since the
-// first doubtful one once more.
+// first doubtful one once more. All other blocks are warned, and sift from their next tile on.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -79,12 +79,14 @@ struct Doubts {
   // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
   // them.
 
-  FLASHGEN_DEVICE void doubt(i32 tile, Thread thread) {
+  // Gives true for one lane of one that has not doubted before: of tiles since the first one it says nothing
+  // more.
+  FLASHGEN_DEVICE bool doubt(i32 tile, Thread thread) {
     const i32 judge = opaque(thread.warp) - kFirstJudge;
-    // Of the tiles since the first one it says nothing more.
-    if (thread.lane != 0 || first[judge] != kNone) return;
+    if (thread.lane != 0 || first[judge] != kNone) return false;
     first[judge] = tile;
     mbarrier_arrive(shared_address(&doubted[judge]));
+    return true;
   }
   // Each lane by itself, as each has read what is written from then on.
   FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }

@@ -18,6 +18,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 k_slots;
+  i32 books;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;

@@ -101,6 +101,13 @@ FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
+// Warns all blocks: the numbers that they draw from then on have this bit besides.
+constexpr i32 kWarning = -0x7fffffff - 1;
+template <class Params>
+FLASHGEN_DEVICE void warn_all(const Params& p) {
+  atomic_or(p.counter, static_cast<u32>(kWarning));
+}
+
 // To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
 // launch.
 template <class Params>

@@ -11,65 +11,73 @@
 
 namespace flashgen {
 
-template <bool in_words>
-struct BitsOfLane {
-  using Word = u16;
-};
-template <>
-struct BitsOfLane<true> {
-  using Word = u32;
+// Which values of some rows of eight columns are bad: bit i of words[w] is the i-th row's for column 2w, and
+// sixteen further up for the next one.
+struct RowBits {
+  u32 words[4];
+
+  FLASHGEN_DEVICE bool are_some() const { return (words[0] | words[1] | words[2] | words[3]) != 0; }
+  FLASHGEN_DEVICE u16 of_column(i32 column) const {
+    return static_cast<u16>(words[column / 2] >> column % 2 * 16);
+  }
 };
 
-// Which values of a tile are bad. Four lanes share a column as they share a row of scores: for lane t of them
-// bit 2n + c is key 8n + 2t + c, as in bits_from.
+// Which values of a tile are bad, as the lanes of a warp that multiplies with it read them: each has a row of
+// bits, of its keys and of one column of every eight. Bit 2n + c of a column is key 8n + 2t + c for lane t of
+// the four that share a row of scores, as in bits_from.
 template <i32 rows, i32 cols>
 struct BadBits {
-  // What is beyond sixteen bits of a lane: nothing, four that lie behind all others, or half of a word.
-  static constexpr bool in_words = rows > 80;
-  static constexpr bool has_more = rows > 64 && !in_words;
-  static_assert(rows <= 128, "a lane has a word for its keys of a column");
-  using Word = typename BitsOfLane<in_words>::Word;
-  static constexpr i32 first_bytes = 4 * cols * static_cast<i32>(sizeof(Word));
-  static constexpr i32 bytes = first_bytes + (has_more ? 4 * cols / 2 : 0);
+  static_assert(rows % 16 == 0 && rows <= 128, "a lane has a word for its keys of a column");
+  // What a lane has of a column: a word, or half of one, beyond which there may be four bits more. These lie
+  // behind all others, those of a panel in a word of each lane.
+  static constexpr i32 own_bytes = rows > 80 ? 4 : 2;
+  static constexpr bool has_more = rows > 64 && own_bytes == 2;
+  static constexpr i32 eights = cols / 8;
+  // A row is so many chunks, and is read by one of them at a time.
+  static constexpr i32 chunks = ceil_div(eights * own_bytes, kChunkBytes);
+  static constexpr i32 at_once = kChunkBytes / own_bytes;
+  static constexpr i32 more_begin = kWarpSize * chunks * kChunkBytes;
+  static constexpr i32 more_stride = 4 * kWarpSize;
+  static constexpr i32 bytes = more_begin + (has_more ? ceil_div(eights, 8) * more_stride : 0);
 
   u8* base;
 
-  // Which word is that of lane t for a column. Columns are exchanged, so that what four lanes read of eight
-  // columns lies in different banks.
-  FLASHGEN_DEVICE static u32 place(i32 t, i32 column) {
-    return static_cast<u32>(t * cols + (column ^ 8 * t));
+  // Chunks are exchanged, so that those which eight lanes read together lie in different banks.
+  static constexpr u32 place(u32 lane, u32 chunk) {
+    constexpr u32 exchanged = smaller(chunks & -chunks, 8);
+    return (lane * chunks + (chunk ^ lane / (8 / exchanged) % exchanged)) * kChunkBytes;
   }
-  // For a column that is eight times n further on than one of the first eight.
-  static constexpr u32 place_after(u32 first, i32 n) {
-    return (first ^ static_cast<u32>(n % 4 * 8)) + static_cast<u32>(n / 4 * 32);
+  FLASHGEN_DEVICE Vec16 read(i32 lane, i32 chunk) const {
+    return *reinterpret_cast<const Vec16*>(base + place(static_cast<u32>(lane), static_cast<u32>(chunk)));
   }
-
-  // Of two columns, the even one's in the lower halves: bits of the first 64 keys and of those beyond.
-  FLASHGEN_DEVICE void write(i32 t, i32 column, u32 first, u32 others) const {
-    const u32 at = place(t, column);
-    if constexpr (in_words) {
-      u32* const words = reinterpret_cast<u32*>(base) + at;
-      words[0] = (first & 0xffffu) | others << 16;
-      words[1] = first >> 16 | (others & 0xffff0000u);
-    } else {
-      *reinterpret_cast<u32*>(base + 2 * at) = first;
-      if constexpr (has_more)
-        base[first_bytes + at / 2] = static_cast<u8>((others & 0xfu) | (others >> 12 & 0xf0u));
+  FLASHGEN_DEVICE u32 read_more(i32 lane, i32 panel) const {
+    if constexpr (!has_more) return 0;
+    const u32 more = reinterpret_cast<const u32*>(base + more_begin + panel * more_stride)[lane];
+    return static_cast<u32>(opaque(static_cast<i32>(more)));
+  }
+  // Eight bits from bit 8 * `part` on, for lane t of each four, of the eight columns with this number. The
+  // last ones have zeros beside them, if there is room for others.
+  FLASHGEN_DEVICE void write(u32 t, u32 eight, u32 part, const RowBits& bad) const {
+    constexpr u32 parts = ceil_div(rows, 32);
+    const u32 chunk = eight * own_bytes / kChunkBytes;
+    u8* const own = base + eight * own_bytes % kChunkBytes + part;
+    // Of every eight lanes chunks are exchanged alike.
+    u8* const columns[2] = {own + place(t, chunk), own + place(t + 4, chunk)};
+#pragma unroll
+    for (i32 g = 0; g < 8; ++g) {
+      u8* const at = columns[g % 2] + place(static_cast<u32>(g / 2 * 8), 0);
+      if (parts < own_bytes && part + 1 == parts) {
+        *reinterpret_cast<u16*>(at) = bad.of_column(g);
+      } else {
+        *at = static_cast<u8>(bad.of_column(g));
+      }
     }
   }
-  FLASHGEN_DEVICE u32 read(u32 at) const {
-    const u32 bits = reinterpret_cast<const Word*>(base)[at];
-    if constexpr (has_more) {
-      // Those of eight columns are a word; the lane's come to its end.
-      const u32 of_eight = reinterpret_cast<const u32*>(base + first_bytes)[at / 8];
-      return bits | (of_eight << (28 - at % 8 * 4) & 0xf0000000u);
-    } else {
-      return bits;
-    }
-  }
-  // Bits of rows in the order in which those of columns are read.
-  FLASHGEN_DEVICE static u32 as_read(u32 bits) {
-    return has_more ? (bits & 0xffffu) | bits >> 16 << 28 : bits;
+  // The four that are more, and further up those of the next eight columns.
+  FLASHGEN_DEVICE void write_more(u32 t, u32 eight, const RowBits& bad) const {
+    u8* const own = base + more_begin + eight / 8 * more_stride + 4 * t + eight % 8 / 2;
+#pragma unroll
+    for (i32 g = 0; g < 8; ++g) own[16 * g] = static_cast<u8>(bad.of_column(g));
   }
 };
 
@@ -78,61 +86,54 @@ struct BadBits {
 template <i32 rows, i32 cols>
 FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, const u32 (&allowed)[2],
                                   Thread thread) {
-  const u32 pairs[2] = {bad.as_read(allowed[0]), bad.as_read(allowed[1])};
-  const u32 first = bad.place(thread.lane % 4, thread.lane / 4);
+  using Bits = BadBits<rows, cols>;
+  // With halves of words, those of the upper ones, too. Bits of other columns that are there besides meet
+  // pairs that are not.
+  u32 pairs[2][2];
 #pragma unroll
-  for (i32 n = 0; n < cols / 8; ++n) {
-    // As floats, what is counted from the largest number on is infinity or NaN beyond it, and these times
-    // zero are NaN. The zero has a sign, so that it changes no bit of other results.
-    constexpr i32 largest = 0x7f7fffff;
-    i32 common[4] = {largest, largest, largest, largest};
-    mma_m16n8k128_bits(common, pairs, bad.read(bad.place_after(first, n)));
-    float (&results)[4] = blocks_of(out)[0][n];
-#pragma unroll
-    for (i32 i = 0; i < 4; ++i)
-      results[i] = fused_multiply_add(float_of(static_cast<u32>(common[i])), -0.0f, results[i]);
+  for (i32 h = 0; h < 2; ++h) {
+    pairs[0][h] = allowed[h] & ~0u >> (32 - rows / 4);
+    pairs[1][h] = pairs[0][h] << 16 | pairs[0][h] >> 16 << 4;
   }
-}
-
-// Takes bad values out of a lane's two columns of two rows of every eight, from the eight `begin` on,
-// `at_once` of them together as far as there are registers. Bit i % 16 of bits[i / 16] is the i-th row's,
-// sixteen further up that of the second column.
-template <class T, i32 eights, i32 at_once, i32 begin = 0>
-FLASHGEN_DEVICE void take_out(u32 (&bits)[2], u8* even_row, u8* odd_row) {
-  constexpr i32 end = smaller(begin + at_once, eights), first = 2 * begin, count = 2 * (end - begin);
-  const auto word = [&](i32 i) {
-    u8* const row = i % 2 == 0 ? even_row : odd_row;
-    return reinterpret_cast<volatile u32*>(row + (begin + i / 2) * kSwizzleBytes);
-  };
-  u32 words[count], found[2] = {}, all[2] = {};
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) words[i] = *word(i);
+  for (i32 c = 0; c < Bits::chunks; ++c) {
+    const Vec16 chunk = bad.read(thread.lane, c);
+    // A word, that nobody reads its parts by themselves.
+    const auto word = [&](i32 w) { return static_cast<u32>(opaque(static_cast<i32>(chunk.words[w]))); };
+    const u32 words[4] = {word(0), word(1), word(2), word(3)};
+    const u32 more = bad.read_more(thread.lane, c);
 #pragma unroll
-  for (i32 i = 0; i < count; ++i) {
-    const u32 both = 0x10001u << (first + i) % 16;
-    found[(first + i) / 16] |= not_finite_packed(T{}, words[i]) & both;
-    all[(first + i) / 16] |= both;
+    for (i32 i = 0; i < smaller(Bits::at_once, Bits::eights - c * Bits::at_once); ++i) {
+      constexpr i32 in_word = 4 / Bits::own_bytes;
+      u32 bits = words[i / in_word];
+      if constexpr (Bits::has_more) {
+        // Beside a lower half, those of two columns where the upper one lies, and the other way round.
+        const i32 lower = 8 * (i / 2), upper = lower - 16;
+        bits = i % 2 == 0 ? (bits & 0xffffu) | ((upper < 0 ? more << -upper : more >> upper) & 0xffff0000u)
+                          : (bits & 0xffff0000u) | (more >> lower & 0xffffu);
+      }
+      // As floats, what is counted from the largest number on is infinity or NaN beyond it, and these times
+      // zero are NaN. The zero has a sign, so that it changes no bit of other results.
+      constexpr i32 largest = 0x7f7fffff;
+      i32 common[4] = {largest, largest, largest, largest};
+      mma_m16n8k128_bits(common, pairs[i % in_word], bits);
+      float (&results)[4] = blocks_of(out)[0][c * Bits::at_once + i];
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e)
+        results[e] = fused_multiply_add(float_of(static_cast<u32>(common[e])), -0.0f, results[e]);
+    }
   }
-  if (!warp_any(found[0] != all[0] || found[1] != all[1])) {
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) *word(i) = 0;
-  } else if (warp_any((found[0] | found[1]) != 0)) {
-    // Read once more, as there are not the registers to keep all.
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) words[i] = *word(i);
-#pragma unroll
-    for (i32 i = 0; i < count; ++i) *word(i) = words[i] & ~not_finite_packed(T{}, words[i]);
-  }
-  bits[0] |= found[0];
-  bits[1] |= found[1];
-  if constexpr (end < eights) take_out<T, eights, at_once, end>(bits, even_row, odd_row);
 }
 
 // What those who sift, who have tiles brought and who use them share. `stages` are the slots for tiles. All
 // who have read or written something say so themselves, and not one lane for its warp: so tools can follow
 // it.
-template <class Tile, i32 stages>
+//
+// What is found in a tile is noted down until all have marked what it should have reached: of one tile after
+// another, or, if there are `books` for all slots, of the tile in each.
+template <class Tile, i32 stages, i32 books>
 struct Sifting {
+  static_assert(books == 1 || books == stages, "a slot has a book, or all share one");
   // The warps beside the one that has tiles brought.
   static constexpr i32 kFirstWarp = 1;
   static constexpr i32 kWarps = 3;
@@ -141,20 +142,19 @@ struct Sifting {
   using Where = RingPlace<stages>;
   using Bits = BadBits<Tile::rows, Tile::cols>;
 
-  // Of one tile; until all who use it have marked what it should have reached.
-  alignas(64) u8 bits[Bits::bytes];
+  alignas(16) u8 bits[books][Bits::bytes];
   // The copy engine has brought a tile that is to be sifted, ...
   alignas(8) u64 brought[stages];
   // ... it has been, and is where it was for who has tiles brought, ...
   u64 handed_on[stages];
   // ... and for who uses it; ...
-  u64 sifted;
+  u64 sifted[books];
   // ... and all have marked their results.
-  u64 marked;
+  u64 marked[books];
   // How many have been sent; the one thread that sends them has no registers for it.
   u32 sent;
-  // Whether each warp has found some bad value.
-  alignas(4) u8 found[4];
+  // Whether each warp has found some bad value in it.
+  alignas(4) u8 found[books][4];
   // The slot that each lies in.
   u8 slots[stages];
 
@@ -164,10 +164,12 @@ struct Sifting {
       mbarrier_init(shared_address(&brought[i]), 1);
       mbarrier_init(shared_address(&handed_on[i]), kWarps * kWarpSize);
     }
-    mbarrier_init(shared_address(&sifted), kWarps * kWarpSize);
-    mbarrier_init(shared_address(&marked), markers);
+    for (i32 i = 0; i < books; ++i) {
+      mbarrier_init(shared_address(&sifted[i]), kWarps * kWarpSize);
+      mbarrier_init(shared_address(&marked[i]), markers);
+      found[i][kWarps] = 0;
+    }
     sent = 0;
-    found[kWarps] = 0;
   }
 
   // ---- For the one thread that has tiles brought: the barrier that is to count the bytes of one.
@@ -183,56 +185,130 @@ struct Sifting {
     if (sent > 0) mbarrier_wait(shared_address(&handed_on[(sent - 1) % stages]), (sent - 1) / stages % 2);
   }
 
-  // ---- For those who sift: the slot of the next tile, once it is there and the bits of the one before are
-  // not needed any more.
+  // ---- For those who sift: the slot of the next tile, once it is there.
   FLASHGEN_DEVICE i32 receive(Where at) const {
     mbarrier_wait(shared_address(&brought[at.slot()]), at.parity());
-    mbarrier_wait(shared_address(&marked), at.count % 2 ^ 1);
     return slots[at.slot()];
   }
-  // Each takes every third part of a tile, which is two rows of every eight of a panel, and of which each
-  // lane has two columns.
-  FLASHGEN_DEVICE void sift(u8* tile, Thread self) {
-    using T = typename Tile::Element;
-    // Beside three consumers, whose tiles have one panel, there are the fewest registers.
-    constexpr i32 eights = Tile::rows / 8, most = Tile::panels == 1 ? 4 : 8;
-    constexpr i32 at_once = ceil_div(eights, ceil_div(eights, most));
-    const i32 warp = self.again().warp - kFirstWarp;
-    u32 some = 0;
-#pragma unroll 1
-    for (i32 part = warp; part < 4 * Tile::panels; part += kWarps) {
+  // Whether an odd number of tiles have been noted in its book. Of one who sifts all have read that before
+  // one of them notes another: it comes behind the next one's `brought`.
+  FLASHGEN_DEVICE bool is_odd(Where at, i32 slot) const {
+    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&sifted[slot % books]), 0);
+  }
+  // Each takes every third part of a tile, once what was noted of another is not needed any more.
+  FLASHGEN_DEVICE void sift(u8* tile, i32 slot, bool is_odd, Thread self) {
+    const i32 book = slot % books;
+    mbarrier_wait(shared_address(&marked[book]), !is_odd);
+    if (self.lane == 0) found[book][self.again().warp - kFirstWarp] = false;
+    each_part(self, [&](auto part) {
       const Thread thread = self.again();
-      const i32 row = 2 * (part % 4), chunk = thread.lane / 4;
-      u8* const rows = tile + part / 4 * Tile::panel_stride + row * kPanelBytes + thread.lane % 4 * 4;
-      u8* const even_row = rows + (chunk ^ row) * kChunkBytes;
-      u8* const odd_row = rows + kPanelBytes + (chunk ^ (row + 1)) * kChunkBytes;
-      u32 bad[2] = {};
-      take_out<T, eights, at_once>(bad, even_row, odd_row);
-      const i32 column = part / 4 * Tile::panel_cols + 2 * thread.lane;
-      if (column < Tile::cols) Bits{bits}.write(part % 4, column, bad[0], bad[1]);
-      some |= bad[0] | bad[1];
-    }
-    const bool is_some = warp_any(some != 0);
-    if (self.lane == 0) found[warp] = is_some;
+      const RowBits bad = take_out(part, tile, thread);
+      if (warp_any(bad.are_some()) && thread.lane == 0) found[book][thread.warp - kFirstWarp] = true;
+      write(part, bad, Bits{bits[book]}, thread);
+    });
     // The tensor cores read the tile by another way.
     fence_proxy_async_shared();
-    mbarrier_arrive(shared_address(&sifted));
+    mbarrier_arrive(shared_address(&sifted[book]));
   }
   // One of them, which hands the tile on, waits for the others.
-  FLASHGEN_DEVICE void wait_for_all(Where at) const { mbarrier_wait(shared_address(&sifted), at.count % 2); }
+  FLASHGEN_DEVICE void wait_for_all(i32 slot, bool is_odd) const {
+    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
+  }
   FLASHGEN_DEVICE void end_sifting(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
 
-  // ---- Of the tile that was sifted last, for one of those who did it and those who use it.
-  FLASHGEN_DEVICE bool has_found() const { return *reinterpret_cast<const u32*>(found) != 0; }
+  // ---- Of the tile in a slot, for one of those who sifted it and those who use it.
+  FLASHGEN_DEVICE bool has_found(i32 slot) const {
+    return *reinterpret_cast<const u32*>(found[slot % books]) != 0;
+  }
+  FLASHGEN_DEVICE Bits book_of(i32 slot) { return {bits[slot % books]}; }
 
   // ---- For those who use a tile, each lane by itself, when it is there.
-  FLASHGEN_DEVICE void begin_marking() const {
-    // How many there have been is known by those before: of this one nobody has ended its marks.
-    const bool is_odd = mbarrier_test_wait(shared_address(&marked), 0);
-    mbarrier_wait(shared_address(&sifted), is_odd);
+  FLASHGEN_DEVICE void begin_marking(i32 slot) const {
+    // How many have been noted is known by those before: of this one nobody has ended its marks.
+    const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % books]), 0);
+    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
   }
   // By each lane once, for tiles that do not concern it as well.
-  FLASHGEN_DEVICE void end_marking() { mbarrier_arrive(shared_address(&marked)); }
+  FLASHGEN_DEVICE void end_marking(i32 slot) { mbarrier_arrive(shared_address(&marked[slot % books])); }
+
+ private:
+  using T = typename Tile::Element;
+
+  // 32 rows of a panel, or those that are left.
+  template <i32 eights_>
+  struct Part {
+    static constexpr i32 eights = eights_;
+    i32 panel, number;
+  };
+  // A warp's parts: every third one.
+  template <class Visit>
+  FLASHGEN_DEVICE static void each_part(Thread self, const Visit& visit) {
+    constexpr i32 whole = Tile::rows / 32, left = Tile::rows % 32 / 8;
+    i32 i = self.again().warp - kFirstWarp;
+#pragma unroll 1
+    for (; i < whole * Tile::panels; i += kWarps) visit(Part<4>{i / whole, i % whole});
+    if constexpr (left > 0) {
+#pragma unroll 1
+      for (; i < (whole + 1) * Tile::panels; i += kWarps) visit(Part<left>{i - whole * Tile::panels, whole});
+    }
+  }
+
+  // Of every eight rows of a part each lane has a chunk of two, an even one and the next.
+  struct Chunks {
+    u8 *even, *odd;
+
+    template <i32 eights>
+    FLASHGEN_DEVICE static Chunks of(const Part<eights>& part, u8* tile, Thread thread) {
+      // A number without a sign, as signs would cost instructions.
+      const u32 lane = static_cast<u32>(thread.lane), row = lane / 8 * 2;
+      // Where the swizzle puts the chunk of an even row, and the next one's beside it.
+      const u32 place = lane % 8 ^ row;
+      u8* const rows = tile + part.panel * Tile::panel_stride + 32 * part.number * kPanelBytes;
+      u8* const even = rows + (row * kPanelBytes + place * kChunkBytes);
+      return {even, even + kPanelBytes + (place % 2 == 0 ? kChunkBytes : -kChunkBytes)};
+    }
+    FLASHGEN_DEVICE Vec16& operator[](i32 i) const {
+      return *reinterpret_cast<Vec16*>((i % 2 == 0 ? even : odd) + i / 2 * kSwizzleBytes);
+    }
+  };
+  // Takes bad values out, down to their signs.
+  template <i32 eights>
+  FLASHGEN_DEVICE static RowBits take_out(const Part<eights>& part, u8* tile, Thread thread) {
+    // So many chunks are under way while one is looked at. Beside three consumers, whose tiles have one
+    // panel, there are the fewest registers.
+    constexpr i32 ahead = Tile::panels == 1 ? 1 : 2, count = 2 * eights;
+    const Chunks chunks = Chunks::of(part, tile, thread);
+    RowBits bad = {};
+    Vec16 read[ahead + 1];
+#pragma unroll
+    for (i32 i = 0; i < ahead; ++i) read[i] = chunks[i];
+#pragma unroll
+    for (i32 i = 0; i < count; ++i) {
+      if (i + ahead < count) read[(i + ahead) % (ahead + 1)] = chunks[i + ahead];
+      Vec16& own = read[i % (ahead + 1)];
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) {
+        const u32 not_finite = not_finite_packed(T{}, own.words[w]);
+        bad.words[w] |= not_finite & 0x10001u << i;
+        own.words[w] &= ~not_finite;
+      }
+      chunks[i] = own;
+    }
+    return bad;
+  }
+  template <i32 eights>
+  FLASHGEN_DEVICE static void write(const Part<eights>& part, RowBits bad, Bits bits, Thread thread) {
+    const u32 lane = static_cast<u32>(thread.lane), t = lane / 8, chunk = lane % 8;
+    const u32 eight = static_cast<u32>(8 * part.panel) + chunk;
+    if (Bits::has_more && part.number == 2) {
+      // The next lane's are those of the next eight columns.
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) bad.words[w] |= bits_of(shuffle_xor(float_of(bad.words[w]), 1)) << 4;
+      if (chunk % 2 == 0) bits.write_more(t, eight, bad);
+    } else if (eight < Bits::chunks * Bits::at_once) {
+      bits.write(t, eight, static_cast<u32>(part.number), bad);
+    }
+  }
 };
 
 }  // namespace flashgen

@@ -14,7 +14,7 @@ struct Params {
   u32* out;      // [block][thread]
 };
 
-enum class Variant { kTickets, kSums, kBarrier, kFlags, kDependent };
+enum class Variant { kTickets, kSums, kBits, kBarrier, kFlags, kDependent };
 
 // Every block has come here, and what they did before is seen by all.
 FLASHGEN_DEVICE void grid_sync(u32* counter, u32 blocks) {
@@ -39,6 +39,14 @@ FLASHGEN_DEVICE void run(const Params& params) {
   if constexpr (variant == Variant::kSums) {
     atomic_add(params.sums, params.x[i]);
     atomic_add(params.total, static_cast<float>(params.x[i]));
+  }
+  if constexpr (variant == Variant::kBits) {
+    // Bits that some set, beside what others add up.
+    if (thread % 3 == 0) {
+      atomic_or(params.counter, 1u << 31 | 1u << (20 + block));
+    } else {
+      atomic_add(params.counter, 1u);
+    }
   }
   if constexpr (variant == Variant::kBarrier) {
     expect_cooperative_launch();

@@ -115,6 +115,17 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (160, 160),
         {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
     ),
+    # What is bad lies among the last sixteen of 80 keys.
+    "Hopper, bad values, 80 keys": (
+        AttentionSpec(256, mask=causal(), score=capped(30.0, None), direction="forward"),
+        (160, 160),
+        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
+    ),
+    "Hopper, bad values, every second": (
+        AttentionSpec(128, mask=causal() & Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "bad_value": 9},
+    ),
     # Logits grow from tile to tile, in the rows of every fourth warp.
     "Hopper, growing": (
         AttentionSpec(

@@ -114,6 +114,7 @@ void flashgen_emu_cluster_store(unsigned address, const unsigned* values, int co
 
 unsigned flashgen_emu_atomic_add_u32(unsigned* address, unsigned value, int release, FlashgenEmuSite);
 float flashgen_emu_atomic_add_f32(float* address, float value, FlashgenEmuSite);
+void flashgen_emu_atomic_or(unsigned* address, unsigned bits, FlashgenEmuSite);
 void flashgen_emu_store_release(unsigned* address, unsigned value, FlashgenEmuSite);
 unsigned flashgen_emu_load_acquire(const unsigned* address, FlashgenEmuSite);
 void flashgen_emu_expect_cooperative_launch(FlashgenEmuSite);

@@ -15,6 +15,9 @@ FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value, FLASHGEN_EMU_SITE) {
 FLASHGEN_DEVICE float atomic_add(float* address, float value, FLASHGEN_EMU_SITE) {
   return flashgen_emu_atomic_add_f32(address, value, site);
 }
+FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits, FLASHGEN_EMU_SITE) {
+  flashgen_emu_atomic_or(address, bits, site);
+}
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value, FLASHGEN_EMU_SITE) {
   return flashgen_emu_atomic_add_u32(address, value, true, site);
 }

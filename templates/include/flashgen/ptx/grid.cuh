@@ -5,7 +5,7 @@
 
 namespace flashgen {
 
-// ---- Atomic additions; each gives what was there before. They order nothing unless they say so.
+// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
@@ -23,6 +23,11 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   float before;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(before) : "l"(address), "f"(value) : "memory");
   return before;
+}
+
+// The bits that are set stay set.
+FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
+  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
 
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later

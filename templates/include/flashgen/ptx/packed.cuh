@@ -18,23 +18,16 @@ FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   return lower;
 }
 
-// All bits of those of two numbers that are infinite or NaN.
+// All bits but the signs of those of two numbers that are infinite or NaN, beside what was found `before`:
+// times zero they are NaN of these bits, which stays NaN, and all others are zero.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
-  asm("{\n.reg .b32 size;\n"
-      "abs.bf16x2 size, %1;\n"
-      "set.geu.u32.bf16x2 %0, size, %2;\n}\n"
-      : "=r"(bits)
-      : "r"(pair), "r"(0x7f807f80u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
 }
 FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) {
   u32 bits;
-  asm("{\n.reg .b32 size;\n"
-      "abs.f16x2 size, %1;\n"
-      "set.geu.u32.f16x2 %0, size, %2;\n}\n"
-      : "=r"(bits)
-      : "r"(pair), "r"(0x7c007c00u));
+  asm("fma.rn.f16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
 }
 

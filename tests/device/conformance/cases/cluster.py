@@ -64,6 +64,7 @@ CASES = (
     _cluster("load", "kLoad", 1),
     _grid("tickets", "kTickets", "counter", "out"),
     _grid("sums", "kSums", "sums", "total"),
+    _grid("bits", "kBits", "counter"),
     _grid("barrier", "kBarrier", "counter", "out", cooperative=True),
     _grid("flags", "kFlags", "counter", "out", cooperative=True),
     _grid("dependent", "kDependent", "out", launches=3),
