@@ -198,11 +198,14 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
 
 def _sifts_first(spec: AttentionSpec) -> bool:
     """Whether a block's first tile of queries is sifted, and not spoilt and taken once more, if values are bad."""
-    # On an H200 bad values take up to 1.46 times as long as none so. Before blocks warned each other it was 1.51 at
-    # head_dim 192 and 256 among 512 keys, causal, and 1.54 and 1.69 without; with windows of 1k keys at head_dim 128
-    # 1.59 and 1.74. With holes it is 1.39 and 1.80 without (3 of 10 blocks, head_dim 128, 8k). Other values took 2 to
-    # 3.6 % longer for it among 512 keys at head_dim 192 and 256, and take up to 1 % less since; with holes 1 to 5 %.
-    return spec.head_dim_v > 128 or spec.mask.has_lower or is_listed(spec)
+    # On an H200 bad values take up to 1.47 times as long as none so. Without it they take 1.54 at head_dim 128 with 200
+    # keys to both sides (8k), 1.56 at 192 and 256 with a window of 256 (1k), 1.54 and under a cap 1.64 at 256, causal,
+    # with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 and 96 with windows 1.47,
+    # and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with windows, 1 %
+    # with 2k and nothing with 8k, and with holes 1 to 4 %.
+    if is_listed(spec):
+        return True
+    return spec.head_dim_v > (96 if spec.mask.has_lower else 128)
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:
