@@ -198,14 +198,14 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
 
 def _sifts_first(spec: AttentionSpec) -> bool:
     """Whether a block's first tile of queries is sifted, and not spoilt and taken once more, if values are bad."""
-    # On an H200 bad values take up to 1.47 times as long as none so. Without it they take 1.54 at head_dim 128 with 200
-    # keys to both sides (8k), 1.56 at 192 and 256 with a window of 256 (1k), 1.54 and under a cap 1.64 at 256, causal,
-    # with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 and 96 with windows 1.47,
-    # and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with windows, 1 %
-    # with 2k and nothing with 8k, and with holes 1 to 4 %.
+    # On an H200 bad values take up to 1.47 times as long as none so. Without it they take 1.50 and 1.54 at head_dim 96
+    # and 128 with 200 keys to both sides (8k), 1.56 at 192 and 256 with a window of 256 (1k), 1.54 and under a cap 1.64
+    # at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 with windows
+    # 1.40, and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with windows,
+    # 1 % with 2k and nothing with 8k, and with holes 1 to 4 %.
     if is_listed(spec):
         return True
-    return spec.head_dim_v > (96 if spec.mask.has_lower else 128)
+    return spec.head_dim_v > (64 if spec.mask.has_lower else 128)
 
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:
