@@ -200,9 +200,9 @@ def _sifts_first(spec: AttentionSpec) -> bool:
     """Whether a block's first tile of queries is sifted, and not spoilt and taken once more, if values are bad."""
     # On an H200 bad values take up to 1.47 times as long as none so. Without it they take 1.50 and 1.54 at head_dim 96
     # and 128 with 200 keys to both sides (8k), 1.56 at 192 and 256 with a window of 256 (1k), 1.54 and under a cap 1.64
-    # at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 with windows
-    # 1.40, and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with windows,
-    # 1 % with 2k and nothing with 8k, and with holes 1 to 4 %.
+    # at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 with
+    # windows 1.40, and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with
+    # windows, 1 % with 2k and nothing with 8k, and with holes 1 to 4 %.
     if is_listed(spec):
         return True
     return spec.head_dim_v > (64 if spec.mask.has_lower else 128)
@@ -210,9 +210,10 @@ def _sifts_first(spec: AttentionSpec) -> bool:
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:
     """Whether a block draws its next tile of queries late, so that none waits that another block could begin."""
-    # With holes nobody knows how many keys are left. With a window tiles take as long as each other, but the later one
-    # is told of, the fewer are spoilt where values are bad (1k keys, windows of 100 to 256 to one side and both, take
-    # .97 to 1.00 of the time on an H200): not beside three consumers, whose producer has no registers for it.
+    # With holes nobody knows how many keys are left, only which ones are the last: there the kernel has its own rule.
+    # With a window tiles take as long as each other, but the later one is told of, the fewer are spoilt where values
+    # are bad (1k keys, windows of 100 to 256 to one side and both, take .97 to 1.00 of the time on an H200): not
+    # beside three consumers, whose producer has no registers for it.
     beyond = spec.mask.has_lower and row.consumers == 3
     return not (row.ends_alone or beyond or is_listed(spec))
 

@@ -190,8 +190,8 @@ struct Sifting {
     mbarrier_wait(shared_address(&brought[at.slot()]), at.parity());
     return slots[at.slot()];
   }
-  // Whether an odd number of tiles have been noted in its book. Of one who sifts all have read that before
-  // one of them notes another: it comes behind the next one's `brought`.
+  // Whether an odd number of tiles have been noted in its book. All who sift have noted the last of these, as
+  // its slot has been used since, and none has noted this one before all have asked.
   FLASHGEN_DEVICE bool is_odd(Where at, i32 slot) const {
     return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&sifted[slot % books]), 0);
   }
