@@ -1068,6 +1068,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   }
 }
 
+// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
 template <i32 column_blocks>
 FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
 #pragma unroll
@@ -1229,8 +1230,8 @@ FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   return lower;
 }
 
-// All bits but the signs of those of two numbers that are infinite or NaN, beside what was found `before`:
-// times zero they are NaN of these bits, which stays NaN, and all others are zero.
+// All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
+// bits, and all others zero.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));

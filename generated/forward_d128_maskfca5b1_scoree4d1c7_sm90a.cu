@@ -2733,6 +2733,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   }
 }
 
+// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
 template <i32 column_blocks>
 FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
 #pragma unroll
@@ -3786,8 +3787,8 @@ FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   return lower;
 }
 
-// All bits but the signs of those of two numbers that are infinite or NaN, beside what was found `before`:
-// times zero they are NaN of these bits, which stays NaN, and all others are zero.
+// All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
+// bits, and all others zero.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
@@ -3804,7 +3805,7 @@ FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) {
 #endif
 #line 7 "flashgen/sifting.cuh"
 // Sifting tiles of V that a mask cuts through and that may hold bad values (contain.cuh). Warps that have
-// nothing else to do put zeros in the place of these, so that products with the tile spread nothing, and note
+// nothing else to do take these out, down to zeros, so that products with the tile spread nothing, and note
 // them down as bits. A product of these with the bits of allowed pairs says which results they should have
 // reached.
 
@@ -3897,7 +3898,7 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
 #pragma unroll
   for (i32 c = 0; c < Bits::chunks; ++c) {
     const Vec16 chunk = bad.read(thread.lane, c);
-    // A word, that nobody reads its parts by themselves.
+    // Whole: compilers would read a word's parts by themselves.
     const auto word = [&](i32 w) { return static_cast<u32>(opaque(static_cast<i32>(chunk.words[w]))); };
     const u32 words[4] = {word(0), word(1), word(2), word(3)};
     const u32 more = bad.read_more(thread.lane, c);
@@ -5608,9 +5609,9 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
 
   // A tile of queries with its keys and values; gives the next one.
   const auto bring = [&](const RowTile& rows) {
-    // Drawn late, no block has a tile waiting that another could begin, and a block's second one is told of when most of
-    // the first one has been sifted. Where the next queries have room before the last keys are there, it takes longer.
-    const bool is_late = kConfig.q_slots == 1 || tile_at.count == 1;
+    // Drawn late, no block has a tile waiting that another could begin; and a block's second one is told of when most of
+    // the first one has been sifted.
+    const bool is_late = kConfig.draws_late || tile_at.count == 1;
     i32 drawn = 0;
     const i32 head_kv = rows.head / p.group;
     const Range keys = keys_of(p, rows);

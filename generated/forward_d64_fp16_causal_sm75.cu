@@ -1048,6 +1048,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   }
 }
 
+// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
 template <i32 column_blocks>
 FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
 #pragma unroll

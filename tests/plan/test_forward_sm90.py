@@ -105,6 +105,8 @@ def test_sections_have_as_many_columns_whatever_the_heads_are(dims: tuple[int, i
 def test_the_next_tile_is_drawn_late_where_it_is_known_how_many_keys_are_left() -> None:
     late = {name for name, mask in MASKS.items() if forward(mask=mask).constant("draws_late")}
     assert late == {"full", "causal", "window"}
+    # With holes it is known which ones are the last: that is enough where queries have no room before these are there.
+    assert forward(256, mask=MASKS["documents"]).constant("draws_late")
     # Beside three consumers a producer has no registers for it where a band has two sides.
     assert not forward(64, mask=MASKS["window"]).constant("draws_late")
     wide = forward(256)

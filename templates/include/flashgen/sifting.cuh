@@ -1,5 +1,5 @@
 // Sifting tiles of V that a mask cuts through and that may hold bad values (contain.cuh). Warps that have
-// nothing else to do put zeros in the place of these, so that products with the tile spread nothing, and note
+// nothing else to do take these out, down to zeros, so that products with the tile spread nothing, and note
 // them down as bits. A product of these with the bits of allowed pairs says which results they should have
 // reached.
 #pragma once
@@ -98,7 +98,7 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
 #pragma unroll
   for (i32 c = 0; c < Bits::chunks; ++c) {
     const Vec16 chunk = bad.read(thread.lane, c);
-    // A word, that nobody reads its parts by themselves.
+    // Whole: compilers would read a word's parts by themselves.
     const auto word = [&](i32 w) { return static_cast<u32>(opaque(static_cast<i32>(chunk.words[w]))); };
     const u32 words[4] = {word(0), word(1), word(2), word(3)};
     const u32 more = bad.read_more(thread.lane, c);

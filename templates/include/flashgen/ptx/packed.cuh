@@ -18,8 +18,8 @@ FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   return lower;
 }
 
-// All bits but the signs of those of two numbers that are infinite or NaN, beside what was found `before`:
-// times zero they are NaN of these bits, which stays NaN, and all others are zero.
+// All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
+// bits, and all others zero.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));

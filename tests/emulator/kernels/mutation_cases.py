@@ -1,0 +1,255 @@
+"""What planted bugs are planted in: specs, lengths and inputs that make each of them show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.expr import Traced, log, parse, tanh, where
+from flashgen.expr.build import as_node
+from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
+from flashgen.verify.packed import Packing
+
+
+def capped(cap: float, sink: float | None, steepness: float = 1.0) -> Score:
+    """A softcap and a sink that capture nothing."""
+    code = f"tanh(s * {steepness / cap}) * {cap}"
+    return Score(Traced(parse(code, {}, score=True)), None if sink is None else Traced(as_node(sink)))
+
+
+RING = Schedule(
+    tile_q=64,
+    tile_kv=32,
+    stages=3,
+    warps=WarpPartition("split_q", 4),
+    backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4, stages=2),
+)
+ONE_STAGE = Schedule(
+    tile_q=64,
+    tile_kv=32,
+    stages=1,
+    warps=WarpPartition("split_q", 4),
+    backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4, stages=1),
+)
+SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
+
+PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
+#: name -> (spec, (len_q, len_kv), further fields of a Case)
+CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
+    # Keys minus queries are 30: some tiles of keys end one past the diagonal of the tile of queries.
+    "ring": (AttentionSpec(64, mask=causal()), (100, 130), {"schedule": RING}),
+    # O is larger than Q, and the last of four tiles of keys lies right behind Q.
+    "wide values": (AttentionSpec(64, head_dim_v=96), (100, 120), {"schedule": RING}),
+    "one stage": (AttentionSpec(64, mask=causal()), (100, 147), {"schedule": ONE_STAGE}),
+    "turing": (
+        AttentionSpec(64, dtype="fp16", mask=causal()),
+        (100, 147),
+        {"schedule": ONE_STAGE, "arch": "sm_75"},
+    ),
+    "split k": (AttentionSpec(64, mask=causal()), (40, 147), {"schedule": SPLIT_K}),
+    "grouped": (AttentionSpec(64), (70, 75), {"schedule": RING, "heads": 4, "batch": 2}),
+    "empty rows": (AttentionSpec(64, mask=causal()), (100, 60), {"schedule": RING}),
+    "deterministic": (AttentionSpec(64, deterministic=True), (100, 147), {"schedule": RING}),
+    "masked, deterministic": (AttentionSpec(64, mask=causal(), deterministic=True), (100, 147), {"schedule": RING}),
+    "dropout": (AttentionSpec(64, mask=causal(), dropout=True), (70, 90), {"heads": 4, "batch": 2}),
+    "dropout, deterministic": (AttentionSpec(64, deterministic=True, dropout=True), (40, 75), {}),
+    # Some sequences use all of their rows, others do not; one has no queries, one no keys.
+    "packed": (
+        AttentionSpec(64, mask=causal(), varlen=True),
+        (70, 120),
+        {"packing": PACKING, "batch": 4, "schedule": RING},
+    ),
+    # New keys come into pages, and queries attend in splits.
+    "cached": (
+        AttentionSpec(16, dtype="fp32", mask=causal(), direction="forward", cache="paged"),
+        (9, 56),
+        {"schedule": Schedule(tile_q=32, tile_kv=16, stages=2, warps=WarpPartition("split_q", 2)), "heads": 4},
+    ),
+    "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": True}),
+    "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": True}),
+    # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
+    "Hopper": (AttentionSpec(128, direction="forward"), (300, 400), {"arch": "sm_90a"}),
+    # One tile of keys, so that nothing but the rings of tiles and of Q holds the producer back.
+    "Hopper, short": (AttentionSpec(128, direction="forward"), (900, 60), {"arch": "sm_90a"}),
+    "Hopper, queries by consumer": (AttentionSpec(256, direction="forward"), (300, 60), {"arch": "sm_90a"}),
+    "Hopper, bad values": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "bad_value": 1},
+    ),
+    # Of a block's first tile all is well.
+    "Hopper, bad values, last head": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": 1, "well": 7},
+    ),
+    # The second tile of a block is in doubt, and more come behind it than are remembered; or few.
+    "Hopper, bad values, many tiles": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (1160, 1160),
+        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
+    ),
+    "Hopper, bad values, few tiles": (
+        AttentionSpec(128, mask=causal(), direction="forward"),
+        (100, 200),
+        {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
+    ),
+    # The mask cuts two tiles of keys for the second consumer, and what is bad lies in the second of them.
+    "Hopper, bad values, two tiles": (
+        AttentionSpec(192, mask=causal(), direction="forward"),
+        (160, 160),
+        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
+    ),
+    # What is bad lies among the last sixteen of 80 keys.
+    "Hopper, bad values, 80 keys": (
+        AttentionSpec(256, mask=causal(), score=capped(30.0, None), direction="forward"),
+        (160, 160),
+        {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
+    ),
+    "Hopper, bad values, every second": (
+        AttentionSpec(128, mask=causal() & Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
+        (300, 400),
+        {"arch": "sm_90a", "bad_value": 9},
+    ),
+    # Logits grow from tile to tile, in the rows of every fourth warp.
+    "Hopper, growing": (
+        AttentionSpec(
+            64, direction="forward", score=Score.of(lambda s, b, h, q, k: where(q % 64 < 16, s - k * 0.5, s))
+        ),
+        (300, 400),
+        {"arch": "sm_90a"},
+    ),
+    # And here in their last tile, which is all that counts for them then.
+    "Hopper, growing, scores replaced": (
+        AttentionSpec(
+            256,
+            direction="forward",
+            score=Score.of(lambda s, b, h, q, k: where((q % 64 < 16) & (k < 64), s + 100.0, s)),
+        ),
+        (140, 400),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
+    ),
+    # A tangent's argument is far from zero in the first of each 32 columns alone.
+    "Hopper, capped": (
+        AttentionSpec(
+            64, direction="forward", score=Score.of(lambda s, b, h, q, k: tanh(where(k % 32 < 8, s, s * 0.1)) * 4.0)
+        ),
+        (200, 300),
+        {"arch": "sm_90a"},
+    ),
+    # A sink is an anchor from the outset, so that the first products are looked at as others are. Many are beyond the
+    # polynomial.
+    "Hopper, softcap": (
+        AttentionSpec(64, direction="forward", score=capped(50.0, 0.5, steepness=15.0)),
+        (200, 300),
+        {"arch": "sm_90a"},
+    ),
+    # Some are, and not in every row.
+    "Hopper, any softcap": (
+        AttentionSpec(64, direction="forward", score=capped(2000.0, 0.5, steepness=200.0)),
+        (200, 300),
+        {"arch": "sm_90a"},
+    ),
+    # The first step has one key, whose logits are anywhere; rows grow from there by more than an exponential can.
+    "Hopper, softcap, far": (
+        AttentionSpec(64, direction="forward", score=capped(100.0, None, steepness=60.0)),
+        (200, 385),
+        {"arch": "sm_90a"},
+    ),
+    # Rows of two keys, of which both may be as low as the cap.
+    "Hopper, softcap, low": (
+        AttentionSpec(64, direction="forward", score=capped(60.0, None, steepness=300.0)),
+        (200, 2),
+        {"arch": "sm_90a"},
+    ),
+    # Keys beyond the last one are forbidden, for which no logit is small enough.
+    "Hopper, small softcap": (
+        AttentionSpec(64, direction="forward", score=capped(2.0, 0.5)),
+        (200, 300),
+        {"arch": "sm_90a"},
+    ),
+    # Rows of two keys, of which both may be further below the cap than a power of two has room for.
+    "Hopper, small softcap, low": (
+        AttentionSpec(64, direction="forward", score=capped(2.0, None, steepness=300.0)),
+        (200, 2),
+        {"arch": "sm_90a"},
+    ),
+    # The first step has one key, which some warps have rows far below the cap for, and others have not; then rows are
+    # as near to it as can be. Sinks leave anchors where they are.
+    "Hopper, softcap, far below a sink": (
+        AttentionSpec(64, direction="forward", score=capped(50.0, -200.0, steepness=30.0)),
+        (200, 385),
+        {"arch": "sm_90a"},
+    ),
+    # The first step has one key, whose products are mostly not near where the polynomial ends; rows grow from there by
+    # more than 16 bits have, and some of their products are beyond.
+    "Hopper, softcap, growing": (
+        AttentionSpec(64, dtype="fp16", direction="forward", score=capped(50.0, None, steepness=4.0)),
+        (200, 385),
+        {"arch": "sm_90a"},
+    ),
+    # Scores are kept. The first step has one key, of which few products are beyond, so that mostly no more are looked
+    # at; then many are beyond.
+    "Hopper, softcap, kept": (
+        AttentionSpec(128, direction="forward", score=capped(50.0, 0.5, steepness=6.0)),
+        (200, 513),
+        {"arch": "sm_90a"},
+    ),
+    # Rows grow by so much that 16 bits would be infinite, when nothing is looked at any more.
+    "Hopper, softcap, fp16": (
+        AttentionSpec(64, dtype="fp16", direction="forward", score=capped(30.0, 0.5, steepness=15.0)),
+        (200, 900),
+        {"arch": "sm_90a"},
+    ),
+    # Each ring goes round, and blocks draw tiles: three of keys, with up to five of queries, for each of two heads.
+    "Hopper, backward": (AttentionSpec(128), (300, 300), {"arch": "sm_90a"}),
+    "Hopper, backward, causal": (AttentionSpec(128, mask=causal()), (300, 330), {"arch": "sm_90a"}),
+    "Hopper, backward, held keys": (AttentionSpec(96), (100, 200), {"arch": "sm_90a"}),
+    "Hopper, backward, ordered": (AttentionSpec(128, deterministic=True), (300, 300), {"arch": "sm_90a"}),
+    # Two tiles of keys for each head, with one tile of queries, so that nothing but the rings holds the producer back.
+    "Hopper, backward, short": (AttentionSpec(128), (60, 600), {"arch": "sm_90a"}),
+    # Sums for one head at a time, for which five heads wait.
+    "Hopper, backward, few sums": (
+        AttentionSpec(64),
+        (140, 140),
+        {"arch": "sm_90a", "heads": 5, "heads_kv": 5, "sum_blocks": 0},
+    ),
+    # Six tiles of keys for four blocks, of ten steps: the last two, of the second head, are cut into two parts.
+    "Hopper, backward, cut": (
+        AttentionSpec(128),
+        (300, 300),
+        {"arch": "sm_90a", "heads": 4, "heads_kv": 2, "cut_blocks": 4},
+    ),
+    # A block has a tile of queries, or tiles of keys, of more steps than there are slots.
+    "Hopper, wide heads": (
+        AttentionSpec(256, mask=causal()),
+        (200, 200),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
+    ),
+    # Where Q has no more slots than P, the first consumer cannot be far enough ahead to replace P.
+    "Hopper, wide heads, three slots": (
+        AttentionSpec(192, head_dim_v=128),
+        (300, 60),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1},
+    ),
+    "Hopper, wide heads, bad key": (
+        AttentionSpec(256, mask=causal()),
+        (100, 100),
+        {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "bad_key": 1},
+    ),
+    "Hopper, backward, listed": (
+        AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
+        (300, 300),
+        {"arch": "sm_90a"},
+    ),
+    "Hopper, backward, bad values": (
+        AttentionSpec(128, mask=causal()),
+        (100, 200),
+        {"arch": "sm_90a", "bad_value": 1},
+    ),
+    # Keys that do not exist have the largest scores, and queries that do not exist have none that are numbers.
+    "Hopper, backward, score": (
+        AttentionSpec(128, score=Score.of(lambda s, b, h, q, k: s + k * 3.0 + log(300.5 - q))),
+        (300, 300),
+        {"arch": "sm_90a"},
+    ),
+}
