@@ -92,13 +92,15 @@ def build_attention(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
 
 def build_kernel(source: KernelSource, cache: Cache) -> BuiltKernel:
     """Compile one kernel, unless the cache has it."""
-    from flashgen.compile import compile_source
+    from flashgen.compile import compile_source, compiler_build_id, spill_warning
 
     def compile_aloud(source: KernelSource) -> Binary:
         with talk.working(f"compiling {source.name}"):
             return compile_source(source)
 
     binary, cached = cache.get_or_compile(source, compile_aloud)
+    if warning := spill_warning(source.plan, binary.resources, compiler_build_id()):
+        talk.warn(warning)
     return BuiltKernel(source, binary, cached)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flashgen.compile.options import options_for
     from flashgen.compile.registers import require_registers
     from flashgen.compile.residency import Occupancy, blocks_per_multiprocessor, occupancy
+    from flashgen.compile.spills import spill_warning
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -31,6 +32,7 @@ else:
             "flashgen.compile.options": ("options_for",),
             "flashgen.compile.registers": ("require_registers",),
             "flashgen.compile.residency": ("Occupancy", "blocks_per_multiprocessor", "occupancy"),
+            "flashgen.compile.spills": ("spill_warning",),
         },
     )
 
@@ -49,4 +51,5 @@ __all__ = [
     "occupancy",
     "options_for",
     "require_registers",
+    "spill_warning",
 ]
