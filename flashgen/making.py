@@ -13,6 +13,7 @@ from flashgen.arch import Arch
 from flashgen.errors import RegistersError
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import AttentionPlan
+from flashgen.render.override import check_override_dir
 from flashgen.spec import AttentionSpec, Schedule
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ def make_variant(
     from flashgen.plan import plan
 
     attention = plan(spec, schedule, arch, access_bytes=access_bytes)
+    if access_bytes is None:
+        # Kernels for other alignments have other names, and their author may have left them alone.
+        check_override_dir(attention)
     if target == "emulator":
         from flashgen.sources import sources_of
 

@@ -64,8 +64,12 @@ class Files:
 def plan_all(spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch]) -> tuple[AttentionPlan, ...]:
     """The plans of a spec, one for each architecture."""
     from flashgen.plan import plan
+    from flashgen.render.override import check_override_dir
 
-    return tuple(plan(spec, schedule, arch) for arch in archs)
+    plans = tuple(plan(spec, schedule, arch) for arch in archs)
+    for each in plans:
+        check_override_dir(each)
+    return plans
 
 
 def build_all(plans: Iterable[AttentionPlan], cache: Cache) -> tuple[BuiltAttention, ...]:

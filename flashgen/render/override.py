@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from flashgen import settings
-from flashgen.errors import CompileError
-from flashgen.plan.model import KernelPlan
+from flashgen.errors import CompileError, SpecError
+from flashgen.plan.model import AttentionPlan, KernelPlan
+
+#: File names that one message lists.
+_LISTED = 8
 
 
 def overridden(plan: KernelPlan) -> str | None:
@@ -12,15 +18,45 @@ def overridden(plan: KernelPlan) -> str | None:
     directory = settings.override_dir()
     if directory is None:
         return None
-    path = directory / f"{plan.name}.cu"
+    path = _file(directory, plan)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise CompileError(f"the override {path} cannot be read ({error}); mend or remove it") from None
+    if not text.strip():
+        # What a shell makes of `flashgen show ... > file` before it starts flashgen.
+        raise CompileError(f"the override {path} is empty; unset FLASHGEN_OVERRIDE_DIR to get the rendered source")
     # Imported when there is something to say: without an override nothing is logged.
     import logging
 
     logging.getLogger("flashgen").info("%s: source taken from %s", plan.name, path)
     return text
+
+
+def check_override_dir(plan: AttentionPlan) -> None:
+    """Raises SpecError if FLASHGEN_OVERRIDE_DIR is set and holds none of this plan's kernels.
+
+    A misspelled file name would otherwise run the kernel that its author wanted to replace.
+    """
+    directory = settings.override_dir()
+    if directory is None or any(_file(directory, kernel).exists() for kernel in plan.kernels):
+        return
+    searched = [_file(directory, kernel).name for kernel in plan.kernels]
+    held = sorted(path.name for path in directory.glob("*.cu"))
+    raise SpecError(
+        f"FLASHGEN_OVERRIDE_DIR={str(directory)!r} replaces no kernel of {plan.spec.describe()} for "
+        f"{plan.arch.name}: flashgen looked for {_listed(searched)}, and the directory holds "
+        f"{_listed(held) or 'no .cu file'}; name a file after one of these kernels, build for the "
+        "architecture in the file's name, or unset the variable"
+    )
+
+
+def _file(directory: Path, kernel: KernelPlan) -> Path:
+    return directory / f"{kernel.name}.cu"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from flashgen.plan import plan
-from flashgen.recent import Recent
-from flashgen.render import render
-from flashgen.spec import AttentionSpec, causal
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,24 +18,33 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_race_is_reported_as_it_is_printed(flashgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shell(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script as a user types it: in a directory of its own, with the installed ``flashgen``."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FLASHGEN_OVERRIDE")}
+    environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
+    command = ["bash", "-c", f"set -euo pipefail\n{script}"]
+    return subprocess.run(
+        command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_race_demonstration_works_as_typed(tmp_path: Path) -> None:
     """After a change of line numbers, UPDATE_DOCS=1 writes the report into the README; read the diff."""
-    (shown,) = (block for block in blocks("console") if block.startswith("$ flashgen check"))
-    command, _, report = shown.partition("\n")
-    source = render(plan(AttentionSpec(64, mask=causal()), None, "sm_80").kernel("forward"))
-    before, barrier, after = source.text.partition("Lines 14 and 15")
-    assert "block_sync();" in after
-    (tmp_path / f"{source.name}.cu").write_text(before + barrier + after.replace("block_sync();", "", 1))
-    monkeypatch.setenv("FLASHGEN_OVERRIDE_DIR", str(tmp_path))
-    monkeypatch.setattr("flashgen.api._kernels", Recent(2))
-    result = flashgen(*shlex.split(command.removeprefix("$ flashgen ")))
-    assert result.code == 1
-    printed = result.err[result.err.index("\nrace: ") + 1 :]
+    (script,) = blocks("bash")
+    (report,) = (block for block in blocks("text") if block.startswith("race: "))
+    result = shell(script, tmp_path)
+    assert result.returncode == 1, result.stderr
+    printed = result.stderr[result.stderr.index("\nrace: ") + 1 :]
     if os.environ.get("UPDATE_DOCS") == "1":
-        (ROOT / "README.md").write_text(README.replace(shown, f"{command}\n{printed}"), encoding="utf-8")
+        (ROOT / "README.md").write_text(README.replace(report, printed), encoding="utf-8")
     else:
         assert printed == report
     assert len(printed[: printed.index("To see it again")].splitlines()) <= 10
+    *setup, check = script.strip().splitlines()
+    assert check.startswith("flashgen check")
+    again = printed[printed.index("To see it again:") :].splitlines()[1].strip()
+    repeated = shell("\n".join((setup[-1], again)), tmp_path)
+    assert (repeated.returncode, report.splitlines()[0] in repeated.stderr) == (1, True), repeated.stderr
 
 
 def test_the_shell_commands_are_the_two_that_ci_runs() -> None:

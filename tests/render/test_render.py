@@ -149,3 +149,10 @@ def test_an_unreadable_override_is_an_error(tiny: KernelPlan, tmp_path: Path, mo
     (tmp_path / "tiny.cu").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(CompileError, match=r"tiny\.cu cannot be read"):
         render(tiny)
+
+
+def test_an_empty_override_is_an_error(tiny: KernelPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_OVERRIDE_DIR", str(tmp_path))
+    (tmp_path / "tiny.cu").write_text("\n")
+    with pytest.raises(CompileError, match=r"tiny\.cu is empty; unset FLASHGEN_OVERRIDE_DIR"):
+        render(tiny)

@@ -1,0 +1,74 @@
+"""FLASHGEN_OVERRIDE_DIR: a directory that replaces no kernel is an error, whatever asks for the kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashgen as fg
+from flashgen.plan import plan
+from flashgen.recent import Recent
+from flashgen.render import render_afresh
+
+SPEC = fg.AttentionSpec(64, mask=fg.causal())
+OPTIONS = ("--head-dim", "64", "--causal")
+
+
+@pytest.fixture
+def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory, empty."""
+    directory = tmp_path / "edited"
+    directory.mkdir()
+    monkeypatch.setenv("FLASHGEN_OVERRIDE_DIR", str(directory))
+    monkeypatch.setattr("flashgen.api._kernels", Recent(2))
+    return directory
+
+
+def put(directory: Path, arch: str) -> None:
+    """Puts a commented forward kernel for ``arch`` into the directory."""
+    source = render_afresh(plan(SPEC, None, arch).kernel("forward"))
+    (directory / f"{source.name}.cu").write_text(source.text + "// edited\n")
+
+
+@pytest.mark.parametrize("command", [("build", "--no-verify"), ("check",), ("show",)])
+def test_a_command_that_uses_none_of_the_files_says_which_names_it_looked_for(
+    flashgen: Any, machine: list[Any], overrides: Path, command: tuple[str, ...]
+) -> None:
+    result = flashgen(*command, *OPTIONS, "--arch", "sm_80")
+    assert (result.code, result.out) == (2, "")
+    assert f"FLASHGEN_OVERRIDE_DIR='{overrides}' replaces no kernel" in result.err
+    assert "looked for forward_d64_causal_sm80.cu, backward_prepare_d64_causal_sm80.cu, " in result.err
+    assert "the directory holds no .cu file" in result.err
+    put(overrides, "sm_86")
+    result = flashgen(*command, *OPTIONS, "--arch", "sm_80")
+    assert result.code == 2
+    assert "the directory holds forward_d64_causal_sm86.cu; name a file after one of these kernels" in result.err
+
+
+def test_every_architecture_of_a_command_needs_a_file(flashgen: Any, machine: list[Any], overrides: Path) -> None:
+    put(overrides, "sm_80")
+    result = flashgen("build", "--no-verify", *OPTIONS, "--arch", "sm_80", "--arch", "sm_86")
+    assert result.code == 2
+    assert "for sm_86" in result.err
+    result = flashgen("build", "--no-verify", *OPTIONS, "--arch", "sm_80")
+    assert result.code == 0
+    assert "forward_d64_causal_sm80: source taken from" in result.err
+
+
+def test_files_beside_the_one_that_is_used_are_left_alone(flashgen: Any, machine: list[Any], overrides: Path) -> None:
+    put(overrides, "sm_80")
+    put(overrides, "sm_86")
+    result = flashgen("show", *OPTIONS, "--arch", "sm_80", "--what", "source")
+    assert result.code == 0
+    assert result.out.endswith("// edited\n")
+    assert flashgen("show", *OPTIONS, "--arch", "sm_80", "--what", "source", "--kernel", "main").code == 0
+
+
+@pytest.mark.parametrize("target", ["gpu", "emulator"])
+def test_build_in_python_refuses_too(overrides: Path, machine: list[Any], target: Any) -> None:
+    with pytest.raises(fg.SpecError, match=r"looked for forward_d64_causal_sm80\.cu"):
+        fg.build(SPEC, arch="sm_80", target=target)
+    put(overrides, "sm_80")
+    assert fg.build(SPEC, arch="sm_80", target=target).source["forward"].endswith("// edited\n")
