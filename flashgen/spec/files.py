@@ -18,7 +18,8 @@ from typing import Any
 from flashgen.errors import SpecError
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.mask import Band, Mask, causal
-from flashgen.spec.reading import parse_json, parse_toml, schedule_from_dict, spec_from_dict
+from flashgen.spec.parsing import parse_json, parse_toml, read_text
+from flashgen.spec.reading import listed, schedule_from_dict, spec_from_dict
 from flashgen.spec.schedule import Schedule, WarpPartition
 
 SUFFIXES = (".toml", ".json")
@@ -78,12 +79,7 @@ def load_spec(path: str | Path) -> tuple[AttentionSpec, Schedule]:
     """Read a ``.toml`` or ``.json`` file; one ``SpecError`` lists everything that is wrong with it."""
     path = Path(path)
     suffix = _checked_suffix(path)
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read ({error.strerror}); name a TOML or JSON spec file") from error
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    text = read_text(path)
     problems: list[str] = []
     try:
         values = parse_toml(text) if suffix == ".toml" else parse_json(text)
@@ -99,7 +95,7 @@ def load_spec(path: str | Path) -> tuple[AttentionSpec, Schedule]:
     except SpecError as error:
         problems += error.violations
     if problems:
-        raise SpecError(*(f"{path}: {problem}" for problem in problems))
+        raise SpecError(*(f"{path}: {problem}" for problem in listed(problems)))
     return spec, schedule
 
 

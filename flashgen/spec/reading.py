@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashgen.errors import SpecError
@@ -22,35 +23,16 @@ WARP_FIELDS = ("kind", "count", "producers", "consumers")
 BACKWARD_FIELDS = ("tile_q", "tile_kv", "stages", "warps")
 MASK_FIELDS = ("left", "right", "align")
 CONDITION_FIELDS = ("where",)
-JSON_REMEDY = 'write an object such as {"head_dim": 64}'
 MASK_REMEDY = 'use "full", "causal", a table {left = 512, right = 0} or {where = "q >= k"}, or a list of these'
 CAPTURED_REMEDY = 'write captured = {cap = 30.0, ids = "int32[2]"}'
 WARPS_REMEDY = 'write {kind = "split_q", count = 4} or {kind = "specialized", consumers = 2}'
 _INT64 = range(-(2**63), 2**63)
+#: Errors that one message lists.
+MOST_PROBLEMS = 20
+MORE_PROBLEMS = "there are more errors; correct these first"
+#: Parts of a mask that is a list: they are put together one after the other.
+MOST_MASKS = 64
 T = TypeVar("T")
-
-
-def parse_json(text: str | bytes) -> dict[str, Any]:
-    """The object in a JSON text."""
-    import msgspec
-
-    try:
-        values = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise SpecError(f"the text is not JSON ({error}); {JSON_REMEDY}") from error
-    if not isinstance(values, dict):
-        raise SpecError(f"the text holds {show(values)}; {JSON_REMEDY}")
-    return values
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The top table of a TOML text."""
-    import msgspec
-
-    try:
-        return dict(msgspec.toml.decode(text))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise SpecError(f"the text is not TOML ({error}); write lines such as head_dim = 64") from error
 
 
 def spec_from_dict(values: Mapping[str, Any]) -> AttentionSpec:
@@ -80,9 +62,8 @@ def mask_and_score(texts: Mapping[str, Any]) -> dict[str, Any]:
         score = _collect(problems, "", lambda: reader.score(texts.get("score"), texts.get("sink")))
         fields |= {} if score is None else {"score": score}
         if not problems:
-            problems += [
-                f"captured.{name} is used by neither mask, score nor sink; leave it out" for name in reader.unused()
-            ]
+            unused = islice(reader.unused(), MOST_PROBLEMS + 1)
+            problems += [f"captured.{name} is used by neither mask, score nor sink; leave it out" for name in unused]
     return _result(fields, problems)
 
 
@@ -96,6 +77,8 @@ def captured_from_plain(values: Any) -> dict[str, Value]:
 
     captured: dict[str, Value] = {}
     for key, value in table.items():
+        if len(problems) > MOST_PROBLEMS:
+            break
         name = _collect(problems, "", lambda key=key: check_name(str(key)))  # type: ignore[misc]
         read = _collect(problems, "", lambda key=key, value=value: value_from_plain(value, f"captured.{str(key)[:60]}"))  # type: ignore[misc]
         if name is not None and read is not None:
@@ -135,6 +118,8 @@ def mask_from_plain(value: Any, reader: Reader | None = None) -> Mask:
     """A mask from a word, a table, or a list of these that must all hold; ``reader`` reads conditions."""
     if not isinstance(value, list):
         return _part_of_mask(value, "mask", reader)
+    if len(value) > MOST_MASKS:
+        raise SpecError(f"mask has {len(value)} parts; use at most {MOST_MASKS}, or write one condition of them")
     problems: list[str] = []
     combined = full()
     for i, part in enumerate(value):
@@ -191,7 +176,9 @@ def _known_fields(values: Mapping[str, Any], known: Sequence[str], prefix: str, 
     fields = {}
     for name, value in values.items():
         if name not in known:
-            problems.append(f"{prefix}{str(name)[:60]}={show(value)} is not a field; {_remedy(name, known)}")
+            # Each remedy looks for the nearest name, which takes time.
+            if len(problems) <= MOST_PROBLEMS:
+                problems.append(f"{prefix}{_shown_name(name)}={show(value)} is not a field; {_remedy(name, known)}")
         elif value is None:
             problems.append(f"{prefix}{name}=null is not a value; leave the field out for its default")
         elif isinstance(value, int) and value not in _INT64:
@@ -199,6 +186,11 @@ def _known_fields(values: Mapping[str, Any], known: Sequence[str], prefix: str, 
         else:
             fields[name] = value
     return fields
+
+
+def _shown_name(name: object) -> str:
+    text = str(name)[:60]
+    return text if text.isprintable() else show(text)
 
 
 def _remedy(name: str, known: Sequence[str]) -> str:
@@ -221,5 +213,10 @@ def _collect(problems: list[str], prefix: str, make: Callable[[], T]) -> T | Non
 
 def _result(value: T | None, problems: list[str]) -> T:
     if problems or value is None:
-        raise SpecError(*problems)
+        raise SpecError(*listed(problems))
     return value
+
+
+def listed(problems: Sequence[str]) -> list[str]:
+    """As many of these as one message lists, and a sentence that there are more where there are."""
+    return [*problems[:MOST_PROBLEMS], *([MORE_PROBLEMS] if len(problems) > MOST_PROBLEMS else [])]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from random import Random
 
@@ -286,3 +288,105 @@ def test_importing_the_readers_loads_no_parser():
     code = "import sys, flashgen.spec.files; print([m for m in ('msgspec', 'tomllib', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def quickly():
+    """Ten seconds, after which the test ends with what hangs in its traceback."""
+
+    def stop(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="FIFOs and devices")
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_only_regular_files_are_read(tmp_path, quickly, suffix):
+    path = tmp_path / f"fifo{suffix}"
+    os.mkfifo(path)
+    (tmp_path / f"device{suffix}").symlink_to("/dev/zero")
+    (tmp_path / f"folder{suffix}").mkdir()
+    for name in ("fifo", "device", "folder"):
+        with pytest.raises(SpecError, match=rf"{name}\{suffix} cannot be read \(it is not a regular file\); name a "):
+            load_spec(tmp_path / f"{name}{suffix}")
+
+
+def test_files_of_more_than_a_mebibyte_are_refused_unread(tmp_path, quickly):
+    for suffix in (".toml", ".json"):
+        path = tmp_path / f"large{suffix}"
+        with path.open("wb") as file:
+            file.truncate(2**40)
+        with pytest.raises(SpecError, match="has more than 1048576 bytes"):
+            load_spec(path)
+    for read in (spec_from_json, spec_from_toml):
+        with pytest.raises(SpecError, match="has more than 1048576 characters"):
+            read(" " * 2**20 + "1")
+
+
+UNKNOWN = [f"k{number}" for number in range(70_000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("unknown.json", json.dumps(dict.fromkeys(UNKNOWN, 1))),
+        ("unknown.toml", "\n".join(f"{name} = 1" for name in UNKNOWN)),
+        ("captured.json", json.dumps({"head_dim": 64, "captured": dict.fromkeys(UNKNOWN, "x")})),
+        ("unused.json", json.dumps({"head_dim": 64, "captured": dict.fromkeys(UNKNOWN, 1)})),
+        ("schedule.json", json.dumps({"head_dim": 64, "schedule": dict.fromkeys(UNKNOWN, 1)})),
+        ("masks.json", json.dumps({"head_dim": 64, "mask": [{"x": 1}] * 60})),
+    ],
+)
+def test_many_errors_are_found_quickly_and_listed_in_part(tmp_path, quickly, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert len(caught.value.violations) == 21
+    assert caught.value.violations[-1] == f"{path}: there are more errors; correct these first"
+    assert len(str(caught.value)) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("deep.toml", ".".join(["a"] * 100_000) + " = 1", "the key a.a.a.a"),
+        ("inline.toml", "x = {a" + ' . "b"' * 100_000 + " = 1}", "has more than 16 parts"),
+        ("table.toml", f"[{'.'.join(['a'] * 100_000)}]", "has more than 16 parts"),
+        ("words.toml", "a" * 500_000 + " " * 500_000, "is not TOML"),
+        ("quotes.toml", "\"'" * 500_000, "is not TOML"),
+        ("masks.toml", "head_dim = 64\nmask = [" + "{where = 'q > k'}, " * 50_000 + "]", "mask has 50000 parts"),
+        ("nested.json", '{"a":' * 150_000, "is not JSON"),
+    ],
+)
+def test_files_made_to_take_long_are_refused_quickly(tmp_path, quickly, name, text, message):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_spec(path)
+
+
+def test_dots_in_values_are_no_deep_keys():
+    text = f'head_dim = 64\nscore = "{" + ".join(["0.5"] * 40)} + s" # {"." * 100} {"a, b. " * 100}'
+    assert spec_from_toml(text).score is not None
+
+
+@pytest.mark.parametrize(
+    "text", ['{"head_dim": 64, "head_dim": 32}', '{"head_dim": 64, "mask": {"left": 1, "left": 2}}']
+)
+def test_duplicate_keys_are_refused_in_json_as_in_toml(text):
+    with pytest.raises(SpecError, match=r"the key '\w+' is given twice in one JSON object; keep one of them"):
+        spec_from_json(text)
+    with pytest.raises(SpecError, match="not TOML"):
+        spec_from_toml("head_dim = 64\nhead_dim = 32")
+
+
+def test_names_that_cannot_be_printed_are_quoted():
+    with pytest.raises(SpecError) as caught:
+        spec_from_json('{"head_dim": 64, "a\\nb\\u001b[31m": 1}')
+    assert str(caught.value).startswith("'a\\nb\\x1b[31m'=1 is not a field")
