@@ -99,8 +99,16 @@ def get_arch(name: str | Arch) -> Arch:
     text = str(name).lower().strip()
     text = text if text.startswith("sm_") else "sm_" + text.replace(".", "").removeprefix("sm")
     if text not in ARCHS:
-        raise PlanError(f"arch={name!r} is not known; use one of {', '.join(ARCHS)}")
+        raise PlanError(_unknown(str(name)[:60]))
     return ARCHS[text]
+
+
+def _unknown(name: str) -> str:
+    from flashgen.arch.products import arch_of_product
+
+    product = arch_of_product(name)
+    remedy = f"use arch='{product}' for that GPU, or one of" if product else "use one of"
+    return f"arch={name!r} is not known; {remedy} {', '.join(ARCHS)}"
 
 
 def arch_for_capability(capability: int) -> Arch:

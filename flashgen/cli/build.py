@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Exit as Leave
@@ -13,6 +12,7 @@ from flashgen.cli.builder import build_all, plan_all, write_files, write_manifes
 from flashgen.cli.exits import Exit
 from flashgen.cli.gpus import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
+from flashgen.cli.output import output_directory
 from flashgen.cli.report import as_json, print_report
 from flashgen.cli.request import Request
 
@@ -23,7 +23,7 @@ OUTPUT = "Output"
 def build(
     request: Request,
     out: Annotated[
-        Path | None,
+        str | None,
         Option("--out", metavar="DIR", help="Put source, cubin and manifest here.", rich_help_panel=OUTPUT),
     ] = None,
     no_verify: Annotated[
@@ -35,11 +35,12 @@ def build(
     from flashgen.cache import default_cache
     from flashgen.cli.verification import verify_all
 
+    directory = None if out is None else output_directory(out)
     gpus = find_gpus()
     plans = plan_all(request.spec, request.schedule, archs_to_build(request.archs, gpus))
     cache = default_cache()
     built = build_all(plans, cache)
-    files = write_files(built, out, cache.root)
+    files = write_files(built, directory, cache.root)
     verification = None if no_verify else verify_all(plans, gpus)
     result = as_json(request.spec, built, files, verification)
     write_manifest(files, result)

@@ -15,8 +15,9 @@ import typer
 from flashgen.cli import talk
 from flashgen.cli.builder import builds_in
 from flashgen.cli.exits import Exit
+from flashgen.cli.help import Command, Group
 
-app = typer.Typer(help="Look at, check or empty the kernel cache.", no_args_is_help=True)
+app = typer.Typer(help="Look at, check or empty the kernel cache.", no_args_is_help=True, cls=Group)
 
 COLUMNS = ("name", "arch", "registers", "spills", "compile", "size", "created", "key")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -105,7 +106,7 @@ def _row(kernel: CachedKernel) -> tuple[str, ...]:
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def info(json: Json = False) -> None:
     """Where the cache is and how much is in it."""
     from flashgen.cache import default_cache
@@ -125,7 +126,7 @@ def info(json: Json = False) -> None:
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def verify() -> None:
     """Check every byte of every entry; damaged ones are moved aside, and the exit code is 1."""
     from flashgen.cache import default_cache
@@ -137,7 +138,7 @@ def verify() -> None:
         raise typer.Exit(Exit.CHECK_FAILED)
 
 
-@app.command()
+@app.command(cls=Command)
 def clear() -> None:
     """Remove all cached kernels, and the files of builds without --out."""
     from flashgen.cache import default_cache

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from flashgen.errors import CompileError, FlashgenError, NoGpuError, PlanError, SpecError
+from flashgen.errors import (
+    ArgumentError,
+    CompileError,
+    EmulationError,
+    FlashgenError,
+    LaunchError,
+    NoGpuError,
+    PlanError,
+    SpecError,
+)
 
 
 class UsageError(FlashgenError):
@@ -19,15 +28,18 @@ class Exit(IntEnum):
     USAGE = 2
     NO_GPU = 3
     COMPILE = 4
+    MACHINE = 5
     INTERRUPTED = 130
 
 
 def exit_code(error: FlashgenError) -> Exit:
     """The exit code for an error of ours."""
-    if isinstance(error, (SpecError, PlanError, UsageError)):
+    if isinstance(error, (SpecError, PlanError, UsageError, ArgumentError)):
         return Exit.USAGE
     if isinstance(error, NoGpuError):
         return Exit.NO_GPU
     if isinstance(error, CompileError):
         return Exit.COMPILE
-    return Exit.CHECK_FAILED
+    if isinstance(error, (LaunchError, EmulationError)):
+        return Exit.CHECK_FAILED
+    return Exit.MACHINE

@@ -9,7 +9,7 @@ from typer import Option
 
 from flashgen.cli import talk
 from flashgen.cli.exits import UsageError
-from flashgen.cli.gpus import archs_to_build
+from flashgen.cli.gpus import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.request import Request
 
@@ -34,7 +34,7 @@ def explain(
     """Draw which tiles of the score matrix a mask skips, and say what the rest costs."""
     from flashgen.explanation import DEFAULT_LENGTH, explain
 
-    arch = archs_to_build(request.archs, ())[0]
+    arch = archs_to_build(request.archs, find_gpus() if not request.archs else ())[0]
     queries = len_q if len_q is not None else len_kv if len_kv is not None else DEFAULT_LENGTH
     keys = queries if len_kv is None else len_kv
     found = explain(

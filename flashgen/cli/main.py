@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -16,8 +17,10 @@ from flashgen.cli.check import check
 from flashgen.cli.doctor import doctor
 from flashgen.cli.exits import Exit, exit_code
 from flashgen.cli.explain import explain
+from flashgen.cli.help import Command, Group
 from flashgen.cli.show import show
-from flashgen.errors import FlashgenError
+from flashgen.cli.wording import in_options
+from flashgen.errors import ArgumentError, FlashgenError, PlanError, SpecError
 
 DEBUG = settings.Variable("FLASHGEN_DEBUG", "0", "1 shows the traceback of an error")
 
@@ -25,18 +28,18 @@ app = typer.Typer(
     name="flashgen",
     help="Attention kernels from a short spec: CUDA C++ to read, a cubin, and a check against the oracle.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=Group,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or spec, 3 no GPU, 4 compile error.",
+    epilog="Exit codes: 0 ok, 1 a check failed, 2 usage or spec, 3 no GPU, 4 compile error, 5 this machine.",
 )
-app.command("build")(build)
-app.command("check")(check)
-app.command("show")(show)
-app.command("explain")(explain)
-app.command("list")(list_kernels)
+app.command("build", cls=Command)(build)
+app.command("check", cls=Command)(check)
+app.command("show", cls=Command)(show)
+app.command("explain", cls=Command)(explain)
+app.command("list", cls=Command)(list_kernels)
 app.add_typer(cache_app, name="cache")
-app.command("doctor")(doctor)
+app.command("doctor", cls=Command)(doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,15 +68,44 @@ def run(arguments: list[str]) -> int:
     """Run a command line; the exit code."""
     talk.hear_logs()
     try:
-        app(arguments, prog_name="flashgen")
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else Exit.OK
+        return _run(arguments)
     except FlashgenError as error:
         if DEBUG.value == "1":
             raise
-        talk.fail(str(error))
+        talk.fail(_message(error, arguments))
         return exit_code(error)
     except KeyboardInterrupt:
         talk.fail("interrupted")
         return Exit.INTERRUPTED
-    return Exit.OK
+    except BrokenPipeError:
+        # The reader has seen enough.
+        talk.drop_stdout()
+        return Exit.MACHINE
+    except OSError as error:
+        if DEBUG.value == "1":
+            raise
+        talk.drop_stdout()
+        where = f"{error.filename} cannot be used" if error.filename else "the output cannot be written"
+        talk.fail(f"{where} ({error.strerror or error})")
+        return Exit.MACHINE
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        app(arguments, prog_name="flashgen")
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else Exit.OK
+    else:
+        code = Exit.OK
+    # Here, and not as Python ends: what cannot be written is an error like any other.
+    sys.stdout.flush()
+    return code
+
+
+def _message(error: FlashgenError, arguments: list[str]) -> str:
+    """The error's text, in the words of the options where options caused it."""
+    if not isinstance(error, (SpecError, PlanError, ArgumentError)):
+        return str(error)
+    given = [word.removeprefix("--spec=") for word in arguments if word.startswith("--spec=")]
+    given += [after for word, after in pairwise(arguments) if word == "--spec"]
+    return in_options(str(error), given[-1] if given else None)

@@ -36,13 +36,13 @@ def kernel_options(
         ),
     ] = None,
     mask: Annotated[
-        str | None, _option(SPEC, "--mask", "A condition of b, h, q, k and captured names: 'k < n[b]'.", "TEXT")
+        str | None, _option(SPEC, "--mask", "A condition of b, h, q, k and captured names: 'k < n\\[b]'.", "TEXT")
     ] = None,
     score: Annotated[
         str | None, _option(SPEC, "--score", "What becomes of a logit s: 'tanh(s / cap) * cap'.", "TEXT")
     ] = None,
     sink: Annotated[
-        str | None, _option(SPEC, "--sink", "A logit in every row's softmax, without a value: 'logits[h]'.", "TEXT")
+        str | None, _option(SPEC, "--sink", "A logit in every row's softmax, without a value: 'logits\\[h]'.", "TEXT")
     ] = None,
     captured: Annotated[
         list[str] | None,

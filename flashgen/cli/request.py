@@ -106,7 +106,7 @@ def _spec_from_options(
     cache: str | None,
 ) -> AttentionSpec | None:
     if head_dim is None:
-        violations.found.append("head_dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
+        violations.found.append("--head-dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml")
     if head_dim_v == 0:  # AttentionSpec reads 0 as "same as head_dim"; a person who typed it did not mean that
         violations.found.append("head_dim_v=0 is out of range; use a whole number from 1 to 256")
     bands = _bands(violations, causal, window)
@@ -155,9 +155,11 @@ def _captured(words: list[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            violations.found.append(f"captured={word!r} is not NAME=VALUE; write one such as cap=30.0 or ids=int32[2]")
+            violations.found.append(
+                f"--captured {word!r} is not NAME=VALUE; write one such as cap=30.0 or ids=int32[2]"
+            )
         elif name in values:
-            violations.found.append(f"captured {name} is given twice; leave one out")
+            violations.found.append(f"--captured {name} is given twice; leave one out")
         else:
             values[name] = plain_from_text(text)
     violations.check()
@@ -173,7 +175,7 @@ def parse_window(text: str) -> Mask:
         left, right = (int(side) for side in sides)
     except ValueError:
         raise SpecError(
-            f"window={text!r} is not LEFT,RIGHT; write two whole numbers such as 512,0 (-1 is no limit)"
+            f"--window {text!r} is not LEFT,RIGHT; write two whole numbers such as 512,0 (-1 is no limit)"
         ) from None
     return window(left, right, align=cast(Align, align))
 
@@ -208,7 +210,7 @@ def _partition(
     same = base if base and base.kind == kind else None
     if kind == "specialized":
         if count is not None:
-            raise SpecError(f"warps={count} is not said of specialized warps; give --consumers N (1 to 3) instead")
+            raise SpecError(f"--warps {count} does not go with specialized warps; give --consumers N (1 to 3) instead")
         if consumers is None:
             consumers = same.consumers if same else DEFAULT_CONSUMERS
     elif count is None:
@@ -224,5 +226,5 @@ def _registers(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise SpecError(
-            f"registers={text!r} is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"
+            f"--registers {text!r} is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from flashgen.plan.model import AttentionPlan, KernelPlan
 
 VIEW = "View"
+_INSTALL = "put nvdisasm or cuobjdump on PATH, for instance by: pip install nvidia-cuda-nvdisasm"
 
 
 class What(str, Enum):
@@ -30,43 +32,46 @@ class What(str, Enum):
     SASS = "sass"
 
 
-class RoleName(str, Enum):
-    """The kernels of a plan."""
-
-    FORWARD = "forward"
-    PREPARE = "prepare"
-    MAIN = "main"
-    QUERY = "query"
-    FINISH = "finish"
-
-
 @with_kernel_options
 def show(
     request: Request,
     what: Annotated[What, Option("--what", help="Which step to show.", rich_help_panel=VIEW)] = What.PLAN,
     kernel: Annotated[
-        RoleName | None,
-        Option("--kernel", help="Which kernel; default: all plans, else forward.", rich_help_panel=VIEW),
+        str | None,
+        Option(
+            "--kernel",
+            metavar="NAME",
+            help="Which kernel, by its role or name as build prints them; default: all plans, else forward.",
+            rich_help_panel=VIEW,
+        ),
     ] = None,
 ) -> None:
     """Print a kernel's plan, source, PTX or SASS on stdout."""
     archs = archs_to_build(request.archs, find_gpus() if not request.archs else ())
     if len(request.archs) > 1:
         raise UsageError(f"show takes one --arch, and {len(request.archs)} are given; leave all but one out")
-    (plan,) = plan_all(request.spec, request.schedule, archs[:1])
+    if what is What.SASS:
+        _require_disassembler()
+    plans = (plan_all(request.spec, request.schedule, [arch])[0] for arch in archs)
     if what is What.PLAN and kernel is None:
-        talk.print_text("\n\n".join(_plan_text(each) for each in plan.kernels))
+        talk.print_text("\n\n".join(_plan_text(each) for each in next(plans).kernels))
     else:
-        talk.print_text(_view(what, choose(plan, kernel or RoleName.FORWARD)))
+        talk.print_text(_view(what, choose(plans, kernel or "forward")))
 
 
-def choose(plan: AttentionPlan, role: RoleName) -> KernelPlan:
-    """The kernel of that role, or an error that names those there are."""
-    for kernel in plan.kernels:
-        if kernel.role == role.value:
-            return kernel
-    roles = ", ".join(kernel.role for kernel in plan.kernels)
-    raise UsageError(f"--kernel {role.value} is not part of {plan.spec.describe()}; its kernels are {roles}")
+def choose(plans: Iterable[AttentionPlan], name: str) -> KernelPlan:
+    """The first kernel with that role or name; a UsageError lists those there are.
+
+    A name may be that of a file that build wrote.
+    """
+    wanted = name.removesuffix(".cu").removesuffix(".cubin")
+    there: list[str] = []
+    for plan in plans:
+        for kernel in plan.kernels:
+            if wanted in (kernel.role, kernel.name):
+                return kernel
+            there.append(f"{kernel.role} ({kernel.name})")
+    raise UsageError(f"--kernel {name} is no kernel of this spec; its kernels are {', '.join(there)}")
 
 
 def _view(what: What, kernel: KernelPlan) -> str:
@@ -89,6 +94,14 @@ def _plan_text(kernel: KernelPlan) -> str:
     return "\n".join(summary(kernel))
 
 
+def _require_disassembler() -> None:
+    """Before anything is compiled for it."""
+    from flashgen.compile import find_disassembler
+
+    if find_disassembler() is None:
+        raise FlashgenError(f"no disassembler is installed; {_INSTALL}")
+
+
 def _sass(kernel: KernelPlan) -> str:
     from flashgen.cache import default_cache
     from flashgen.compile import disassemble
@@ -96,8 +109,5 @@ def _sass(kernel: KernelPlan) -> str:
 
     text = disassemble(build_kernel(render(kernel), default_cache()).binary.image)
     if text is None:
-        raise FlashgenError(
-            "no disassembler reads this cubin; put nvdisasm or cuobjdump on PATH, "
-            "for instance by: pip install nvidia-cuda-nvdisasm"
-        )
+        raise FlashgenError(f"no disassembler here reads this cubin; {_INSTALL}")
     return text

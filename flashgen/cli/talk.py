@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from flashgen.cli.table import columns
@@ -96,6 +97,12 @@ def print_rows(rows: Sequence[Sequence[str]], indent: int = 0, styles: Mapping[s
 def print_json(value: Mapping[str, Any]) -> None:
     """Put one JSON object on stdout."""
     print_text(json.dumps(value, indent=2, allow_nan=False))
+
+
+def drop_stdout() -> None:
+    """Throw away what could not be written, and all that follows: Python would fail on it again as it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def hear_logs() -> None:

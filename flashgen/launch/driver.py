@@ -38,8 +38,9 @@ class CudaDriver:
         self._loading = threading.Lock()
         try:
             (status,) = driver.cuInit(0)
-        except RuntimeError as error:
-            raise NoGpuError(f"no NVIDIA driver was found; {_NO_GPU}") from error
+        except RuntimeError:
+            # The binding's own traceback says no more, and is two errors long.
+            raise NoGpuError(f"no NVIDIA driver was found; {_NO_GPU}") from None
         if status != self.success:
             raise NoGpuError(f"the NVIDIA driver reports {self._describe(status)}; {_NO_GPU}")
         if self.device_count() == 0:

@@ -69,3 +69,37 @@ def test_cubins_run_within_their_major_capability_only():
     assert not get_arch("sm_80").runs_on(90)
     assert get_arch("sm_90a").runs_on(90)
     assert not get_arch("sm_100a").runs_on(103)
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("h100", "sm_90a"),
+        ("NVIDIA H100 80GB HBM3", "sm_90a"),
+        ("H200", "sm_90a"),
+        ("hopper", "sm_90a"),
+        ("a100", "sm_80"),
+        ("A100-SXM4-80GB", "sm_80"),
+        ("a10g", "sm_86"),
+        ("NVIDIA GeForce RTX 3060 Ti", "sm_86"),
+        ("orin", "sm_87"),
+        ("l4", "sm_89"),
+        ("l40s", "sm_89"),
+        ("4090", "sm_89"),
+        ("rtx-4070-ti-super", "sm_89"),
+        ("b200", "sm_100"),
+        ("gb300", "sm_103"),
+        ("rtx5090", "sm_120"),
+        ("Tesla T4", "sm_75"),
+        ("2080ti", "sm_75"),
+    ],
+)
+def test_the_name_of_a_gpu_suggests_its_architecture(product, name):
+    with pytest.raises(PlanError, match=rf"is not known; use arch='{name}' for that GPU, or one of sm_75"):
+        get_arch(product)
+
+
+@pytest.mark.parametrize("product", ["h900", "4091", "a", "", "sm_91", "nvidia", "80gb"])
+def test_other_names_suggest_none(product):
+    with pytest.raises(PlanError, match="is not known; use one of sm_75"):
+        get_arch(product)

@@ -45,7 +45,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def machine(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The GPUs of a pretended machine; tests put some in. Compiling is pretended too."""
     gpus: list[Any] = []
-    for module in ("build", "show"):
+    for module in ("build", "explain", "show"):
         monkeypatch.setattr(f"flashgen.cli.{module}.find_gpus", lambda: tuple(gpus))
     monkeypatch.setattr("flashgen.compile.compile_source", pretend_to_compile)
     monkeypatch.setattr("flashgen.compile.compiler_build_id", lambda: "pretended")

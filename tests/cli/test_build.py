@@ -91,6 +91,27 @@ def test_an_out_that_cannot_be_written_is_a_usage_error(flashgen: Any, machine: 
     assert result.code == 2
     assert f"--out {out} cannot be written" in result.err
     assert result.out == ""
+    assert "compiling" not in result.err
+
+
+@pytest.mark.parametrize("out", ["", " ", "\0"])
+def test_an_out_that_names_no_directory_is_refused_before_compiling(
+    flashgen: Any, machine: list[Any], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--out", out)
+    assert (result.code, result.out) == (2, "")
+    assert "--out" in result.err
+    assert "compiling" not in result.err
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["cache"])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a directory that nobody can write")
+def test_an_out_that_exists_and_takes_no_files_is_refused_before_compiling(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--out", "/proc/self")
+    assert (result.code, result.out) == (2, "")
+    assert "--out /proc/self cannot be written" in result.err
+    assert "compiling" not in result.err
 
 
 def test_a_cache_that_cannot_be_written_costs_the_files_but_not_the_build(
@@ -161,7 +182,7 @@ def test_why_hopper_runs_the_older_algorithm_is_told(flashgen: Any, machine: lis
 def test_an_algorithm_that_cannot_be_is_a_usage_error(flashgen: Any, machine: list[Any]) -> None:
     result = flashgen("build", "--head-dim", "80", "--arch", "sm_90a", "--algorithm", "fa3", "--no-verify")
     assert (result.code, result.out) == (2, "")
-    assert "algorithm='fa3' cannot be planned for head_dim 80" in result.err
+    assert "--algorithm fa3 cannot be planned for head_dim 80" in result.err
 
 
 def test_forward_only_leaves_the_backward_kernels_out(flashgen: Any, machine: list[Any]) -> None:

@@ -151,7 +151,7 @@ def test_the_case_alone_is_run_and_not_made_smaller(flashgen: Any, plant: Plant)
         (("--seed", "-1"), "--seed=-1 is out of range"),
         (("--target", "gpu", "--race"), "--race and --schedules are for the emulator"),
         (("--target", "moon"), "moon"),
-        (("--head-dim-v", "0"), "head_dim_v=0"),
+        (("--head-dim-v", "0"), "--head-dim-v 0"),
     ],
 )
 def test_what_cannot_be_asked_for_ends_with_2(flashgen: Any, options: tuple[str, ...], complaint: str) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import flashgen as fg
+from flashgen.cli.gpus import Gpu
 
 
 def test_the_map_is_drawn_on_stdout(flashgen: Any) -> None:
@@ -45,4 +46,22 @@ def test_tensors_that_a_command_line_cannot_have_are_drawn(flashgen: Any) -> Non
 def test_a_wrong_mask_is_a_usage_error(flashgen: Any) -> None:
     result = flashgen("explain", "--head-dim", "64", "--mask", "q and k")
     assert (result.code, result.out) == (2, "")
-    assert "mask.where" in result.err
+    assert "--mask: in " in result.err
+
+
+def test_the_gpu_that_is_found_is_explained_as_build_builds_for_it(flashgen: Any, machine: list[Any]) -> None:
+    words = ("explain", "--head-dim", "128", "--len-q", "256", "--json")
+    assert json.loads(flashgen(*words).out)["arch"] == "sm_80"
+    machine.append(Gpu(0, "A GPU", 90, 2**34))
+    found = json.loads(flashgen(*words).out)
+    assert (found["arch"], found["algorithm"]) == ("sm_90a", "FlashAttention-3")
+    assert json.loads(flashgen(*words, "--arch", "sm_86").out)["arch"] == "sm_86"
+
+
+def test_a_map_that_is_too_large_is_a_usage_error(flashgen: Any) -> None:
+    result = flashgen("explain", "--head-dim", "64", "--len-q", "1000000000", "--arch", "sm_80")
+    assert (result.code, result.out) == (2, "")
+    assert "give a shorter --len-q or --len-kv" in result.err
+    result = flashgen("explain", "--head-dim", "64", "--len-kv", "-1", "--arch", "sm_80")
+    assert (result.code, result.out) == (2, "")
+    assert "--len-q -1 is out of range" in result.err

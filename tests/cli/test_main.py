@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import flashgen as package
 from flashgen.cli.exits import Exit, UsageError, exit_code
 from flashgen.errors import (
+    ArgumentError,
     CacheError,
     CompileError,
     EmulationError,
@@ -32,9 +35,10 @@ ESCAPE = "\x1b["
         (NoGpuError("x"), 3),
         (CompileError("x"), 4),
         (LaunchError("x"), 1),
-        (CacheError("x"), 1),
+        (CacheError("x"), 5),
+        (ArgumentError("x"), 2),
         (EmulationError("x"), 1),
-        (FlashgenError("x"), 1),
+        (FlashgenError("x"), 5),
     ],
 )
 def test_each_kind_of_error_has_its_exit_code(error: FlashgenError, code: int) -> None:
@@ -114,7 +118,7 @@ def test_no_color_holds_even_where_colour_is_forced() -> None:
     plain = command(*arguments, FORCE_COLOR="1", NO_COLOR="1")
     assert ESCAPE in coloured.stderr
     assert "\x1b[31m" not in plain.stderr
-    assert "head_dim=0" in plain.stderr
+    assert "--head-dim 0 is out of range" in plain.stderr
 
 
 def test_a_reader_that_stops_reading_causes_no_traceback() -> None:
@@ -136,3 +140,50 @@ def test_warnings_of_the_cache_reach_the_person(flashgen: Any, capsys: pytest.Ca
     flashgen("--version")
     logging.getLogger("flashgen.cache").warning("the disk is full")
     assert capsys.readouterr().err == "warning: the disk is full\n"
+
+
+HELP = [
+    (),
+    *[(name,) for name in ("build", "check", "show", "explain", "list", "doctor", "cache")],
+    *[("cache", name) for name in ("info", "verify", "clear")],
+]
+
+
+@pytest.mark.parametrize("arguments", HELP, ids=" ".join)
+def test_help_names_no_type_of_flags_and_loses_no_brackets(flashgen: Any, arguments: tuple[str, ...]) -> None:
+    shown = flashgen(*arguments, "--help").out
+    assert "--help" in shown
+    assert "<bool>" not in shown
+    assert "\\[" not in shown
+    if arguments == ("build",):
+        words = re.sub(r"[\s│]+", " ", shown)
+        assert "'k < n[b]'" in words
+        assert "'logits[h]'" in words
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full")
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("--help",), ("--version",)], ids=" ".join)
+def test_output_that_cannot_be_written_is_one_line(own_cache: Path, arguments: tuple[str, ...]) -> None:
+    built = command("build", "--head-dim", "16", "--forward-only", "--no-verify", "--arch", "sm_80")
+    assert built.returncode == 0, built.stderr
+    with open("/dev/full", "w") as full:
+        code = "from flashgen.cli.main import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (5, "error: the output cannot be written (No space left on device)\n")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_variable_and_exit_code_is_documented() -> None:
+    documented = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "flashgen").rglob("*.py")]
+    # Macros of the emulator are no variables.
+    used = {name for text in texts for name in re.findall(r"\bFLASHGEN_[A-Z_]*[A-Z]\b", text)}
+    used -= {name for name in used if name.startswith("FLASHGEN_EMU")}
+    rows = set(re.findall(r"^\| `(FLASHGEN_[A-Z_]+)` \|", documented, flags=re.MULTILINE))
+    assert {"FLASHGEN_CACHE_DIR", "FLASHGEN_DEBUG"} <= used == rows
+    codes = set(re.findall(r"^\| (\d+) \|", documented, flags=re.MULTILINE))
+    assert codes == {str(int(code)) for code in Exit}

@@ -63,6 +63,15 @@ def test_the_python_example_for_any_computer_runs_and_is_accurate(
     assert 0 < error < 5e-3
 
 
+def test_the_python_example_for_a_gpu_is_one_error_without_a_gpu() -> None:
+    (example,) = (block for block in blocks("python") if 'device="cuda"' in block)
+    code = example.replace("import torch\n", "")
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("Traceback")) == (1, 1), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("flashgen.errors.NoGpuError: ")
+
+
 @pytest.mark.gpu
 @pytest.mark.torch
 def test_the_python_example_for_a_gpu_runs() -> None:

@@ -39,7 +39,7 @@ def test_every_violation_is_listed_at_once() -> None:
         "head_dim=300",
         "head_dim_v=-1",
         "dtype='int8'",
-        "window='3'",
+        "--window '3'",
         "tile_q=7",
         "stages=9",
         "warp count=3",
@@ -52,7 +52,7 @@ def test_every_violation_is_listed_at_once() -> None:
 
 def test_a_missing_head_dim_names_both_remedies_and_does_not_hide_other_violations() -> None:
     found = violations(dtype="int8")
-    assert found[0] == "head_dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml"
+    assert found[0] == "--head-dim is missing; give --head-dim N (1 to 256) or --spec FILE.toml"
     assert found[1].startswith("dtype='int8'")
     assert len(found) == 2
 
@@ -102,11 +102,14 @@ def test_options_for_hopper_make_a_schedule() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"warp_partition": "specialized", "warps": 8}, "warps=8 is not said of specialized warps; give --consumers N"),
+        (
+            {"warp_partition": "specialized", "warps": 8},
+            "--warps 8 does not go with specialized warps; give --consumers N",
+        ),
         ({"consumers": 0}, "consumers=0 is not supported; use 1, 2 or 3"),
         ({"warp_partition": "split-k", "consumers": 2}, "consumers=2 belongs to kind='specialized'"),
         ({"registers": "40"}, "registers=(40,) cannot be given to warpgroups"),
-        ({"registers": "a,b"}, "registers='a,b' is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"),
+        ({"registers": "a,b"}, "--registers 'a,b' is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"),
         ({"algorithm": "fa4"}, "algorithm='fa4' is unknown"),
         ({"algorithm": "fa2", "consumers": 2}, "warps.kind='specialized' is fa3's partition, and algorithm='fa2'"),
     ],

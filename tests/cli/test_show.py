@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from flashgen.cli.gpus import Gpu
 
+CAPTURED = (
+    *("--score", "s + bias[h, q, k] * f[k]", "--captured", "bias=float32[3]", "--captured", "f=float32[1]"),
+    *("--mask", "ids[b, q] == ids[b, k]", "--captured", "ids=int32[2]"),
+)
 ON_SM80 = ("--head-dim", "64", "--causal", "--arch", "sm_80")
 
 
@@ -52,14 +57,19 @@ def test_without_a_disassembler_the_remedy_is_named(
 ) -> None:
     monkeypatch.setattr("flashgen.compile.disassemble", lambda image: None)
     result = flashgen("show", *ON_SM80, "--what", "sass")
-    assert (result.code, result.out) == (1, "")
+    assert (result.code, result.out) == (5, "")
     assert "pip install nvidia-cuda-nvdisasm" in result.err
+    monkeypatch.setattr("flashgen.compile.find_disassembler", lambda: None)
+    result = flashgen("show", "--head-dim", "96", "--arch", "sm_80", "--what", "sass")
+    assert (result.code, result.out) == (5, "")
+    assert "pip install nvidia-cuda-nvdisasm" in result.err
+    assert "compiling" not in result.err
 
 
 def test_a_kernel_that_is_not_part_of_the_plan_is_a_usage_error(flashgen: Any, machine: list[Any]) -> None:
     result = flashgen("show", *ON_SM80, "--forward-only", "--kernel", "main")
     assert result.code == 2
-    assert "its kernels are forward" in result.err
+    assert "its kernels are forward (forward_d64_causal_sm80)" in result.err
 
 
 def test_several_archs_are_a_usage_error(flashgen: Any, machine: list[Any]) -> None:
@@ -73,3 +83,30 @@ def test_no_arch_means_the_gpu_or_else_sm_80(flashgen: Any, machine: list[Any]) 
     assert flashgen(*shown).out.startswith("forward_d64_sm80:")
     machine.append(Gpu(0, "A GPU", 120, 2**34))
     assert flashgen(*shown).out.startswith("forward_d64_sm120:")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--head-dim", "64", "--causal", "--deterministic"),
+        ("--head-dim", "64", "--cache", "paged", "--forward-only"),
+        ("--head-dim", "64", *CAPTURED),
+    ],
+    ids=["deterministic", "cache", "captured"],
+)
+def test_every_kernel_that_build_prints_can_be_shown(
+    flashgen: Any, machine: list[Any], options: tuple[str, ...]
+) -> None:
+    built = json.loads(flashgen("build", *options, "--no-verify", "--json").out)["kernels"]
+    printed = flashgen("build", *options, "--arch", "sm_80", "--no-verify").out
+    assert {kernel["arch"] for kernel in built} == {"sm_80", "sm_90a"}
+    for kernel in built:
+        shown = flashgen("show", *options, "--kernel", kernel["name"])
+        assert shown.code == 0, shown.err
+        assert shown.out.startswith(f"{kernel['name']}:")
+    table = printed[printed.index("registers") : printed.index("files")].splitlines()[1:]
+    roles = [line.split()[0] for line in table if line.strip()]
+    assert len(roles) == len(built) - sum(kernel["arch"] == "sm_90a" for kernel in built)
+    for role, kernel in zip(roles, built, strict=False):
+        assert flashgen("show", *options, "--kernel", role).out.startswith(f"{kernel['name']}:")
+    assert flashgen("show", *options, "--what", "source", "--kernel", f"{built[0]['name']}.cu").code == 0
