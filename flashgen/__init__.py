@@ -83,7 +83,6 @@ else:
                 "ArgumentError",
                 "CacheError",
                 "CompileError",
-                "Dropout",
                 "EmulationError",
                 "FlashgenError",
                 "LaunchError",

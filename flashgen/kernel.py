@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.arch import Arch
-from flashgen.errors import EmulationError, LaunchError, PlanError
+from flashgen.errors import ArgumentError, EmulationError, LaunchError, PlanError
 from flashgen.launch.variant import Variant
-from flashgen.making import TargetName, make_variant
+from flashgen.making import TargetName, binary_of, make_variant
 from flashgen.plan.model import AttentionPlan, Role
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Sequences
+from flashgen.spec.show import show
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary, Resources
@@ -74,7 +75,13 @@ class Kernel:
 
     @property
     def report(self) -> dict[Role, Resources]:
-        """Registers, spills and shared memory of each compiled kernel."""
+        """Registers, spills and shared memory of each compiled kernel.
+
+        For the emulator, those of the same source on a GPU of this architecture: the first look compiles it.
+        """
+        if self._target_name == "emulator":
+            sources = {r: k.source for r, k in self._variant.kernels.items() if k.plan.captured is None}
+            return {role: binary_of(source).resources for role, source in sources.items()}
         return {role: binary.resources for role, binary in self.binaries.items()}
 
     def __call__(
@@ -149,6 +156,7 @@ class Kernel:
         With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
         gradient, of the tensor's own shape and dtype and bitwise reproducible.
         """
+        _check_flag("captured_gradients", captured_gradients)
         if self._tensors:
             captured = {**self._tensors, **(captured or {})}
         more = captured, captured_gradients, dlse, dropout, sequences
@@ -166,6 +174,9 @@ class Kernel:
         ``device`` is a CUDA ordinal (default: the current one). ``access_bytes`` names alignments below the
         default that unaligned views will need; ``captured_gradients=True`` takes the kernels for those too.
         """
+        _check_flag("captured_gradients", captured_gradients)
+        if device is not None:
+            self._check_device(device)
         executor = self._executor()
         if self._target_name == "emulator":
             device = -1
@@ -179,6 +190,12 @@ class Kernel:
                 raise LaunchError(f"access_bytes={access!r} is not supported; use 2, 4, 8 or 16")
             executor.variants.load(device, access, captured_gradients)
         return self
+
+    def _check_device(self, device: object) -> None:
+        if self._target_name == "emulator":
+            raise ArgumentError(f"device={show(device)} does not go with the emulator, which has none; leave it out")
+        if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+            raise ArgumentError(f"device={show(device)} is no CUDA ordinal; use 0 for the first GPU, or leave it out")
 
     def save(self, directory: str | Path) -> Path:
         """Writes each kernel's ``.cu`` and ``.cubin`` and a ``manifest.json``; returns the directory."""
@@ -233,6 +250,11 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"Kernel({self.spec.describe()}, {self.arch.name}, target={self._target_name!r})"
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name}={show(value)} is not a bool; use True or False")
 
 
 def _make_target(name: TargetName) -> Target:

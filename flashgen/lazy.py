@@ -13,7 +13,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's ``__getattr__`` and ``__dir__``: names by the module that defines them, and submodules.
 
-    ``"abs_ as abs"`` gives a name another one here.
+    ``"abs_ as abs"`` gives a name another one here. ``dir`` lists the package's ``__all__``, and so only public names.
     """
     parts = [(home, name.partition(" as ")) for home, names in homes.items() for name in names]
     home_of = {new or old: (home, old) for home, (old, _, new) in parts}
@@ -30,6 +30,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of, *modules})
+        return sorted(vars(sys.modules[package])["__all__"])
 
     return find, names

@@ -129,6 +129,13 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def binary_of(source: KernelSource) -> Binary:
+    """A kernel compiled for its GPU, from the cache where it has it."""
+    from flashgen.cache import default_cache
+
+    return _binary(default_cache(), source)
+
+
 def _binary(cache: Cache, source: KernelSource) -> Binary:
     binary, _ = cache.get_or_compile(source, _compile)
     return binary

@@ -306,3 +306,42 @@ def test_equal_specs_with_other_captured_tensors_keep_their_own() -> None:
         np.testing.assert_allclose(out, fg.oracle.forward(spec, q, k, v)[0], atol=1e-2)
         results.append(out)
     assert not np.array_equal(*results)
+
+
+def test_the_emulator_reports_what_the_kernels_take_of_a_gpu() -> None:
+    on_gpu, emulated = fg.build(SPEC, arch="sm_80"), fg.build(SPEC, arch="sm_80", target="emulator")
+    assert emulated.report == on_gpu.report
+    assert emulated.report["forward"].registers > 0
+    assert emulated.binaries == {}
+
+
+@pytest.mark.parametrize("value", [3, 1, 0, None, "yes"])
+def test_flags_of_calls_are_bools(value: Any) -> None:
+    kernel = fg.build(SPEC, target="emulator")
+    x = np.zeros((1, 4, 1, 32), np.float16)
+    out, lse = kernel(x, x, x)
+    with pytest.raises(fg.ArgumentError, match=r"captured_gradients=.* is not a bool; use True or False"):
+        kernel.backward(x, x, x, x, out, lse, captured_gradients=value)
+    with pytest.raises(fg.ArgumentError, match=r"captured_gradients=.* is not a bool; use True or False"):
+        kernel.warmup(captured_gradients=value)
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "words"),
+    [
+        ("emulator", 7, "device=7 does not go with the emulator, which has none; leave it out"),
+        ("emulator", -1, "device=-1 does not go with the emulator"),
+        ("gpu", -1, "device=-1 is no CUDA ordinal; use 0 for the first GPU"),
+        ("gpu", True, "device=True is no CUDA ordinal"),
+        ("gpu", "cuda:0", "device='cuda:0' is no CUDA ordinal"),
+    ],
+)
+def test_warmup_refuses_a_device_that_cannot_exist(target: Any, device: Any, words: str) -> None:
+    with pytest.raises(fg.ArgumentError, match=words):
+        fg.build(SPEC, arch="sm_80", target=target).warmup(device)
+
+
+@pytest.mark.gpu
+def test_warmup_refuses_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(fg.LaunchError, match="cuda:77 does not exist; this process sees"):
+        fg.build(SPEC).warmup(77)

@@ -12,7 +12,7 @@ from flashgen.cli.builder import build_all, plan_all, write_files, write_manifes
 from flashgen.cli.exits import Exit
 from flashgen.cli.gpus import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
-from flashgen.cli.output import output_directory
+from flashgen.cli.out_directory import output_directory
 from flashgen.cli.report import as_json, print_report
 from flashgen.cli.request import Request
 

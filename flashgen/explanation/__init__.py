@@ -118,6 +118,7 @@ def _tile(kernel: KernelPlan) -> tuple[int, int]:
 
 def _captured(spec: AttentionSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Values by name for all that the mask captured."""
+    from flashgen.expr import is_masked
     from flashgen.spec.declared import Declared
 
     mask = spec.mask.traced
@@ -126,6 +127,9 @@ def _captured(spec: AttentionSpec, given: Mapping[str, Any]) -> dict[str, Any]:
         known = ", ".join([*spec.tensors, *spec.scalars]) or "nothing"
         raise ArgumentError(f"captured={{{unknown[0]!r}: ...}} is not captured; this spec captured {known}")
     values = {name: given.get(name, value) for name, value in {**mask.scalars, **mask.tensors}.items()}
+    for name in given:
+        if is_masked(given[name]):
+            raise ArgumentError(f"captured[{name!r}] is a masked array, whose mask kernels do not see; fill it first")
     missing = [name for name, value in values.items() if isinstance(value, Declared)]
     if missing:
         raise SpecError(f"the captured tensor {missing[0]} has no value; pass captured={{{missing[0]!r}: tensor}}")

@@ -48,7 +48,7 @@
 from __future__ import annotations
 
 from flashgen.expr.caps import cap_of
-from flashgen.expr.capture import element_type, is_tensor
+from flashgen.expr.capture import element_type, is_masked, is_tensor
 from flashgen.expr.constants import with_constants
 from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
 from flashgen.expr.derivative import captured_gradients, derivative
@@ -92,6 +92,7 @@ __all__ = [
     "evaluate_all",
     "exp",
     "in_products",
+    "is_masked",
     "is_tensor",
     "k_len",
     "log",

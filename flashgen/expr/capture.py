@@ -119,6 +119,11 @@ def is_tensor(value: object) -> bool:
     )
 
 
+def is_masked(value: object) -> bool:
+    """Whether a value is a NumPy array with a mask, which no kernel reads."""
+    return isinstance(value, np.ma.MaskedArray)
+
+
 class Captures:
     """The values that one trace has captured, by their names, and the stand-ins for them."""
 
@@ -190,6 +195,8 @@ class Captures:
             return _Refused(
                 f"{name} has elements of type {element_type(value)}; captured tensors are {', '.join(TYPES)}"
             )
+        if is_masked(value):
+            return _Refused(f"{name} is a masked array, whose mask kernels do not see; capture {name}.filled(0)")
         name = self._new_name(name)
         self.tensors[name] = value
         shape = tuple(int(n) for n in value.shape)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.oracle.attention import forward
+from flashgen.oracle.problem import array_of
 from flashgen.oracle.rules import Floats, Lengths
 from flashgen.spec import AttentionSpec, KVCache, Rotary
 
@@ -35,7 +36,7 @@ def forward_cached(
 
 def gathered(q_shape: tuple[int, ...], x: Any, cache: KVCache) -> tuple[Array, Lengths]:
     """The keys or values of each sequence side by side, zeros behind them; and how many queries and keys each has."""
-    x, batch = np.asarray(x), q_shape[0]
+    x, batch = array_of("the cache", x), q_shape[0]
     found = []
     for b in range(batch):
         places = _places(x, cache, b)

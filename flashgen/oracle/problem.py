@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.errors import ArgumentError
+from flashgen.expr import is_masked
 from flashgen.spec import AttentionSpec
 
 Array = NDArray[Any]
@@ -66,7 +67,7 @@ def read_problem(
 ) -> Problem:
     """Check every shape (one ``ArgumentError`` lists all that is wrong) and convert to ``dtype``."""
     given = {"q": q, "k": k, "v": v} | ({} if do is None else {"do": do})
-    arrays = {name: np.asarray(value) for name, value in given.items()}
+    arrays = {name: array_of(name, value) for name, value in given.items()}
     problems = [
         f"{name} has dtype {a.dtype}; pass real numbers (fp16, bf16, fp32 or fp64)"
         for name, a in arrays.items()
@@ -89,10 +90,22 @@ def read_problem(
     return Problem(converted["q"], converted["k"], converted["v"], converted.get("do"), float(factor))
 
 
+def array_of(name: str, value: Any) -> Array:
+    """The argument as an array; ArgumentError for one whose mask would be lost."""
+    refuse_masked(name, value)
+    return np.asarray(value)
+
+
+def refuse_masked(name: str, value: Any) -> None:
+    """ArgumentError for a masked array."""
+    if is_masked(value):
+        raise ArgumentError(f"{name} is a masked array, whose mask has no meaning here; pass {name}.filled(0)")
+
+
 def gradient_of_lse(problem: Problem, dlse: Any) -> Array:
     """The gradient of the log-sum-exp in float64, (B, H, Sq); zeros for None."""
     shape = (problem.batch, problem.heads, problem.len_q)
-    given: Array = np.zeros(shape) if dlse is None else np.asarray(dlse)
+    given: Array = np.zeros(shape) if dlse is None else array_of("dlse", dlse)
     if given.shape != shape or given.dtype.kind in _NOT_REAL:
         raise ArgumentError(f"dlse has shape {given.shape} and dtype {given.dtype}; it must be real numbers, {shape}")
     return given.astype(np.float64)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashgen.errors import ArgumentError
 from flashgen.oracle.dropout import kept_pairs
-from flashgen.oracle.problem import Problem
+from flashgen.oracle.problem import Problem, refuse_masked
 from flashgen.spec import AttentionSpec, Dropout, Mask
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Rules:
     ) -> None:
         self._spec, self._dropout, self._lengths = spec, dropout, lengths
         self._shape = (problem.len_q, problem.len_kv)
+        for name, value in (captured or {}).items():
+            refuse_masked(f"captured[{name!r}]", value)
         self._env: dict[str, Any] = {**spec.scalars, **spec.tensors, **(captured or {})}
         self._env |= {"q_len": problem.len_q, "k_len": problem.len_kv}
         self._env |= {"q": np.arange(problem.len_q)[:, None], "k": np.arange(problem.len_kv)[None, :]}

@@ -230,6 +230,11 @@ class KernelPlan:
         tiles = -(-length // self.grid_tile) * (problem.splits if self.grid_splits else 1)
         return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
 
+    def __str__(self) -> str:
+        from flashgen.plan.printing import printed_kernel
+
+        return printed_kernel(self)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
@@ -250,3 +255,8 @@ class AttentionPlan:
     def has(self, role: Role) -> bool:
         """Whether some kernel plays ``role``."""
         return any(k.role == role for k in self.kernels)
+
+    def __str__(self) -> str:
+        from flashgen.plan.printing import printed
+
+        return printed(self)

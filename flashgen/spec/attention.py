@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,6 +45,23 @@ class AttentionSpec:
     dropout: bool = field(default=False, kw_only=True)
     varlen: bool = field(default=False, kw_only=True)
     cache: CacheKind | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:
+        # Functions are accepted too, and the fields hold what became of them.
+        def __init__(
+            self,
+            head_dim: int,
+            *,
+            head_dim_v: int = 0,
+            dtype: str = "bf16",
+            mask: Mask | Callable[..., Any] = ...,
+            score: Score | Callable[..., Any] | None = None,
+            direction: Direction = "both",
+            deterministic: bool = False,
+            dropout: bool = False,
+            varlen: bool = False,
+            cache: CacheKind | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if type(self.head_dim_v) is int and self.head_dim_v == 0:

@@ -157,8 +157,8 @@ def test_every_violation_is_listed() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--captured", "x"], "captured='x' is not NAME=VALUE"),
-        (["--captured", "x=1", "--captured", "x=2", "--mask", "q > x"], "captured x is given twice"),
+        (["--captured", "x"], "--captured 'x' is not NAME=VALUE"),
+        (["--captured", "x=1", "--captured", "x=2", "--mask", "q > x"], "--captured x is given twice"),
         (["--captured", "x=1+1", "--mask", "q > x"], "captured.x='1+1' is neither a number nor a tensor"),
         (["--mask", "q > x"], "x is not a known name"),
     ],
