@@ -28,6 +28,7 @@ app = typer.Typer(
     name="flashgen",
     help="Attention kernels from a short spec: CUDA C++ to read, a cubin, and a check against the oracle.",
     no_args_is_help=True,
+    rich_markup_mode="rich",
     cls=Group,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
