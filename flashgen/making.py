@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,7 +14,7 @@ from flashgen.arch import Arch
 from flashgen.errors import RegistersError
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan.model import AttentionPlan
-from flashgen.render.override import check_override_dir
+from flashgen.render.override import unused_overrides
 from flashgen.spec import AttentionSpec, Schedule
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def make_variant(
     from flashgen.plan import plan
 
     attention = plan(spec, schedule, arch, access_bytes=access_bytes)
-    if access_bytes is None:
-        # Kernels for other alignments have other names, and their author may have left them alone.
-        check_override_dir(attention)
+    # A process may build other specs as well, and kernels for other alignments have other names: only a warning.
+    if access_bytes is None and (message := unused_overrides([attention])):
+        warnings.warn(message, stacklevel=2)
     if target == "emulator":
         from flashgen.sources import sources_of
 

@@ -64,11 +64,11 @@ class Files:
 def plan_all(spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch]) -> tuple[AttentionPlan, ...]:
     """The plans of a spec, one for each architecture."""
     from flashgen.plan import plan
-    from flashgen.render.override import check_override_dir
+    from flashgen.render.override import unused_overrides
 
     plans = tuple(plan(spec, schedule, arch) for arch in archs)
-    for each in plans:
-        check_override_dir(each)
+    if message := unused_overrides(plans):
+        raise UsageError(message)
     return plans
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashgen import settings
-from flashgen.errors import CompileError, SpecError
+from flashgen.errors import CompileError
 from flashgen.plan.model import AttentionPlan, KernelPlan
 
 #: File names that one message lists.
@@ -35,19 +35,21 @@ def overridden(plan: KernelPlan) -> str | None:
     return text
 
 
-def check_override_dir(plan: AttentionPlan) -> None:
-    """Raises SpecError if FLASHGEN_OVERRIDE_DIR is set and holds none of this plan's kernels.
+def unused_overrides(plans: Sequence[AttentionPlan]) -> str | None:
+    """A sentence if FLASHGEN_OVERRIDE_DIR is set and holds none of these plans' kernels, else None.
 
     A misspelled file name would otherwise run the kernel that its author wanted to replace.
     """
     directory = settings.override_dir()
-    if directory is None or any(_file(directory, kernel).exists() for kernel in plan.kernels):
-        return
-    searched = [_file(directory, kernel).name for kernel in plan.kernels]
+    kernels = [kernel for plan in plans for kernel in plan.kernels]
+    if directory is None or any(_file(directory, kernel).exists() for kernel in kernels):
+        return None
+    searched = [_file(directory, kernel).name for kernel in kernels]
     held = sorted(path.name for path in directory.glob("*.cu"))
-    raise SpecError(
-        f"FLASHGEN_OVERRIDE_DIR={str(directory)!r} replaces no kernel of {plan.spec.describe()} for "
-        f"{plan.arch.name}: flashgen looked for {_listed(searched)}, and the directory holds "
+    archs = " and ".join(plan.arch.name for plan in plans)
+    return (
+        f"FLASHGEN_OVERRIDE_DIR={str(directory)!r} replaces no kernel of {plans[0].spec.describe()} for "
+        f"{archs}: flashgen looked for {_listed(searched)}, and the directory holds "
         f"{_listed(held) or 'no .cu file'}; name a file after one of these kernels, build for the "
         "architecture in the file's name, or unset the variable"
     )
