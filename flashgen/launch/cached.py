@@ -42,7 +42,7 @@ def cached_values(
     values["lse_rows"] = rows.batch * rows.heads_q * rows.len_q
     if is_packed(a.name for a in arrays):
         # A batch of one, that all sequences are in.
-        values |= {"lse_batch": 0, "o_batch": 0}
+        values |= {"lse_batch": 0, "o_batch": 0, "total_q": rows.len_q, "total_kv": 0}
     return values | band_values(mask)
 
 

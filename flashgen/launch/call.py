@@ -10,6 +10,7 @@ from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo, Framework, contiguous_strides
 from flashgen.launch.extended import LaunchShape
+from flashgen.launch.offsets import Offsets
 from flashgen.launch.packing import Packer, Value, parameter_values
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
@@ -58,6 +59,8 @@ class Call(NamedTuple):
     offsets: tuple[int, ...]
     #: On the host, the stretch of memory around each address.
     stretches: tuple[Buffer, ...]
+    #: On the host, the arrays whose values are checked at every call.
+    checked: tuple[Offsets, ...] = ()
 
     def run(
         self,
@@ -69,7 +72,9 @@ class Call(NamedTuple):
         numbers: Sequence[int] = (),
     ) -> list[Any]:
         """Allocates and launches, on the device of ``like``; the results, first of all that is allocated."""
-        device, steps, _, layouts, offsets, stretches = self
+        device, steps, _, layouts, offsets, stretches, checked = self
+        for array in checked:
+            array.check(pointers)
         handle = framework.stream(device, stream)
         made, added = framework.allocate(like, layouts, handle)
         if steps:
@@ -98,6 +103,7 @@ def make_call(
     results: Sequence[Output],
     workspaces: Sequence[Output] = (),
     stretches: Iterable[Buffer] | None = None,
+    checked: Iterable[Offsets] = (),
 ) -> Call:
     """The call of these steps; ``stretches`` are those of its arrays, on the host.
 
@@ -110,7 +116,7 @@ def make_call(
         allocated = (*results, Output("workspaces", (end // 4,), "fp32"))
     layouts = tuple(framework.layout(output.shape, output.dtype) for output in allocated)
     around = () if stretches is None else (*stretches, *(output.stretch() for output in outputs))
-    return Call(device, steps, outputs, layouts, tuple(offsets), around)
+    return Call(device, steps, outputs, layouts, tuple(offsets), around, tuple(checked))
 
 
 def _places_of(workspaces: Iterable[Output]) -> list[int]:

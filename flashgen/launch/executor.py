@@ -14,7 +14,7 @@ from flashgen.launch.frameworks import UNREADABLE, framework_of
 from flashgen.launch.gradients import Gradients
 from flashgen.launch.joined import Found, run
 from flashgen.launch.preparer import Preparer, Request, Workspaces
-from flashgen.launch.side import NOTHING, SideArguments, check_on_host
+from flashgen.launch.side import NOTHING, SideArguments
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
 from flashgen.launch.variants import MakeVariant, Variants
@@ -86,8 +86,6 @@ class Executor:
         except UNREADABLE as error:
             request = Request("forward", framework, arrays, scale, stream, side)
             raise self._preparer.unreadable(request, error) from error
-        if target.on_host and self.spec.varlen:
-            check_on_host(side, arrays[: len(side.names)])
         key = signature, scale, side
         call = self._forward_calls.get(key)
         if call is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from flashgen.launch.array import Framework
 from flashgen.launch.call import FORWARD_RESULTS, Call, Output, make_call
+from flashgen.launch.offsets import Offsets
 from flashgen.launch.target import Buffer, Step, Target
 
 #: A call and what to run it on: arrays, their addresses, and numbers. (A named one takes longer to make.)
@@ -42,13 +43,15 @@ def joined(parts: Sequence[Part], wanted: Collection[str]) -> Call:
     workspaces = [output for output in outputs if output.name not in wanted]
     keys = [*map(id, arrays), *(output.name for output in (*results, *workspaces))]
     steps: list[Step] = []
+    checked: list[Offsets] = []
     for (_, call, _, own, _, numbers), _ in parts:
         assert not numbers, "what a call brings anew each time is no part of it"
         order = [keys.index(made[id(x)].name if id(x) in made else id(x)) for x in own]
         order += [keys.index(output.name) for output in call.outputs]
         steps += [step.moved(order) for step in call.steps]
+        checked += [array.moved(order) for array in call.checked]
     around = _stretches(parts, arrays) if target.on_host else None
-    return make_call(framework, first.device, tuple(steps), results, workspaces, around)
+    return make_call(framework, first.device, tuple(steps), results, workspaces, around, checked)
 
 
 def _made(parts: Sequence[Part]) -> dict[int, Output]:

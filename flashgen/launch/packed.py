@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
-from flashgen.launch.call import Output
+from flashgen.launch.call import Output, make_steps
 from flashgen.launch.packing import Value
-from flashgen.plan.model import Problem
+from flashgen.launch.target import Ready, Step
+from flashgen.plan.model import Pass, Problem, Role
+from flashgen.plan.varlen import STARTS
 from flashgen.spec import Mask
 
 _LAYOUTS = {"q": "(total_q, heads_q, head_dim)", "k": "(total_k, heads_kv, head_dim)", "lse": "(heads_q, total_q)"}
 _LAYOUTS |= {"dlse": _LAYOUTS["lse"], "v": "(total_k, heads_kv, head_dim_v)"} | dict.fromkeys(
     ("out", "do"), "(total_q, heads_q, head_dim_v)"
 )
+#: What each pass writes, by row.
+_WRITTEN: Mapping[Pass, tuple[str, ...]] = {"forward": ("o", "lse"), "backward": ("dq", "dk", "dv")}
 _VARLEN = "this kernel was built with varlen=True"
 #: Farther than any key, with room for a length to be added in 32 bits.
 _FAR = 2**30
@@ -47,7 +51,7 @@ def longest(rows: Problem, sequences: int, lengths: tuple[int, int]) -> Problem:
 
 def packed_values(mask: Mask, rows: Problem) -> dict[str | None, Value]:
     """The parameters that only packed sequences have."""
-    return {"total_q": rows.len_q, **band_values(mask)}
+    return {"total_q": rows.len_q, "total_kv": rows.len_kv, **band_values(mask)}
 
 
 def band_values(mask: Mask) -> dict[str | None, Value]:
@@ -57,6 +61,21 @@ def band_values(mask: Mask) -> dict[str | None, Value]:
         values[f"{name}_lower"] = -_FAR if band.left is None else -min(band.left, _FAR)
         values[f"{name}_upper"] = _FAR if band.right is None else min(band.right, _FAR)
     return values
+
+
+def padding_steps(
+    kernels: Mapping[Role, Ready],
+    pass_: Pass,
+    rows: Problem,
+    values: Mapping[str | None, Value],
+    names: Sequence[str],
+) -> tuple[Step, ...]:
+    """What clears the rows of no sequence. It comes last, since kernels that combine splits write those rows too."""
+    # A backward pass reads O and the log-sum-exp, and must not clear them.
+    wanted = {*STARTS, *_WRITTEN[pass_]}
+    own = [name if name in wanted else "" for name in names]
+    longer = replace(rows, batch=1, len_q=max(rows.len_q, rows.len_kv if pass_ == "backward" else 0))
+    return make_steps(kernels, ("padding",), longer, values, {}, own)
 
 
 def _wrong_ranks(infos: Sequence[ArrayInfo], because: str) -> Iterator[str]:

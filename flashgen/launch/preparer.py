@@ -28,9 +28,9 @@ from flashgen.launch.call import (
 from flashgen.launch.captures import Captures
 from flashgen.launch.frameworks import common_framework, unreadable
 from flashgen.launch.gradients import Gradients
-from flashgen.launch.packed import as_batch, longest, packed_values, queries_as_batch, without_batch
+from flashgen.launch.packed import as_batch, longest, packed_values, padding_steps, queries_as_batch, without_batch
 from flashgen.launch.packing import Value
-from flashgen.launch.side import NOTHING, Side, SideArguments
+from flashgen.launch.side import NOTHING, Side, SideArguments, offsets_of
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
 from flashgen.plan.expressions import captured
@@ -106,8 +106,13 @@ class Preparer:
         steps = make_steps(kernels, roles, problem, values, maps, names)
         if spec.cache:
             steps += combine_steps(kernels, rows, problem.splits, values, names)
-        stretches = self._stretches(request) if self._target.on_host else None
-        return make_call(request.framework, device, steps, results, workspaces, stretches)
+        if self._has_packed_rows(request):
+            steps += padding_steps(kernels, request.pass_, rows, values, names)
+        if not self._target.on_host:
+            return make_call(request.framework, device, steps, results, workspaces)
+        q, k = (given.of(request.pass_, name) for name in "qk")
+        checked = offsets_of(request.side, given.beside, q, k, has_cache=spec.cache is not None)
+        return make_call(request.framework, device, steps, results, workspaces, self._stretches(request), checked)
 
     def _stretches(self, request: Request) -> list[Buffer]:
         """What kernels may read of the arrays of a call."""
@@ -144,6 +149,9 @@ class Preparer:
         if self._has_packed_queries(request):
             return given._replace(infos=queries_as_batch(given.infos))
         return given
+
+    def _has_packed_rows(self, request: Request) -> bool:
+        return self._spec.varlen or self._has_packed_queries(request)
 
     def _has_packed_queries(self, request: Request) -> bool:
         return self._spec.cache is not None and is_packed(request.side.names)
@@ -191,7 +199,7 @@ class Preparer:
     ) -> tuple[tuple[Output, ...], tuple[Output, ...]]:
         """What the call allocates: its results, and the workspaces that have any elements."""
         spec, outputs = self._spec, self._outputs(request, rows, problem, plan)
-        if spec.varlen or self._has_packed_queries(request):
+        if self._has_packed_rows(request):
             outputs = without_batch(outputs)
         count = FORWARD_RESULTS if request.pass_ == "forward" else BACKWARD_RESULTS
         results, workspaces = outputs[:count], outputs[count:]

@@ -9,6 +9,7 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.cache_arrays import GivenArrays, check_cache
+from flashgen.launch.offsets import Offsets
 from flashgen.launch.packing import Value
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
@@ -152,12 +153,17 @@ def _drops(dropout: Dropout) -> tuple[tuple[str, float], ...]:
     return ("dropout_below", dropout.dropped_below), ("dropout_factor", dropout.factor)
 
 
-def check_on_host(side: Side, arrays: Sequence[Any]) -> None:
-    """What kernels take on trust, where it can be looked at: starts that go up, and no sequence above the longest."""
-    import numpy as np
-
-    given = dict(zip(side.names, arrays, strict=True))
-    for name, most in zip(STARTS, side.longest, strict=True):
-        lengths = np.diff(np.asarray(given.get(name, ())))
-        if lengths.size and (lengths.min() < 0 or lengths.max() > most or given[name][0] < 0):
-            raise ArgumentError(f"sequences.{name} has lengths {lengths.tolist()}; its maximum allows 0 to {most}")
+def offsets_of(side: Side, infos: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo, *, has_cache: bool) -> list[Offsets]:
+    """Arrays of a call on the host that say where packed rows lie; of a cache, those of queries alone count rows."""
+    owner, found = "cache" if has_cache else "sequences", []
+    for place, info in enumerate(infos):
+        if info.name not in STARTS:
+            continue
+        which = STARTS.index(info.name)
+        label, limit, array = f"{owner}.{info.name}", f"max_seqlen_{'qk'[which]}", (q, k)[which]
+        # The keys that a cache counts are no rows of an array.
+        counts_rows = not (has_cache and which)
+        longest = side.longest[which] if counts_rows else 2**31
+        rows = (array.name, array.shape[1]) if counts_rows else None
+        found.append(Offsets(label, limit, place, info.shape[0], longest, rows))
+    return found

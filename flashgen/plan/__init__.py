@@ -15,6 +15,7 @@ from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_o
 from flashgen.plan.forward import chosen_schedule, plan_forward
 from flashgen.plan.forward_sm90 import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model import AttentionPlan, KernelPlan, Problem
+from flashgen.plan.padding import plan_padding
 from flashgen.plan.survey import plan_survey, with_tables
 from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule
@@ -69,7 +70,10 @@ def plan(
             kernels += (plan_survey(kernels[0], expressions),)
     if spec.cache:
         kernels = (*(with_cache(kernel) for kernel in kernels), *plan_cache(forward))
-    return AttentionPlan(spec, chosen, row, tuple(with_varlen(with_dropout(kernel)) for kernel in kernels))
+    kernels = tuple(with_varlen(with_dropout(kernel)) for kernel in kernels)
+    if spec.has_own_lengths:
+        kernels += (plan_padding(forward),)
+    return AttentionPlan(spec, chosen, row, kernels)
 
 
 def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPlan:

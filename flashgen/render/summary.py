@@ -24,6 +24,7 @@ _ROLES: dict[Role, str] = {
     "survey": "before either pass: the extremes of captured tensors",
     "append": "before a forward pass: new keys and values into the cache, turned by their positions, and so queries",
     "combine": "after a forward pass: O and the log-sum-exp of each row from those of its splits",
+    "padding": "after either pass: zeros in rows of packed arrays that belong to no sequence",
 }
 #: Config members that the line about tiles names first.
 _TILES = ("tile_q", "tile_kv", "stages", "q_slots", "do_slots", "warps")
@@ -100,6 +101,8 @@ def _grid(plan: KernelPlan) -> str:
         heads = " of every head" if plan.grid_heads == "q" else ""
         sequences = " of every batch entry" if plan.grid_batch == "each" else ""
         return f"one block for every tile of pairs{heads}{sequences}"
+    if plan.grid_heads == "one":
+        return f"one block for every {plan.grid_tile} rows of all heads"
     rows = {"q": "query", "kv": "key"}[plan.grid_over]
     heads = {"q": "query", "kv": "key/value"}[plan.grid_heads]
     if plan.is_persistent:

@@ -29,8 +29,8 @@ class KVCache:
     ``leftpad`` on, and the last key is that of the last query.
 
     Queries are ``(batch, len_q, heads_q, head_dim)``, or with ``cu_seqlens_q`` those of sequence i are rows
-    ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` of ``(total_q, heads_q, head_dim)``, at most ``max_seqlen_q``; the
-    last element is the total.
+    ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` of ``(total_q, heads_q, head_dim)``, at most ``max_seqlen_q``.
+    Results for rows of no sequence are zeros (of the log-sum-exp, minus infinity).
 
     ``num_splits`` parts of the keys are worked on by blocks of their own, whose results are then combined; 0 leaves the
     number to flashgen. Results differ by rounding alone.

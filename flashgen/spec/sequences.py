@@ -18,9 +18,9 @@ class Sequences:
     """Sequence i has queries ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]``, and keys likewise.
 
     q is (total_q, heads_q, head_dim), k and v are (total_k, heads_kv, ...); the arrays here are of int32, where q is.
-    The last element of each ``cu_seqlens`` is the total. No sequence is longer than ``max_seqlen``. Of sequence i only
-    the first ``seqused[i]`` rows take part, if that is given; the others are never read, and results for them are zeros
-    (of the log-sum-exp, minus infinity). Masks are those of each sequence, and so are q_len and k_len in expressions.
+    Offsets do not decrease, and no sequence is longer than ``max_seqlen``. Of sequence i only the first ``seqused[i]``
+    rows take part, if that is given. Rows that take no part, those before the first offset and those behind the last
+    one are never read, and results for them are zeros (of the log-sum-exp, minus infinity). Masks are those of each sequence, and so are q_len and k_len in expressions.
     """
 
     cu_seqlens_q: Any

@@ -21,6 +21,9 @@ class Packing:
     used: tuple[tuple[int, int], ...]
     #: Whether a call is told of what is used; it need not be where that is everything.
     says_used: bool
+    #: Rows before the first sequence and after the last one, of queries and of keys.
+    before: tuple[int, int] = (0, 0)
+    after: tuple[int, int] = (0, 0)
 
     @classmethod
     def drawn(cls, seed: int, batch: int, len_q: int, len_kv: int) -> Packing:
@@ -30,7 +33,8 @@ class Packing:
         rows = tuple(full if b == 0 else _part(random, full) for b in range(batch))
         says_used = random.random() < 0.5
         used = tuple(_part(random, of) for of in rows) if says_used else rows
-        return cls(rows, used, says_used)
+        before, after = ((random.choice((0, 0, 3, 70)), random.choice((0, 0, 5, 40))) for _ in range(2))
+        return cls(rows, used, says_used, before, after)
 
     def sequences(self, len_q: int, len_kv: int) -> Sequences:
         """What a call is told."""
@@ -42,20 +46,27 @@ class Packing:
         """The rows of all sequences of (batch, length, heads, dim); what is not used is NaN."""
         if x is None:
             return None
-        packed = np.full((self._starts()[-1][side], *x.shape[2:]), np.nan, x.dtype)
+        packed = np.full((self._starts()[-1][side] + self.after[side], *x.shape[2:]), np.nan, x.dtype)
         for b, start in enumerate(self._starts()[:-1]):
             packed[start[side] : start[side] + self.used[b][side]] = x[b, : self.used[b][side]]
         return packed
 
     def unpack(self, x: NDArray[Any], side: int, length: int, fill: float = 0.0) -> NDArray[Any]:
-        """A batch again, with ``fill`` for rows that are not there."""
+        """A batch again, with ``fill`` for rows that are not there.
+
+        Rows of no sequence must hold ``fill``, too. Where one does not, the whole batch is NaN.
+        """
+        starts = self._starts()
+        outside = x[: starts[0][side]], x[starts[-1][side] :]
+        if not all((rows == fill).all() for rows in outside):
+            return np.full((len(self.rows), length, *x.shape[1:]), np.nan, x.dtype)
         batch = np.full((len(self.rows), length, *x.shape[1:]), fill, x.dtype)
         for b, start in enumerate(self._starts()[:-1]):
             batch[b, : self.rows[b][side]] = x[start[side] : start[side] + self.rows[b][side]]
         return batch
 
     def _starts(self) -> list[tuple[int, int]]:
-        starts = [(0, 0)]
+        starts = [self.before]
         for rows in self.rows:
             starts.append((starts[-1][0] + rows[0], starts[-1][1] + rows[1]))
         return starts

@@ -87,8 +87,11 @@ def change(**fields: Any) -> fg.Sequences:
     ("make", "complaint"),
     [
         (lambda: None, r"pass sequences=flashgen\.Sequences"),
-        (lambda: change(max_seqlen_q=32), "has lengths .*33.* its maximum allows 0 to 32"),
-        (lambda: change(cu_seqlens_k=np.array([0, 50, 40, 62, 62], np.int32)), "has lengths .*-10"),
+        (lambda: change(max_seqlen_q=32), "sequence 0 .* has 33 rows, more than max_seqlen_q=32"),
+        (
+            lambda: change(cu_seqlens_k=np.array([0, 50, 40, 62, 62], np.int32)),
+            r"cu_seqlens_k\[2\]=40 is below .*cu_seqlens_k\[1\]=50",
+        ),
         (lambda: change(cu_seqlens_q=np.zeros(5, np.int64)), "is int64 .* pass 5 integers of 32 bits"),
         (lambda: change(seqused_k=np.zeros(5, np.int32)), "pass 4 integers of 32 bits"),
         (lambda: change(max_seqlen_k=-1), "max_seqlen_k=-1 is out of range"),

@@ -18,8 +18,8 @@ def spec(cache: str = "paged") -> AttentionSpec:
 @pytest.mark.parametrize("cache", ["contiguous", "paged"])
 def test_there_are_kernels_to_append_and_to_combine(arch: str, cache: str) -> None:
     made = plan(AttentionSpec(128, dtype="fp16", direction="forward", cache=cache), None, arch)  # type: ignore[arg-type]
-    assert [kernel.role for kernel in made.kernels] == ["forward", "append", "combine"]
-    assert len({kernel.name for kernel in made.kernels}) == 3
+    assert [kernel.role for kernel in made.kernels] == ["forward", "append", "combine", "padding"]
+    assert len({kernel.name for kernel in made.kernels}) == 4
     assert ("block_table" in made.kernel("forward").params.names) == (cache == "paged")
 
 
