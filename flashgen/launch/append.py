@@ -7,6 +7,7 @@ from typing import Any
 
 from flashgen.errors import ArgumentError
 from flashgen.launch.append_arguments import DISPLAYED, append_values, check_append
+from flashgen.launch.arguments import check_writable
 from flashgen.launch.array import ArrayInfo, Framework, canonical
 from flashgen.launch.cache_arrays import GivenArrays
 from flashgen.launch.call import Call, Output, make_call, make_steps, remember, stretch_of
@@ -62,20 +63,23 @@ class Appender:
         key = signature, names, how
         call = self._calls.get(key)
         if call is None:
-            call = self._prepare(framework, names, arrays, rotary, stream)
+            call = self._prepare(framework, names, arrays, signature, rotary, stream)
             remember(self._calls, key, call)
         return self._target, call, framework, arrays, pointers, ()
 
-    def _infos(self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict[str, ArrayInfo]:
-        """The arrays by parameter."""
-        described = [framework.describe(name, array) for name, array in zip(_displayed(names), arrays, strict=True)]
-        return {name: canonical(info) for name, info in zip(names, described, strict=True)}
-
     def _prepare(
-        self, framework: Framework, names: tuple[str, ...], arrays: tuple[Any, ...], rotary: Rotary | None, stream: Any
+        self,
+        framework: Framework,
+        names: tuple[str, ...],
+        arrays: tuple[Any, ...],
+        signature: Any,
+        rotary: Rotary | None,
+        stream: Any,
     ) -> Call:
         common_framework(_displayed(names), arrays)
-        infos = self._infos(framework, names, arrays)
+        described = framework.describe(_displayed(names), signature)
+        infos = {name: canonical(info) for name, info in zip(names, described, strict=True)}
+        check_writable(*(infos[name] for name in _WRITTEN))
         check_append(self._spec, infos, on_host=self._target.on_host)
         q, new_k, device = infos.get("q"), infos["new_k"], infos["k"].device
         outputs = () if q is None else (Output(_TURNED, q.shape, self._spec.dtype),)

@@ -72,6 +72,16 @@ def check_backward(
     return problem
 
 
+def check_writable(*arrays: ArrayInfo) -> None:
+    """ArgumentError for arrays that a call writes to and their library does not let others write to."""
+    _raise_if_any(
+        f"{a.name} is read-only, and this call writes to it; pass an array that can be written (a NumPy memory map of "
+        "mode 'r+', or a copy)"
+        for a in arrays
+        if not a.writable
+    )
+
+
 def _raise_if_any(problems: Iterator[str]) -> None:
     found = list(problems)
     if found:

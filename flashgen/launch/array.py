@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from flashgen.dtypes import ALIASES
@@ -19,6 +19,7 @@ class ArrayInfo:
     """An array argument: where it lies, its extents, and its strides in elements."""
 
     name: str
+    #: The address, or of arguments its low bits: calls are prepared for any address with the same.
     pointer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -26,6 +27,8 @@ class ArrayInfo:
     dtype: str
     #: CUDA ordinal, or ``HOST``.
     device: int
+    #: Whether the library lets others write to it.
+    writable: bool = True
 
     @property
     def where(self) -> str:
@@ -41,8 +44,12 @@ class Framework(Protocol):
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
         """A hashable summary of all but the addresses (their low bits are part of it), and the addresses."""
 
-    def describe(self, name: str, array: Any) -> ArrayInfo:
-        """Everything about one array; a typed error if it is no such array."""
+    def describe(self, names: Sequence[str], signature: Any) -> list[ArrayInfo]:
+        """The arrays that a signature is of; a typed error for one that kernels cannot read.
+
+        It has the signature alone to go by, and of addresses their low bits. So nothing that a check looks at is
+        missing in the key by which calls are remembered.
+        """
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
         """What ``allocate`` is told of a contiguous array, in the library's own terms."""
@@ -82,8 +89,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def canonical(info: ArrayInfo) -> ArrayInfo:
     """The same array with the strides that no address depends on made plain: 1 at the end, 0 elsewhere."""
     if 0 in info.shape:
-        strides = contiguous_strides(info.shape)
-        return ArrayInfo(info.name, info.pointer, info.shape, strides, info.dtype, info.device)
+        return replace(info, strides=contiguous_strides(info.shape))
     if 1 not in info.shape:
         return info
     last = len(info.shape) - 1
@@ -91,12 +97,12 @@ def canonical(info: ArrayInfo) -> ArrayInfo:
         (1 if i == last else 0) if size == 1 else stride
         for i, (size, stride) in enumerate(zip(info.shape, info.strides, strict=True))
     )
-    return ArrayInfo(info.name, info.pointer, info.shape, strides, info.dtype, info.device)
+    return replace(info, strides=strides)
 
 
-def low_bits(pointers: Iterable[int]) -> tuple[int, ...]:
-    """What addresses say of alignments: those of each array, since not all arrays count."""
-    return tuple([pointer & (MAX_ACCESS_BYTES - 1) for pointer in pointers])
+def low_bits(pointer: int) -> int:
+    """What an address says of alignment."""
+    return pointer & (MAX_ACCESS_BYTES - 1)
 
 
 def alignment(infos: Sequence[ArrayInfo], item_bytes: int) -> int:

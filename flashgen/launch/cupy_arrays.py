@@ -16,15 +16,16 @@ class CupyArrays:
     name = "CuPy"
 
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
-        """Shapes, strides, dtypes, devices and low address bits; and the addresses."""
+        """Types, shapes, strides, dtypes, devices and low address bits; and the addresses."""
         pointers = tuple(a.data.ptr for a in arrays)
-        return (*((a.shape, a.strides, a.dtype, a.device.id) for a in arrays), low_bits(pointers)), pointers
+        return tuple(
+            (type(a), a.shape, a.strides, a.dtype, a.device.id, low_bits(pointer))
+            for a, pointer in zip(arrays, pointers, strict=True)
+        ), pointers
 
-    def describe(self, name: str, array: Any) -> ArrayInfo:
-        """Everything about one array."""
-        strides = elements(name, tuple(array.strides), array.dtype.itemsize)
-        dtype = dtype_name(array.dtype.name)
-        return ArrayInfo(name, array.data.ptr, tuple(array.shape), strides, dtype, array.device.id)
+    def describe(self, names: Sequence[str], signature: Any) -> list[ArrayInfo]:
+        """The arrays of a signature."""
+        return [_info(name, *traits) for name, traits in zip(names, signature, strict=True)]
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Shape and element type."""
@@ -46,3 +47,12 @@ class CupyArrays:
             raise ArgumentError("stream= is not for CuPy arrays; wrap the call in 'with stream:'")
         with cupy.cuda.Device(device):
             return int(cupy.cuda.get_current_stream().ptr)
+
+
+def _info(
+    name: str, kind: type, shape: tuple[int, ...], byte_strides: tuple[int, ...], dtype: Any, device: int, bits: int
+) -> ArrayInfo:
+    if not dtype.isnative:
+        raise ArgumentError(f"{name} has byte order {dtype.byteorder!r}; convert it to the native one")
+    strides = elements(name, tuple(byte_strides), dtype.itemsize)
+    return ArrayInfo(name, bits, tuple(shape), strides, dtype_name(dtype.name), device)

@@ -37,6 +37,19 @@ class _Managed(ctypes.Structure):
     pass
 
 
+class _Versioned(ctypes.Structure):
+    """As of DLPack 1.0, which says whether others may write."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
 _Managed._fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -48,14 +61,40 @@ _address_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", _api)
 )
-_NAME = b"dltensor"
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
+#: The version that producers are asked for, and the flag of arrays that are read-only.
+_VERSION, _READ_ONLY = (1, 0), 1
+#: Types whose ``__dlpack__`` is older than versions.
+_unversioned: set[type] = set()
+
+
+def capsule(array: Any, stream: int | None) -> Any:
+    """The capsule of an array, with a version where its library has them; read-only arrays may have no other."""
+    kind = type(array)
+    if kind not in _unversioned:
+        try:
+            return array.__dlpack__(stream=stream, max_version=_VERSION)
+        except TypeError:
+            _unversioned.add(kind)
+    return array.__dlpack__(stream=stream)
 
 
 def read(name: str, capsule: Any) -> ArrayInfo:
-    """What an unconsumed ``dltensor`` capsule describes; the capsule stays the producer's to free."""
+    """What an unconsumed capsule describes; the capsule stays the producer's to free."""
+    writable = True
     try:
-        tensor = _Managed.from_address(_get_pointer(capsule, _NAME)).tensor
+        if _is_valid(capsule, _VERSIONED_NAME):
+            versioned = _Versioned.from_address(_get_pointer(capsule, _VERSIONED_NAME))
+            if versioned.major != _VERSION[0]:
+                version = f"{versioned.major}.{versioned.minor}"
+                raise ArgumentError(f"{name} speaks DLPack {version}; pass an array whose library speaks DLPack 1")
+            tensor, writable = versioned.tensor, not versioned.flags & _READ_ONLY
+        else:
+            tensor = _Managed.from_address(_get_pointer(capsule, _NAME)).tensor
     except (ValueError, TypeError) as error:
+        if isinstance(error, ArgumentError):
+            raise
         raise ArgumentError(f"{name} gave a DLPack capsule that cannot be read ({error})") from error
     kind, index = tensor.device.kind, tensor.device.index
     if kind not in (CPU, CUDA, CUDA_MANAGED):
@@ -65,7 +104,7 @@ def read(name: str, capsule: Any) -> ArrayInfo:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
     pointer = (tensor.data or 0) + tensor.byte_offset
-    return ArrayInfo(name, pointer, shape, strides, dtype, HOST if kind == CPU else index)
+    return ArrayInfo(name, pointer, shape, strides, dtype, HOST if kind == CPU else index, writable)
 
 
 class _Export:

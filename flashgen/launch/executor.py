@@ -84,12 +84,11 @@ class Executor:
         try:
             signature, pointers = framework.signature(arrays, stream)
         except UNREADABLE as error:
-            request = Request("forward", framework, arrays, scale, stream, side)
-            raise self._preparer.unreadable(request, error) from error
+            raise self._preparer.unreadable("forward", framework, arrays, side, error) from error
         key = signature, scale, side
         call = self._forward_calls.get(key)
         if call is None:
-            call = self._preparer.call(Request("forward", framework, arrays, scale, stream, side))
+            call = self._preparer.call(Request("forward", framework, arrays, signature, scale, stream, side))
             remember(self._forward_calls, key, call)
         return target, call, framework, arrays, pointers, numbers
 
@@ -121,15 +120,16 @@ class Executor:
         if scale is not None:
             scale = check_scale(scale)
         framework = framework_of(q)
-        request = Request("backward", framework, arrays, scale, stream, side, captured_gradients)
         try:
             signature, pointers = framework.signature(arrays, stream)
         except UNREADABLE as error:
-            raise self._preparer.unreadable(request, error) from error
+            raise self._preparer.unreadable("backward", framework, arrays, side, error) from error
         key = signature, scale, side, captured_gradients
         call = self._backward_calls.get(key)
         if call is None:
-            call = self._preparer.call(request)
+            call = self._preparer.call(
+                Request("backward", framework, arrays, signature, scale, stream, side, captured_gradients)
+            )
             remember(self._backward_calls, key, call)
         made = call.run(target, framework, q, pointers, stream, numbers)
         gradients = tuple(made[:BACKWARD_RESULTS])

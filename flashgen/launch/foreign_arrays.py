@@ -14,6 +14,8 @@ from flashgen.launch.driver import current_device, get_driver
 _TYPESTR = {"f2": "fp16", "f4": "fp32", "i4": "int32", "i8": "int64", "u8": "uint64"}
 #: The legacy default stream by its explicit handle, which DLPack and the CUDA array interface use too.
 LEGACY_STREAM = 1
+#: What stands for the name of an array in complaints until the name is known.
+_NAMELESS = "array"
 
 
 class ForeignArrays:
@@ -22,23 +24,41 @@ class ForeignArrays:
     name = "foreign (DLPack or CUDA-array)"
 
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
-        """Everything but the addresses, and the addresses; makes the stream wait for the producers."""
+        """Everything but the addresses, and the addresses; makes the stream wait for the producers.
+
+        A complaint about an array is part of it, too: whoever describes the arrays knows their names.
+        """
         stream = self.stream(0, requested)
-        infos = [self._read("array", a, stream) for a in arrays]
-        pointers = tuple(i.pointer for i in infos)
-        return (*((i.shape, i.strides, i.dtype, i.device) for i in infos), low_bits(pointers)), pointers
+        traits: list[Any] = []
+        pointers: list[int] = []
+        for array in arrays:
+            try:
+                info = self._read(array, stream)
+            except ArgumentError as error:
+                pointers.append(0)
+                traits.append((type(array), str(error)))
+            else:
+                pointers.append(info.pointer)
+                plain = info.shape, info.strides, info.dtype, info.device, info.writable
+                traits.append((type(array), low_bits(info.pointer), *plain))
+        return tuple(traits), tuple(pointers)
 
-    def describe(self, name: str, array: Any) -> ArrayInfo:
-        """Everything about one array."""
-        return self._read(name, array, None)
+    def describe(self, names: Sequence[str], signature: Any) -> list[ArrayInfo]:
+        """The arrays of a signature."""
+        infos = []
+        for name, (_, *traits) in zip(names, signature, strict=True):
+            if len(traits) == 1:
+                raise ArgumentError(f"{name}{traits[0].removeprefix(_NAMELESS)}")
+            infos.append(ArrayInfo(name, *traits))
+        return infos
 
-    def _read(self, name: str, array: Any, stream: int | None) -> ArrayInfo:
+    def _read(self, array: Any, stream: int | None) -> ArrayInfo:
         if hasattr(array, "__dlpack__"):
             kind, _ = array.__dlpack_device__()
             # -1 asks the producer not to synchronise: the launch has ordered the streams already, or will.
             wanted = None if kind == dlpack.CPU else -1 if stream is None else stream
-            return dlpack.read(name, array.__dlpack__(stream=wanted))
-        return _from_interface(name, array.__cuda_array_interface__, stream)
+            return dlpack.read(_NAMELESS, dlpack.capsule(array, wanted))
+        return _from_interface(_NAMELESS, array.__cuda_array_interface__, stream)
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Shape and element type."""
@@ -47,7 +67,7 @@ class ForeignArrays:
     def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
         """Stream-ordered memory of the driver; refused during graph capture, which would keep its address."""
         driver = get_driver()
-        device = self._read("array", like, None).device
+        device = self._read(like, None).device
         with driver.on(device):
             capturing = driver.is_capturing(stream)
         if capturing:
@@ -81,11 +101,22 @@ def _from_interface(name: str, interface: dict[str, Any], stream: int | None) ->
         strides = elements(name, tuple(byte_strides), int(typestr[2:]))
     if interface.get("mask") is not None:
         raise ArgumentError(f"{name} has a validity mask, which flashgen does not read; pass a plain array")
-    pointer = interface["data"][0] or 0
+    pointer, is_read_only = interface["data"]
     driver = get_driver()
-    device = driver.device_of(pointer) if pointer else current_device()
+    device = _device_of(name, pointer or 0)
     producer = interface.get("stream")
     if producer is not None and stream is not None and producer != stream:
         with driver.on(device):
             driver.wait(stream, producer)
-    return ArrayInfo(name, pointer, shape, strides, dtype, device)
+    return ArrayInfo(name, pointer or 0, shape, strides, dtype, device, not is_read_only)
+
+
+def _device_of(name: str, pointer: int) -> int:
+    if not pointer:
+        return current_device()
+    try:
+        return get_driver().device_of(pointer)
+    except LaunchError as error:
+        raise ArgumentError(
+            f"{name} is at address {pointer:#x}, which CUDA does not know ({error}); pass memory of a GPU"
+        ) from error

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashgen.errors import ArgumentError
+from flashgen.errors import ArgumentError, FlashgenError
 from flashgen.launch.array import Framework
 
 #: What reading something else than an array of a library ends in.
-UNREADABLE = (AttributeError, TypeError)
+UNREADABLE = (AttributeError, TypeError, RuntimeError, BufferError)
 
 _by_type: dict[type, Framework] = {}
 
@@ -37,7 +37,16 @@ def common_framework(names: Sequence[str], arrays: Sequence[Any]) -> Framework:
 
 def unreadable(names: Sequence[str], arrays: Sequence[Any], framework: Framework, error: Exception) -> ArgumentError:
     """Most likely a mixture of array libraries, or no array at all: says which."""
+    if isinstance(error, FlashgenError):
+        raise error
     common_framework(names, arrays)
+    for name, array in zip(names, arrays, strict=True):
+        try:
+            framework.signature((array, array, array), None)
+        except UNREADABLE as its:
+            return ArgumentError(
+                f"{name} cannot be read as {_kind(framework)} ({its}); pass a dense one that holds its own elements"
+            )
     return ArgumentError(f"the arguments cannot be read as {framework.name} arrays: {error}")
 
 

@@ -11,6 +11,9 @@ from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import HOST, ArrayInfo, dtype_name, elements, low_bits
 
+#: Arrays that hold plain elements; what else a subclass means (a mask, a unit), kernels do not know.
+_PLAIN = (numpy.ndarray, numpy.memmap)
+
 
 class NumpyArrays:
     """Adapter for numpy.ndarray."""
@@ -18,16 +21,16 @@ class NumpyArrays:
     name = "NumPy"
 
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
-        """Shapes, strides, dtypes and low address bits; and the addresses."""
+        """Types, shapes, strides, dtypes with their byte order, flags and low address bits; and the addresses."""
         pointers = tuple(_pointer(a) for a in arrays)
-        return (*((a.shape, a.strides, a.dtype.name) for a in arrays), low_bits(pointers)), pointers
+        return tuple(
+            (type(a), a.shape, a.strides, a.dtype, a.flags.writeable, low_bits(pointer))
+            for a, pointer in zip(arrays, pointers, strict=True)
+        ), pointers
 
-    def describe(self, name: str, array: Any) -> ArrayInfo:
-        """Everything about one array."""
-        if not array.dtype.isnative:
-            raise ArgumentError(f"{name} has byte order {array.dtype.byteorder!r}; convert it to the native one")
-        strides = elements(name, array.strides, array.dtype.itemsize)
-        return ArrayInfo(name, _pointer(array), array.shape, strides, dtype_name(array.dtype.name), HOST)
+    def describe(self, names: Sequence[str], signature: Any) -> list[ArrayInfo]:
+        """The arrays of a signature."""
+        return [_info(name, *traits) for name, traits in zip(names, signature, strict=True)]
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Shape and element type."""
@@ -43,6 +46,20 @@ class NumpyArrays:
         if requested is not None:
             raise ArgumentError("stream= has no meaning for NumPy arrays; leave it out")
         return 0
+
+
+def _info(
+    name: str, kind: type, shape: tuple[int, ...], byte_strides: tuple[int, ...], dtype: Any, writable: bool, bits: int
+) -> ArrayInfo:
+    if kind not in _PLAIN:
+        remedy = "fill it first" if issubclass(kind, numpy.ma.MaskedArray) else "pass numpy.asarray of it"
+        raise ArgumentError(
+            f"{name} is a {kind.__qualname__}, of which kernels would read the elements alone; {remedy}"
+        )
+    if not dtype.isnative:
+        raise ArgumentError(f"{name} has byte order {dtype.byteorder!r}; convert it to the native one")
+    strides = elements(name, byte_strides, dtype.itemsize)
+    return ArrayInfo(name, bits, shape, strides, dtype_name(dtype.name), HOST, writable)
 
 
 def _pointer(array: Any) -> int:

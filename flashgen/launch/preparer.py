@@ -54,6 +54,8 @@ class Request(NamedTuple):
     pass_: Pass
     framework: Framework
     arrays: tuple[Any, ...]
+    #: All that is known of the arrays.
+    signature: Any
     scale: float | None
     stream: Any
     side: Side = NOTHING
@@ -124,18 +126,22 @@ class Preparer:
             *(stretch_of(i, RESULTS[i.dtype].bytes, writable=False) for i in given.infos),
         ]
 
-    def unreadable(self, request: Request, error: Exception) -> ArgumentError:
+    def unreadable(
+        self, pass_: Pass, framework: Framework, arrays: tuple[Any, ...], side: Side, error: Exception
+    ) -> ArgumentError:
         """Says which of the arrays is none of its library."""
-        return unreadable(self._names(request), request.arrays, request.framework, error)
+        return unreadable(self._names_of(pass_, side)[: len(arrays)], arrays, framework, error)
 
     def _names(self, request: Request) -> tuple[str, ...]:
         """What the arrays of a call are called; those that it lacks come last."""
+        return self._names_of(request.pass_, request.side)[: len(request.arrays)]
+
+    def _names_of(self, pass_: Pass, side: Side) -> tuple[str, ...]:
         captured_names = () if self._captures is None else self._captures.names
-        return (*request.side.names, *captured_names, *_NAMES[request.pass_])[: len(request.arrays)]
+        return *side.names, *captured_names, *_NAMES[pass_]
 
     def _described(self, request: Request) -> _Given:
-        names, framework = self._names(request), request.framework
-        infos = [canonical(framework.describe(n, a)) for n, a in zip(names, request.arrays, strict=True)]
+        infos = [canonical(info) for info in request.framework.describe(self._names(request), request.signature)]
         first = len(request.side.names)
         count = first + (0 if self._captures is None else len(self._captures.names))
         return _Given(infos[:first], infos[first:count], infos[count:])

@@ -25,6 +25,10 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32,
 _empty_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 
 
+#: Of one tensor in a signature.
+_TRAITS = 8
+
+
 def _raw_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
@@ -54,34 +58,31 @@ class TorchArrays:
             )
 
     def signature(self, arrays: tuple[Any, ...], requested: Any) -> tuple[Any, tuple[int, ...]]:
-        """Types, shapes, strides, dtypes, devices and low address bits; and the addresses."""
-        # This runs at every call: flat tuples are quicker to make and to hash than one per tensor, and quickest
+        """``_TRAITS`` traits of each tensor, one tensor behind the other; and the addresses."""
+        # This runs at every call: a flat tuple is quicker to make and to hash than one per tensor, and quickest
         # without a loop, for the three last tensors, which most calls have no others than.
         q, k, v = arrays[-3:]
-        pointers: tuple[int, ...] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        bits = pointers[0] & 15, pointers[1] & 15, pointers[2] & 15
-        layout = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
-        place = q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()
-        types = type(q), type(k), type(v)
+        a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        key: tuple[Any, ...] = (
+            *(a & 15 if a else None, q.shape, q.stride(), q.dtype, q.get_device(), q.is_cuda, q.is_neg(), type(q)),
+            *(b & 15 if b else None, k.shape, k.stride(), k.dtype, k.get_device(), k.is_cuda, k.is_neg(), type(k)),
+            *(c & 15 if c else None, v.shape, v.stride(), v.dtype, v.get_device(), v.is_cuda, v.is_neg(), type(v)),
+        )
         if len(arrays) == 3:
-            return (bits, layout, place, types), pointers
-        key: tuple[Any, ...] = bits, layout, place, types
-        before: tuple[int, ...] = ()
-        for a in arrays[:-3]:
-            pointer = a.data_ptr()
-            before += (pointer,)
-            key += (pointer & 15, a.shape, a.stride(), a.dtype, a.get_device(), type(a))
-        return key, before + pointers
+            return key, (a, b, c)
+        before: tuple[Any, ...] = ()
+        pointers: tuple[int, ...] = ()
+        for x in arrays[:-3]:
+            pointer = x.data_ptr()
+            pointers += (pointer,)
+            before += (pointer & 15 if pointer else None, x.shape, x.stride(), x.dtype)
+            before += (x.get_device(), x.is_cuda, x.is_neg(), type(x))
+        return before + key, (*pointers, a, b, c)
 
-    def describe(self, name: str, array: Any) -> ArrayInfo:
-        """Everything about one tensor."""
-        if array.layout is not torch.strided:
-            raise ArgumentError(f"{name} has layout {array.layout}; pass a strided (dense) tensor")
-        if array.device.type not in ("cuda", "cpu"):
-            raise ArgumentError(f"{name} is on {array.device}; pass a tensor on an NVIDIA GPU (device 'cuda')")
-        device = array.get_device() if array.is_cuda else HOST
-        shape, strides = tuple(array.shape), tuple(array.stride())
-        return ArrayInfo(name, array.data_ptr(), shape, strides, dtype_name(str(array.dtype)), device)
+    def describe(self, names: Sequence[str], signature: Any) -> list[ArrayInfo]:
+        """The tensors of a signature."""
+        each = zip(*[iter(signature)] * _TRAITS, strict=True)
+        return [_info(name, *traits) for name, traits in zip(names, each, strict=True)]
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Shape, strides and torch's element type."""
@@ -100,3 +101,25 @@ class TorchArrays:
         if requested is not None:
             raise ArgumentError("stream= is not for torch tensors; wrap the call in 'with torch.cuda.stream(stream):'")
         return 0 if device == HOST else self._current_stream(device)
+
+
+def _info(
+    name: str,
+    bits: int | None,
+    shape: Any,
+    strides: Any,
+    dtype: Any,
+    index: int,
+    is_cuda: bool,
+    is_negated: bool,
+    kind: type,
+) -> ArrayInfo:
+    if index != HOST and not is_cuda:
+        raise ArgumentError(f"{name} is on a device that is no NVIDIA GPU; pass a tensor on one (device 'cuda')")
+    if bits is None and 0 not in shape:
+        raise ArgumentError(f"{name} has no memory, as meta and fake tensors; pass a tensor that has")
+    if is_negated or dtype.is_complex:
+        what = "is a negated view" if is_negated else f"is {dtype}"
+        raise ArgumentError(f"{name} {what}; pass real numbers as they lie in memory: {name}.resolve_neg()")
+    TorchArrays.check_type(kind)
+    return ArrayInfo(name, bits or 0, tuple(shape), tuple(strides), dtype_name(str(dtype)), index)

@@ -20,7 +20,8 @@ class Sequences:
     q is (total_q, heads_q, head_dim), k and v are (total_k, heads_kv, ...); the arrays here are of int32, where q is.
     Offsets do not decrease, and no sequence is longer than ``max_seqlen``. Of sequence i only the first ``seqused[i]``
     rows take part, if that is given. Rows that take no part, those before the first offset and those behind the last
-    one are never read, and results for them are zeros (of the log-sum-exp, minus infinity). Masks are those of each sequence, and so are q_len and k_len in expressions.
+    one are never read, and results for them are zeros (of the log-sum-exp, minus infinity). Masks are those of each
+    sequence, and so are q_len and k_len in expressions.
     """
 
     cu_seqlens_q: Any

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flashgen.errors import ArgumentError
-from flashgen.spec import Sequences
+from flashgen.spec import KVCache, Sequences
 
 GOOD = (2, 8, 4, 64)
 
@@ -142,3 +142,49 @@ def test_what_is_no_array_is_named_beside_arrays_that_say_where_sequences_begin(
     with pytest.raises(ArgumentError, match=r"lse: builtins\.NoneType is not an array"):
         b.executor.backward(x, x, x, x, x, None, sequences=Sequences(starts, starts, 8, 8))
     assert b.driver.launches == []
+
+
+def test_a_later_call_is_refused_with_the_words_of_a_first_one(bench: Any, array: Any) -> None:
+    good = [array(*GOOD) for _ in "qkv"]
+    for place, name in enumerate("qkv"):
+        for options, words in (
+            ({"dtype": ">f2"}, ">f2"),
+            ({"dtype": "<i2"}, "<i2"),
+            ({"device": 1}, "cuda:1"),
+            ({"offset": 1}, "no multiple of its element size"),
+            ({"strides": (2048, 256, 1, 4)}, "the last one must be 1"),
+        ):
+            arrays: list[Any] = list(good)
+            arrays[place] = array(*GOOD, **options)
+            later = bench(64)
+            later.executor.forward(*good)
+            launched = len(later.driver.launches)
+            for run in (later, bench(64)):
+                with pytest.raises(ArgumentError) as error:
+                    run.executor.forward(*arrays)
+                assert words in str(error.value)
+                assert name in str(error.value)
+            assert len(later.driver.launches) == launched
+
+
+def test_a_validity_mask_is_refused_by_the_name_of_its_array(bench: Any, array: Any) -> None:
+    x, masked = array(*GOOD), array(*GOOD)
+    masked.__cuda_array_interface__["mask"] = x
+    with pytest.raises(ArgumentError, match=r"^v has a validity mask"):
+        bench(64).executor.forward(x, x, masked)
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_cache_on_a_gpu_that_is_read_only_is_refused(bench: Any, array: Any, place: int, is_remembered: bool) -> None:
+    b = bench(64, direction="forward", cache="contiguous")
+    caches, new = [array(2, 64, 4, 64), array(2, 64, 4, 64)], array(2, 3, 4, 64)
+    cache = KVCache(array(2, dtype="<i4"))
+    if is_remembered:
+        b.executor.append(*caches, new, new, cache, None, None, None)
+    interface = caches[place].__cuda_array_interface__
+    interface["data"] = (interface["data"][0], True)
+    launched = len(b.driver.launches)
+    with pytest.raises(ArgumentError, match=f"{'kv'[place]}_cache is read-only"):
+        b.executor.append(*caches, new, new, cache, None, None, None)
+    assert len(b.driver.launches) == launched

@@ -133,7 +133,8 @@ def _infos(array: Any) -> Any:
     from flashgen.launch.frameworks import framework_of
 
     x = array(1, 8, 2, 64)
-    return [framework_of(x).describe(name, x) for name in "qkvo"]
+    framework = framework_of(x)
+    return framework.describe("qkvo", framework.signature((x, x, x, x), None)[0])
 
 
 def backward(b: Any, array: Any, x: Any, **options: Any) -> list[str]:

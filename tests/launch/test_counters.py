@@ -106,7 +106,8 @@ def test_captured_calls_take_counters_of_their_own(bench: Any, array: Any) -> No
     b.executor.forward(x, x, x, None, 0x10)
     b.driver.capturing = True
     framework = framework_of(x)
-    call = b.executor._preparer.call(Request("forward", framework, (x, x, x), None, 0x10))
+    signature, _ = framework.signature((x, x, x), 0x10)
+    call = b.executor._preparer.call(Request("forward", framework, (x, x, x), signature, None, 0x10))
     # Outputs of such arrays cannot be allocated during capture.
     for _ in range(2):
         b.executor.target.launch(call.steps, 0, 0x10, (16, 32, 48, 64, 80), ())

@@ -50,6 +50,37 @@ def test_reading_leaves_the_capsule_to_its_producer() -> None:
     assert np.array_equal(array, np.zeros(3))
 
 
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_versioned_capsule_says_whether_others_may_write(writable: bool) -> None:
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)[:, 1:]
+    array.flags.writeable = writable
+    info = dlpack.read("k", dlpack.capsule(array, None))
+    assert (info.shape, info.strides, info.dtype, info.writable) == ((2, 2, 4), (12, 4, 1), "fp32", writable)
+    assert info.pointer == array.ctypes.data
+
+
+def test_a_library_without_versions_is_asked_without_one() -> None:
+    class Old(Exporter):
+        def __dlpack__(self, stream: Any = None) -> Any:
+            return super().__dlpack__()
+
+    old = Old(example())
+    for _ in range(2):
+        info = dlpack.read("q", dlpack.capsule(old, None))
+        assert (info.shape, info.writable) == ((2, 3, 4), True)
+
+
+def test_a_version_of_another_layout_is_refused() -> None:
+    capsule = np.zeros(3, np.float32).__dlpack__(max_version=(1, 0))
+    versioned = dlpack._Versioned.from_address(dlpack._get_pointer(capsule, b"dltensor_versioned"))
+    versioned.major = 2
+    try:
+        with pytest.raises(ArgumentError, match="q speaks DLPack 2"):
+            dlpack.read("q", capsule)
+    finally:
+        versioned.major = 1
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
 def test_integers_that_say_where_sequences_lie_are_read(dtype: str) -> None:
     assert dlpack.read("x", np.zeros(2, dtype).__dlpack__()).dtype == dtype

@@ -54,3 +54,39 @@ def test_inference_mode_is_kept(arrays: Any) -> None:
     with torch.inference_mode():
         assert made().is_inference()
     assert not made().is_inference()
+
+
+def _plain() -> Any:
+    return torch.ones(1, 32, 2, 16)
+
+
+#: Tensors that look like ``_plain()`` but for one thing, and what is said of them.
+REFUSED = {
+    "negated": (lambda: torch._neg_view(_plain()), "negated view"),
+    "on no device": (lambda: _plain().to("meta"), "has no memory"),
+    "zeros without memory": (lambda: torch._efficientzerotensor((1, 32, 2, 16)), "has no memory"),
+    "sparse": (lambda: _plain().to_sparse(), "cannot be read as a torch array"),
+    "complex": (lambda: _plain().to(torch.complex64).conj(), "complex64"),
+    "integers": (lambda: _plain().int(), "int32"),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("case", REFUSED)
+def test_tensors_that_are_not_as_they_lie_in_memory_are_refused_each_time(case: str, place: int) -> None:
+    from flashgen.errors import ArgumentError
+    from tests.launch.on_host import executor
+
+    make, words = REFUSED[case]
+    run, tensors = executor(), [_plain(), _plain(), _plain()]
+    run.forward(*tensors)
+    tensors[place] = make()
+    for found in (run, executor()):
+        with pytest.raises(ArgumentError, match=f"{'qkv'[place]} .*{words}"):
+            found.forward(*tensors)
+
+
+def test_parameters_and_tensors_that_want_gradients_are_plain() -> None:
+    from tests.launch.on_host import executor
+
+    executor().forward(torch.nn.Parameter(_plain()), _plain().requires_grad_(), _plain())

@@ -71,7 +71,8 @@ def test_a_cold_kernel_is_refused_during_capture_and_the_remedy_works(bench: Any
     b.executor.variants.load(0, 16)
     b.driver.capturing = True
     # Outputs for such arrays cannot be allocated during capture, so only the preparation is asked for.
-    b.executor._preparer.call(Request("forward", framework_of(x), (x, x, x), None, None))
+    signature, _ = framework_of(x).signature((x, x, x), None)
+    b.executor._preparer.call(Request("forward", framework_of(x), (x, x, x), signature, None, None))
 
 
 def test_an_unaligned_view_is_refused_during_capture(bench: Any, array: Any) -> None:
