@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.arch import Arch
 from flashgen.errors import ArgumentError, EmulationError, LaunchError, PlanError
+from flashgen.launch.fixed_sizes import Sizes, check_sizes, fixed_sizes
 from flashgen.launch.variant import Variant
 from flashgen.making import TargetName, binary_of, make_variant
 from flashgen.plan.model import AttentionPlan, Role
@@ -107,7 +108,7 @@ class Kernel:
         v are that cache. No gradients are recorded.
         """
         if self._tensors:
-            captured = {**self._tensors, **(captured or {})}
+            captured = self._with_defaults(captured)
         executor = self._executor_made or self._executor()
         return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache)
 
@@ -158,9 +159,20 @@ class Kernel:
         """
         _check_flag("captured_gradients", captured_gradients)
         if self._tensors:
-            captured = {**self._tensors, **(captured or {})}
+            captured = self._with_defaults(captured)
         more = captured, captured_gradients, dlse, dropout, sequences
         return self.executor.backward(do, q, k, v, out, lse, scale, stream, *more)
+
+    def _with_defaults(self, captured: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The captured tensors of a call: those given, and those that the spec was made with."""
+        if not captured:
+            return self._tensors
+        check_sizes(self._fixed_sizes, captured)
+        return {**self._tensors, **captured}
+
+    @functools.cached_property
+    def _fixed_sizes(self) -> Sizes:
+        return fixed_sizes(self.spec)
 
     def warmup(
         self,

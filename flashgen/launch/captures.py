@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from flashgen.errors import ArgumentError
-from flashgen.expr import Index, Load, element_type, is_tensor, postorder
+from flashgen.expr import Const, Index, Load, element_type, is_tensor, postorder
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.call import Output
 from flashgen.plan.expressions import Expressions, captured
@@ -93,9 +93,10 @@ class Captures:
                 raise ArgumentError(f"captured[{info.name!r}] is on {info.where}, q on {q.where}; move it there")
         needed = {"b": problem.batch, "h": problem.heads_q, "q": problem.len_q, "k": problem.len_kv}
         shapes = {info.name: info.shape for info in infos}
+        is_empty = problem.batch * problem.heads_q * problem.len_q * problem.len_kv == 0
         for name, shape in shapes.items():
             # Kernels move an index that is out of range to the nearest element, so there must be one.
-            if 0 in shape and problem.batch * problem.heads_q * problem.len_q * problem.len_kv > 0:
+            if 0 in shape and not is_empty:
                 raise ArgumentError(f"captured[{name!r}] is empty, of shape {shape}; give it an element for each index")
         e = self._expressions
         roots = [root for root in (e.mask, e.score, e.sink) if root is not None]
@@ -108,6 +109,11 @@ class Captures:
                     raise ArgumentError(
                         f"captured[{node.tensor.name!r}] has {size} elements in dimension {axis}, which is indexed "
                         f"with {index.name}, and this call has {needed[index.name]}; give it as many"
+                    )
+                if isinstance(index, Const) and size <= index.value and not is_empty:
+                    raise ArgumentError(
+                        f"captured[{node.tensor.name!r}] has {size} elements in dimension {axis}, of which the kernel "
+                        f"reads element {index.value}; give it {index.value + 1} or more"
                     )
 
     def tables(self, infos: Sequence[ArrayInfo], stretch: int) -> tuple[Output, ...]:
