@@ -2,11 +2,13 @@
 
 torch has a registry of implementations of its flash attention operators. Activating one puts other functions
 under these operators; ``F.scaled_dot_product_attention``, torch.compile and ring attention call them as before.
+``F.scaled_dot_product_attention`` is overridden as well, for what these operators have no arguments for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from typing import Any
 
@@ -16,21 +18,22 @@ from flashgen.errors import ArgumentError, PlanError
 from flashgen.torch.function import rows_contiguous
 from flashgen.torch.kernels import NO_LIMITS, forward_kernel, is_emulating, kernel_for
 from flashgen.torch.programs import Limits
+from flashgen.torch.sdpa_function import DTYPES, LARGEST_HEAD, TOP_LEFT, scaled_dot_product_attention
 from flashgen.torch.switch import Switch
 
 _NAME = "flashgen"
 _FORWARD = "_scaled_dot_product_flash_attention"
 _BACKWARD = _FORWARD + "_backward"
+_FUNCTION = "scaled_dot_product_attention"
 _BOTTOM_RIGHT: Limits = (None, 0, None, None)
-_TOP_LEFT: Limits = (None, None, None, 0)
-_LARGEST_HEAD = 256
 
 
 def enable_sdpa() -> Switch:
     """Has ``F.scaled_dot_product_attention`` use flashgen, until the result's ``remove()`` or ``with`` ends.
 
-    What flashgen does not do (dropout, masks given as tensors, other dtypes) stays with torch's own kernels. Among
-    those that torch would choose from, flash attention comes first meanwhile.
+    flashgen takes the place of torch's flash attention, which comes first among torch's backends meanwhile. It also
+    takes masks given as tensors, dropout and float32. torch's own kernels compute everything else: other dtypes,
+    head dims above 256, nested tensors, function transforms, and calls where flash attention is disabled.
     """
     attention = torch.nn.attention
     if not hasattr(attention, "restore_flash_attention_impl"):
@@ -43,11 +46,12 @@ def enable_sdpa() -> Switch:
     if _NAME not in attention.list_flash_attention_impls():
         attention.register_flash_attention_impl(_NAME, register_fn=_Overrides)
     attention.activate_flash_attention_impl(_NAME)
-    priority = contextlib.ExitStack()
-    priority.enter_context(_flash_first())
+    settings = contextlib.ExitStack()
+    settings.enter_context(_flash_first())
+    settings.enter_context(_compiled_apart())
 
     def take_back() -> None:
-        priority.close()
+        settings.close()
         if attention.current_flash_attention_impl() == _NAME:
             attention.restore_flash_attention_impl()
             if before is not None:
@@ -70,6 +74,12 @@ def _flash_first() -> Any:
     return sdpa_kernel([backend for backend, is_on in enabled.items() if is_on], set_priority=True)
 
 
+def _compiled_apart() -> Any:
+    """Keeps torch.compile's caches on disk apart: their keys do not say what F.scaled_dot_product_attention calls."""
+    config: Any = importlib.import_module("torch.compiler.config")
+    return config.patch(cache_key_tag=f"{config.cache_key_tag}+{_NAME}")
+
+
 class _Overrides:
     """The functions under torch's operators, for as long as torch keeps this."""
 
@@ -77,6 +87,8 @@ class _Overrides:
         self._library: Any = torch.library.Library("aten", "IMPL")
         self._override(_FORWARD, "CUDA", _Flash.forward)
         self._override(_BACKWARD, "CUDA", _Flash.backward)
+        # A composite function is the same for all keys, of which one that names a device finds it.
+        self._override(_FUNCTION, "CompositeImplicitAutograd", scaled_dot_product_attention, under="CPU")
         if is_emulating():
             # torch itself has no kernel here; ring attention calls these on any device.
             self._override(_FORWARD, "CPU", _Flash.forward)
@@ -84,9 +96,9 @@ class _Overrides:
             self._override(_FORWARD + "_for_cpu", "CPU", _FlashForCpu.forward)
             self._override(_FORWARD + "_for_cpu_backward", "CPU", _FlashForCpu.backward)
 
-    def _override(self, name: str, key: str, function: Any) -> None:
+    def _override(self, name: str, key: str, function: Any, under: str | None = None) -> None:
         # Calling the operator again instead would come back here.
-        shadowed = _kernel_under(f"aten::{name}", key)
+        shadowed = _kernel_under(f"aten::{name}", under or key)
 
         def with_shadowed(keys: Any, *arguments: Any, **options: Any) -> Any:
             def otherwise() -> Any:
@@ -121,10 +133,10 @@ def _applies(q: Any, k: Any, v: Any, dropout_p: float) -> bool:
     """Whether flashgen computes this: the same for both passes, since either takes up the other's log-sum-exp."""
     return (
         dropout_p == 0.0
-        and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and q.dtype in DTYPES
         and q.dtype == k.dtype == v.dtype
         and q.dim() == k.dim() == v.dim() == 4
-        and max(q.shape[-1], v.shape[-1]) <= _LARGEST_HEAD
+        and max(q.shape[-1], v.shape[-1]) <= LARGEST_HEAD
         and (q.is_cuda or is_emulating())
     )
 
@@ -230,7 +242,7 @@ class _FlashForCpu:
     ) -> Any:
         if attn_mask is not None or not _applies(query, key, value, dropout_p):
             return otherwise()
-        found = _attend(query, key, value, _TOP_LEFT if is_causal else NO_LIMITS, scale)
+        found = _attend(query, key, value, TOP_LEFT if is_causal else NO_LIMITS, scale)
         if found is None:
             return otherwise()
         out, lse = found
@@ -253,6 +265,6 @@ class _FlashForCpu:
     ) -> Any:
         if attn_mask is not None or not _applies(query, key, value, dropout_p):
             return otherwise()
-        limits = _TOP_LEFT if is_causal else NO_LIMITS
+        limits = TOP_LEFT if is_causal else NO_LIMITS
         found = _differentiate(grad_out, query, key, value, out, logsumexp, limits, scale)
         return otherwise() if found is None else found

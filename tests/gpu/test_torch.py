@@ -232,10 +232,6 @@ def test_sdpa_is_computed_by_flashgen(plain_outputs: None, is_causal: bool, dtyp
             compiled = torch.compile(sdpa, fullgraph=True, backend="aot_eager")
             assert torch.equal(compiled(*x, is_causal=is_causal), found[0])
             before = len(calls)
-            # What flashgen does not do stays with torch.
-            assert sdpa(*x, dropout_p=0.5).shape == x[0].shape
-            assert sdpa(*x, attn_mask=torch.ones(200, 200, device="cuda").tril().bool()).isfinite().all()
-            assert len(calls) == before
         plain = run()
         assert len(calls) == before
     for a, b, c in zip(found, expected, plain, strict=True):

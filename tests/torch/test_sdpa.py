@@ -96,21 +96,6 @@ def test_within_itself_it_lasts_as_long_as_the_outer_one(calls: Any, inputs: Any
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"attn_mask": torch.ones(9, 12).tril().bool()}])
-def test_what_it_does_not_do_stays_with_torch(calls: Any, inputs: Any, options: Any) -> None:
-    arguments = heads_first(inputs)
-
-    def seeded() -> tuple[Any, ...]:
-        torch.manual_seed(0)
-        return forward_and_backward(*arguments, **options)
-
-    expected = seeded()
-    with fg.torch.enable_sdpa():
-        found = seeded()
-    assert calls == []
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 def test_double_precision_stays_with_torch(calls: Any) -> None:
     q = torch.randn(1, 2, 5, 16, dtype=torch.float64)
     with fg.torch.enable_sdpa():
