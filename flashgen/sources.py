@@ -74,7 +74,7 @@ def _packed(plan: AttentionPlan, digest: str) -> Binary:
     if f"{_templates_digest()} {_code_digest.__wrapped__()}" != digest:
         raise _ChangedMeanwhileError
     name = f"{plan.kernels[0].name} and its kin"
-    return Binary(name, plan.arch.name, json.dumps(kept).encode(), Resources(0, 0, 0, 0), 0.0, _KIND)
+    return Binary(name, plan.arch.name, json.dumps(kept).encode(), Resources(0, 0, 0, 0), 0.0, "", kind="sources")
 
 
 def _key(plan: AttentionPlan, digest: str) -> str:

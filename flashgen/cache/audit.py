@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from flashgen.cache import entry, tidy
 from flashgen.cache.guard import open_entry
 from flashgen.cache.report import BadFile, CacheInfo, CacheReport
 from flashgen.cache.store import Store, read_all
+from flashgen.compile.binary import DEFAULT_KIND
 from flashgen.errors import CacheError
 
 
 def info(store: Store) -> CacheInfo:
     """Count the entries; contents are not verified."""
     files = list(tidy.files_in(store.entries, tidy.ENTRY_SUFFIX))
-    builds = {_build_id(file) for file in files} - {""}
+    metas = [_meta(file) for file in files]
+    builds = {str(meta.get("build_id", "")) for meta in metas} - {""}
     return CacheInfo(
         root=store.root,
         entries=len(files),
         bytes=sum(file.status.st_size for file in files),
         bad=sum(1 for _ in tidy.files_in(store.bad, tidy.BAD_SUFFIX)),
         compilers=tuple(sorted(builds)),
+        kinds=dict(sorted(Counter(str(meta.get("kind", DEFAULT_KIND)) for meta in metas if meta).items())),
     )
 
 
@@ -48,23 +53,26 @@ def verify(store: Store) -> CacheReport:
 
 def clear(store: Store) -> int:
     """Remove every file of the cache, and nothing else; the number of entries removed."""
+    # Only old directories go: in a new one a compiler may be at work.
+    tidy.sweep_temporary(store.temporary)
     for directory, suffix in ((store.temporary, tidy.TEMPORARY_SUFFIX), (store.bad, tidy.BAD_SUFFIX)):
         for file in tidy.files_in(directory, suffix):
             tidy.remove(file)
     return sum(tidy.remove(file) for file in tidy.files_in(store.entries, tidy.ENTRY_SUFFIX))
 
 
-def _build_id(file: tidy.File) -> str:
+def _meta(file: tidy.File) -> dict[str, Any]:
+    """What an entry says about itself, unverified; nothing if it cannot be read."""
     try:
         with _looking_at(file) as descriptor:
-            # The front of the file only: a large cache is listed without reading its cubins.
+            # The front of the file only: a large cache is listed without reading its images.
             head = os.read(descriptor, 1 << 13)
             start, stop = entry.meta_span(head)
             if stop > len(head):
                 head += os.read(descriptor, stop - len(head))
-            return str(entry.read_meta(head[start:stop]).get("build_id", ""))
+            return entry.read_meta(head[start:stop])
     except (OSError, CacheError, entry.DamagedEntryError):
-        return ""
+        return {}
 
 
 @contextmanager

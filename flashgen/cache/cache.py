@@ -1,11 +1,14 @@
-"""The kernel cache: memory, then disk, then one compile among all threads and processes of the machine."""
+"""The kernel cache: memory, then disk, then one compile among all threads and processes of the machine.
+
+It keeps cubins, the sources they come from, and the libraries of the emulator.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -128,6 +131,19 @@ class Cache:
     def discard_source(self, source: KernelSource) -> None:
         """Forget the binary of ``source``, for whoever compiles it next."""
         self.discard(_key_of(source)[0])
+
+    @contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """A directory that nobody else can write to, for files on their way into or out of the cache."""
+        with ExitStack() as stack:
+            try:
+                path = stack.enter_context(self._store.workspace())
+            except OSError:
+                # Where the cache cannot be written, which a publication reports.
+                import tempfile
+
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashgen-")))
+            yield path
 
     def info(self) -> CacheInfo:
         """The number and size of the entries on disk, and which compilers made them."""

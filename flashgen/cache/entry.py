@@ -1,4 +1,4 @@
-"""One cache entry as bytes: a checksummed header, a little JSON, the cubin. Loading one runs no code."""
+"""One cache entry as bytes: a checksummed header, a little JSON, the image. Decoding one runs no code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flashgen.compile.binary import Binary
 
 MAGIC = b"flashgen"
-#: Magic, schema, bytes of JSON, bytes of cubin, key, and the sha256 of all other bytes of the file.
+#: Magic, schema, bytes of JSON, bytes of image, key, and the sha256 of all other bytes of the file.
 _HEADER = struct.Struct(">8sIIQ32s32s")
 _UNSIGNED_HEADER_BYTES = _HEADER.size - 32
 #: A corrupt length must not make us read a terabyte of holes; real entries are below a few MiB.
@@ -29,6 +29,7 @@ class DamagedEntryError(Exception):
 def encode(key: str, binary: Binary, build_id: str) -> bytes:
     """The bytes of the file that holds ``binary`` under ``key``."""
     meta = {
+        "kind": binary.kind,
         "name": binary.name,
         "arch": binary.arch,
         "registers": binary.resources.registers,
@@ -49,7 +50,7 @@ def encode(key: str, binary: Binary, build_id: str) -> bytes:
 
 def decode(key: str, data: bytes) -> Binary:
     """The binary in ``data``, after every byte has been verified."""
-    from flashgen.compile.binary import Binary, Resources
+    from flashgen.compile.binary import DEFAULT_KIND, Binary, Resources
 
     meta_bytes = verify(key, data)
     start = _HEADER.size
@@ -67,6 +68,8 @@ def decode(key: str, data: bytes) -> Binary:
             ),
             compile_seconds=float(_typed(meta, "compile_seconds", (int, float))),
             log=_typed(meta, "log", str),
+            # Entries of earlier versions name no kind.
+            kind=_typed({"kind": DEFAULT_KIND, **meta}, "kind", str),
         )
     except (KeyError, TypeError) as error:
         raise DamagedEntryError(f"its description is incomplete ({error})") from None

@@ -1,9 +1,10 @@
-"""Who may have written what we are about to load: a cubin from the cache runs with the caller's rights."""
+"""Who may have written what we are about to load: code from the cache runs with the caller's rights."""
 
 from __future__ import annotations
 
 import os
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 from flashgen import settings
@@ -11,6 +12,68 @@ from flashgen.errors import CacheError
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _SHARE = "set FLASHGEN_CACHE_SHARED=1 to trust everyone who can write there"
+
+
+def check_root(path: Path) -> None:
+    """Raise CacheError when someone else could have put files into ``path``, or another directory in its place.
+
+    Whoever can write to a directory above it can rename what lies there. A sticky directory, such as /tmp, is safe:
+    there only owners rename.
+    """
+    # First, because this also finds links that lead in a circle.
+    check_directory(path)
+    if not settings.cache_shared():
+        if path.is_symlink():
+            _check_above(path.parent / os.readlink(path), set())
+        _check_above(path, set())
+
+
+def _check_above(path: Path, checked: set[Path]) -> None:
+    """Check the directories that lead to ``path``, and those that lead to where links among them point."""
+    for directory in path.parents:
+        if directory in checked:
+            return
+        checked.add(directory)
+        status = os.lstat(directory)
+        _require_trusted_owner(directory, status)
+        if stat.S_ISLNK(status.st_mode):
+            # The name below the target only makes the target itself one of the directories above.
+            _check_above(directory.parent / os.readlink(directory) / path.name, checked)
+        elif _others_can_write(status) and not status.st_mode & stat.S_ISVTX:
+            raise CacheError(
+                f"{directory}, a directory above the cache, has mode {stat.S_IMODE(status.st_mode):04o}, so other"
+                f" users can rename what is in it and put a cache of theirs there; run `chmod go-w '{directory}'`,"
+                f" set FLASHGEN_CACHE_DIR to a directory elsewhere, or {_SHARE}"
+            )
+
+
+def _require_trusted_owner(directory: Path, status: os.stat_result) -> None:
+    # The owner of / is root, also in a user namespace that shows root as nobody.
+    if status.st_uid not in (os.geteuid(), 0, os.stat("/").st_uid):
+        raise CacheError(
+            f"{directory}, a directory above the cache, belongs to user {status.st_uid}, not to you (user"
+            f" {os.geteuid()}) or root, who can rename what is in it and put a cache of theirs there; set"
+            f" FLASHGEN_CACHE_DIR to a directory elsewhere, or {_SHARE}"
+        )
+
+
+def _others_can_write(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid)
+
+
+@lru_cache(maxsize=64)
+def _is_private_group(group: int) -> bool:
+    """Whether the group is the user's own and nobody else's, as where new files get mode 0664."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group != 0 and found.gr_name == user.pw_name and user.pw_gid == group and set(found.gr_mem) <= {user.pw_name}
 
 
 def check_directory(path: Path) -> None:

@@ -17,6 +17,8 @@ class CacheInfo:
     bad: int
     #: The compiler builds that made the entries.
     compilers: tuple[str, ...]
+    #: How many of the entries are cubins, rendered sources, and libraries of the emulator.
+    kinds: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The cache directory: one file per entry, published whole or not at all, checked whenever it is read.
 
     <root>/entries/<key>.entry   what get() finds
-    <root>/tmp/*.tmp             entries being written
+    <root>/tmp/*.tmp             entries being written, and directories for work in progress
     <root>/bad/*.bad             damaged entries, kept for inspection
 
 OSError leaves these functions as it is; the cache above decides that no fault of the disk reaches its caller.
@@ -13,13 +13,14 @@ import errno
 import os
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashgen import settings
 from flashgen.cache import entry, tidy
-from flashgen.cache.guard import check_directory, open_entry
+from flashgen.cache.guard import check_directory, check_root, open_entry
 from flashgen.cache.talk import warn
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Store:
         """The binary of ``key``; None when there is none, or it was damaged (and is now out of the way)."""
         path = self.path(key)
         try:
-            check_directory(self.root)
+            check_root(self.root)
             check_directory(self.entries)
             descriptor = open_entry(path)
         except FileNotFoundError:
@@ -68,9 +69,7 @@ class Store:
     def publish(self, key: str, binary: Binary, build_id: str) -> None:
         """Put ``binary`` under ``key``; readers see the old state or the whole entry, also after a crash."""
         mode = self._make_directories()
-        # Process id and random bytes: neither two threads nor two hosts may meet in one temporary file.
-        name = f"{key[:16]}.{os.getpid()}.{os.urandom(8).hex()}{tidy.TEMPORARY_SUFFIX}"
-        path = self.temporary / name
+        path = self._temporary_path(key[:16])
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         try:
@@ -91,6 +90,21 @@ class Store:
         _sync_directory(self.entries)
         self._keep_tidy(key)
 
+    @contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """A directory that only we can write to, gone afterwards; one of a killed process is swept later."""
+        self._make_directories()
+        path = self._temporary_path("work")
+        os.mkdir(path, 0o700)
+        try:
+            yield path
+        finally:
+            tidy.remove_tree(path)
+
+    def _temporary_path(self, label: str) -> Path:
+        # Process id and random bytes: neither two threads nor two hosts may meet in one temporary file.
+        return self.temporary / f"{label}.{os.getpid()}.{os.urandom(8).hex()}{tidy.TEMPORARY_SUFFIX}"
+
     def set_aside(self, path: Path, status: os.stat_result | None = None) -> str:
         """Move an entry to ``bad/``, and say in words what became of it."""
         target = self.bad / f"{path.stem}.{os.urandom(4).hex()}{tidy.BAD_SUFFIX}"
@@ -107,9 +121,9 @@ class Store:
     def _make_directories(self) -> int:
         """Make what is missing; the mode for new files."""
         if not self.root.is_dir():
-            self.root.parent.mkdir(parents=True, exist_ok=True)
+            _make_parents(self.root)
             _make_directory(self.root, 0o700)
-        check_directory(self.root)
+        check_root(self.root)
         mode = self._directory_mode()
         for directory in (self.entries, self.temporary):
             _make_directory(directory, mode)
@@ -158,6 +172,13 @@ def _touch(descriptor: int) -> None:
         # Read-only caches and other users' entries cannot be touched; they can be used all the same.
         with suppress(OSError):
             os.utime(descriptor, ns=(now, status.st_mtime_ns))
+
+
+def _make_parents(path: Path) -> None:
+    """Make what is missing above ``path``, ours alone: under some umasks others could write to it otherwise."""
+    if not path.parent.is_dir():
+        _make_parents(path.parent)
+        _make_directory(path.parent, 0o700)
 
 
 def _make_directory(path: Path, mode: int) -> None:

@@ -45,10 +45,14 @@ def files_in(directory: Path, suffix: str) -> Iterator[File]:
 
 
 def sweep_temporary(directory: Path) -> None:
-    """Remove temporary files that a killed process left behind."""
+    """Remove temporary files and directories that a killed process left behind."""
     oldest = time.time() - _TEMPORARY_SECONDS
     for file in files_in(directory, TEMPORARY_SUFFIX):
-        if file.status.st_mtime < oldest:
+        if file.status.st_mtime >= oldest:
+            continue
+        if stat.S_ISDIR(file.status.st_mode):
+            remove_tree(file.path)
+        else:
             remove(file)
 
 
@@ -69,6 +73,14 @@ def evict(directory: Path, limit: int, *, keep: str) -> None:
         # The limit is soft: the kernel in use stays, even if it alone is larger.
         if file.path.name != keep and remove(file):
             total -= file.status.st_size
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory of our own and what is in it, as far as that can be done; links are not followed."""
+    # Imported here: a warm build has no use for it.
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def remove(file: File) -> bool:

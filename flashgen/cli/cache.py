@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +17,13 @@ from flashgen.cli.builder import builds_in
 from flashgen.cli.exits import Exit
 from flashgen.cli.help import Command, Group
 
+if TYPE_CHECKING:
+    from flashgen.cache import CacheInfo
+
 app = typer.Typer(help="Look at, check or empty the kernel cache.", no_args_is_help=True, cls=Group)
 
+#: The kinds of entries, for people.
+KINDS = {"cubin": "cubins", "sources": "rendered sources", "library": "emulator libraries"}
 COLUMNS = ("name", "arch", "registers", "spills", "compile", "size", "created", "key")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -54,7 +59,7 @@ def cached_kernels(root: Path) -> Iterator[CachedKernel]:
             head = os.read(descriptor, 1 << 17)
             start, stop = entry.meta_span(head)
             meta = entry.read_meta(head[start:stop])
-            # A kernel has registers; what else the cache keeps (rendered text) has none.
+            # A kernel has registers; what else the cache keeps (sources, libraries of the emulator) has none.
             if meta["registers"]:
                 yield _cached_kernel(meta, file.path.stem, file.status.st_size)
         except (OSError, KeyError, TypeError, ValueError, entry.DamagedEntryError):
@@ -118,12 +123,18 @@ def info(json: Json = False) -> None:
     talk.print_rows(
         [
             ("directory", str(found.root)),
-            ("entries", str(found.entries)),
+            ("entries", _counted(found)),
             ("size", f"{found.bytes / 2**20:.1f} MiB"),
             ("damaged", f"{found.bad} moved aside"),
             ("compilers", "\n".join(found.compilers)),
         ]
     )
+
+
+def _counted(found: CacheInfo) -> str:
+    """How many entries there are, and of which kinds."""
+    kinds = ", ".join(f"{count} {KINDS.get(kind, kind)}" for kind, count in found.kinds.items())
+    return f"{found.entries} ({kinds})" if kinds else str(found.entries)
 
 
 @app.command(cls=Command)
@@ -140,7 +151,7 @@ def verify() -> None:
 
 @app.command(cls=Command)
 def clear() -> None:
-    """Remove all cached kernels, and the files of builds without --out."""
+    """Remove all cached kernels and emulator libraries, and the files of builds without --out."""
     from flashgen.cache import default_cache
 
     cache = default_cache()

@@ -82,11 +82,11 @@ def gpus() -> Finding:
 def cache() -> Finding:
     """The cache directory: safe, writable, and its entries."""
     from flashgen.cache import Cache
-    from flashgen.cache.guard import check_directory
+    from flashgen.cache.guard import check_root
 
     root = settings.cache_dir()
     try:
-        check_directory(root)
+        check_root(root)
     except FileNotFoundError:
         return Finding("cache", "ok", f"{root} (not made yet)")
     except (CacheError, OSError) as error:
@@ -95,7 +95,7 @@ def cache() -> Finding:
         remedy = "kernels are compiled anew in each process; set FLASHGEN_CACHE_DIR to a writable directory"
         return Finding("cache", "missing", f"{root} cannot be written", remedy)
     info = Cache(root).info()
-    detail = f"{root}: {info.entries} kernels, {info.bytes / 2**20:.1f} MiB"
+    detail = f"{root}: {info.entries} entries, {info.bytes / 2**20:.1f} MiB"
     if info.bad:
         return Finding("cache", "ok", f"{detail}, {info.bad} damaged ones moved aside", "see: flashgen cache info")
     return Finding("cache", "ok", detail)

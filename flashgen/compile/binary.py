@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: What most images are; the others are "sources" and "library".
+DEFAULT_KIND: Final = "cubin"
 
 
 class Resources(NamedTuple):
@@ -25,14 +28,15 @@ class Resources(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A compiled kernel."""
+    """A compiled kernel, or what else is made of a plan once and kept: its sources, a library of the emulator."""
 
     name: str
-    #: Full name, such as ``sm_90a``.
+    #: Full name, such as ``sm_90a``; of the emulator's libraries the processor's, such as ``x86_64``.
     arch: str
-    #: The cubin.
+    #: What ``kind`` says.
     image: bytes = field(repr=False)
     resources: Resources
     compile_seconds: float
     #: What the compiler said: warnings and the resource report.
     log: str = field(repr=False)
+    kind: str = DEFAULT_KIND

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
+import platform
 import re
-import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from flashgen import settings
-from flashgen.cache.guard import check_directory
+from flashgen.cache import default_cache
+from flashgen.compile.binary import Binary, Resources
 from flashgen.emulator.toolchain import RUNTIME_FLAGS, Toolchain, find_toolchain
 from flashgen.render.paths import include_dir
 from flashgen.render.source import code_of
@@ -22,15 +22,26 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"', re.MULTILINE)
 _ENTRY = '\n#line 1 "flashgen emulator entry"\nFLASHGEN_EMU_ENTRY({name})\n'
 
 
-def runtime_library() -> Path:
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A shared library that was built, and where the cache has it."""
+
+    key: str
+    binary: Binary
+
+
+def runtime_library() -> Library:
     """The shared library that carries out the primitives, built if need be."""
     tools = find_toolchain()
     include = include_dir()
     files = [file for file in sorted(_RUNTIME.iterdir()) + _headers(include) if file.is_file()]
     key = _runtime_key(tools, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
-    # Kernels ask for the runtime by this name, and find the one that the process has loaded.
-    name = f"libflashgen-emulator-{key}.so"
-    return _cached(name, lambda output: _build_runtime(tools, include, name, output))
+    return _cached(key, "emulator runtime", tools, lambda output: _build_runtime(tools, include, _soname(key), output))
+
+
+def _soname(key: str) -> str:
+    """The runtime's name: kernels ask for it by that, and find the one that the process has loaded."""
+    return f"libflashgen-emulator-{key[:32]}.so"
 
 
 @functools.lru_cache(maxsize=4)
@@ -39,17 +50,24 @@ def _runtime_key(tools: Toolchain, files: tuple[tuple[Path, int, int], ...]) -> 
     return _digest((tools.identity, *tools.flags, *RUNTIME_FLAGS), (path.read_bytes() for path, _, _ in files))
 
 
-def kernel_library(name: str, text: str, *, race: bool = False) -> Path:
+def kernel_library(name: str, text: str, *, race: bool = False) -> Library:
     """The shared library of one kernel, built if need be; ``race`` makes it tell of its loads and stores."""
     tools = find_toolchain()
     include = include_dir()
     runtime = runtime_library()
     source = text + _ENTRY.format(name=name)
     flags = (*tools.kernel_flags, f"-I{include}", *(tools.hook_flags if race else ()))
-    libraries = (str(runtime), *tools.kernel_link_flags, *(tools.hook_link_flags if race else ()))
+    link_flags = (*tools.kernel_link_flags, *(tools.hook_link_flags if race else ()))
     contents = (_nameless(code_of(source), name).encode(), *(path.read_bytes() for path in _included(source, include)))
-    key = _digest((tools.identity, *tools.flags, *flags, runtime.name), contents)
-    return _cached(f"kernel-{key}.so", lambda output: _build_kernel(tools, flags, libraries, name, source, output))
+    key = _digest((tools.identity, *tools.flags, *flags, *link_flags, runtime.key), contents)
+
+    def build(output: Path) -> None:
+        # The linker wants to see the runtime that the kernel will find loaded.
+        linked = output.with_name(_soname(runtime.key))
+        linked.write_bytes(runtime.binary.image)
+        _build_kernel(tools, flags, (str(linked), *link_flags), name, source, output)
+
+    return _cached(key, name, tools, build)
 
 
 def _nameless(code: str, name: str) -> str:
@@ -83,7 +101,7 @@ def _digest(words: Sequence[str], contents: Iterable[bytes]) -> str:
     for data in (*(word.encode() for word in words), *contents):
         digest.update(len(data).to_bytes(8, "big"))
         digest.update(data)
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
 
 
 def _build_runtime(tools: Toolchain, include: Path, name: str, output: Path) -> None:
@@ -106,56 +124,22 @@ def _build_kernel(
 ) -> None:
     text, machine_code = output.with_suffix(".cpp"), output.with_suffix(".o")
     text.write_text(source)
-    try:
-        # Two steps: told of the hooks, the compiler would link its own sanitizer.
-        tools.run((*flags, "-c", str(text), "-o", str(machine_code)), f"kernel {name}")
-        tools.run((str(machine_code), *libraries, "-o", str(output)), f"kernel {name}")
-    finally:
-        text.unlink()
-        machine_code.unlink(missing_ok=True)
+    # Two steps: told of the hooks, the compiler would link its own sanitizer.
+    tools.run((*flags, "-c", str(text), "-o", str(machine_code)), f"kernel {name}")
+    tools.run((str(machine_code), *libraries, "-o", str(output)), f"kernel {name}")
 
 
-def _cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The file ``name`` of the emulator's cache, which ``build`` writes where it is told if it is missing."""
-    directory = _directory()
-    path = directory / name
-    if path.is_file():
-        return path
-    # Other processes may build the same file now; each publishes a whole one, and the last rename wins.
-    temporary = directory / f"tmp-{os.getpid()}-{os.urandom(6).hex()}.so"
-    try:
-        build(temporary)
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return path
+def _cached(key: str, name: str, tools: Toolchain, build: Callable[[Path], None]) -> Library:
+    """The library of a key, which ``build`` writes where it is told if the cache does not have it."""
+    cache = default_cache()
 
+    def make() -> Binary:
+        start = time.perf_counter()
+        with cache.workspace() as directory:
+            output = directory / "library.so"
+            build(output)
+            image = output.read_bytes()
+        seconds = time.perf_counter() - start
+        return Binary(name, platform.machine(), image, Resources(0, 0, 0, 0), seconds, "", kind="library")
 
-def _directory() -> Path:
-    """The cache directory for libraries: the user's own and nobody else's, since we run what lies there."""
-    root = settings.cache_dir()
-    directory = root / "emulator"
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        root.mkdir(mode=0o700, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        writable = os.access(directory, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        return _private_directory()
-    check_directory(root)
-    check_directory(directory)
-    return directory
-
-
-@functools.lru_cache(maxsize=1)
-def _private_directory() -> Path:
-    """Where no cache can be written: a directory that lives as long as this process."""
-    return Path(_private_directory_handle().name)
-
-
-@functools.lru_cache(maxsize=1)
-def _private_directory_handle() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="flashgen-emulator-")
+    return Library(key, cache.obtain(key, make, build_id=tools.version)[0])

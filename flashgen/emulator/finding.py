@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from typing import TypeAlias, TypedDict, cast
 
 from flashgen.emulator.library import PlaceRecord, ReportRecord
+from flashgen.emulator.loading import image_of
 from flashgen.errors import EmulationError
 
 #: Files of the emulator itself; people look for their own lines.
@@ -92,11 +94,15 @@ def _called_from(place: PlaceRecord) -> list[str]:
 def _inlined_places(place: PlaceRecord) -> list[str]:
     """The chain of inlined calls at the place's code address, innermost first; empty where no tool tells."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
-    if not place.library or not place.code_offset or tool is None:
+    image = image_of(_text(place.library))
+    if image is None or not place.code_offset or tool is None:
         return []
-    command = [tool, "-i", "-e", _text(place.library), hex(place.code_offset)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so") as library:
+            library.write(image)
+            library.flush()
+            command = [tool, "-i", "-e", library.name, hex(place.code_offset)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = (line.split(" (discriminator")[0].strip() for line in done.stdout.splitlines())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flashgen.emulator.build import kernel_library
@@ -18,6 +18,7 @@ from flashgen.emulator.library import (
     launch_lock,
     load_runtime,
 )
+from flashgen.emulator.loading import load_library
 from flashgen.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class _Build:
     params_bytes: int
 
 
-def _load(path: Path) -> _Build:
-    library = ctypes.CDLL(str(path))
+def _load(name: str, text: str, race: bool) -> _Build:
+    library = load_library(partial(kernel_library, name, text, race=race))
     entry = ctypes.cast(library.flashgen_emu_entry, ctypes.c_void_p).value
     return _Build(library, entry, ctypes.c_uint.in_dll(library, "flashgen_emu_params_bytes").value)
 
@@ -143,7 +144,7 @@ class EmulatedKernel:
 
     def _build(self, race: bool) -> _Build:
         if race not in self._builds:
-            self._builds[race] = _load(kernel_library(self.name, self._text, race=race))
+            self._builds[race] = _load(self.name, self._text, race)
         return self._builds[race]
 
 

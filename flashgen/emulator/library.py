@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
-from pathlib import Path
 
 from flashgen.emulator.build import runtime_library
+from flashgen.emulator.loading import load_library
 
 #: Names of the schedules, by the numbers of ``FlashgenEmuSchedule``.
 SCHEDULES = {"sequential": 0, "reverse": 1, "random": 2, "priority": 3}
@@ -76,12 +75,7 @@ class ReportRecord(ctypes.Structure):
 
 def load_runtime() -> ctypes.CDLL:
     """The runtime, loaded once per process and build."""
-    return _load_runtime(runtime_library())
-
-
-@functools.lru_cache(maxsize=4)
-def _load_runtime(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    library = load_library(runtime_library)
     library.flashgen_emu_launch.argtypes = (ctypes.POINTER(LaunchRecord), ctypes.POINTER(ReportRecord))
     library.flashgen_emu_launch.restype = ctypes.c_int
     return library

@@ -25,6 +25,12 @@ def test_a_binary_survives_the_round_trip(make_binary):
     assert decode(KEY, encode(KEY, binary, "build")) == binary
 
 
+@pytest.mark.parametrize("kind", ["cubin", "sources", "library"])
+def test_an_entry_says_what_its_image_is(make_binary, kind):
+    binary = dataclasses.replace(make_binary(), kind=kind)
+    assert decode(KEY, encode(KEY, binary, "build")).kind == kind
+
+
 def test_an_empty_image_survives_the_round_trip(make_binary):
     assert decode(KEY, encode(KEY, make_binary(size=0), "build")).image == b""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flashgen.cache import Cache
+from flashgen.cache import Cache, guard
 from flashgen.errors import CacheError
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
@@ -141,3 +144,87 @@ def test_verify_lists_what_would_be_refused(cache: Cache, path, make_binary):
     report = cache.verify()
     assert (report.good, report.ok) == (1, False)
     assert "mode 0666" in report.bad[0].reason
+
+
+@pytest.fixture
+def way(tmp_path: Path, make_binary) -> list[Path]:
+    """A cache below two directories: the upper one, the lower one, the root."""
+    upper = tmp_path / "upper"
+    cache = Cache(upper / "lower" / "cache")
+    cache.put(KEY, make_binary())
+    return [upper, upper / "lower", cache.root]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o707, 0o2775])
+@pytest.mark.parametrize("which", [0, 1], ids=["upper", "lower"])
+def test_a_directory_above_the_cache_in_which_others_can_rename_is_refused(way, monkeypatch, make_binary, which, mode):
+    way[which].chmod(mode)
+    assert_refused(way[2], f"{way[which]}, a directory above the cache, has mode .*chmod go-w")
+    with pytest.raises(CacheError):
+        Cache(way[2]).put("1" * 64, make_binary())
+    monkeypatch.setenv("FLASHGEN_CACHE_SHARED", "1")
+    assert Cache(way[2]).get(KEY) == make_binary()
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755, 0o711])
+def test_a_directory_above_the_cache_where_only_owners_rename_is_accepted(way, make_binary, mode):
+    way[1].chmod(mode)
+    assert Cache(way[2]).get(KEY) == make_binary()
+
+
+@needs_root
+@pytest.mark.parametrize("which", [0, 1], ids=["upper", "lower"])
+def test_a_directory_above_the_cache_that_belongs_to_another_user_is_refused(way, monkeypatch, make_binary, which):
+    os.chown(way[which], 12345, -1)
+    assert_refused(way[2], "a directory above the cache, belongs to user 12345, not to you")
+    monkeypatch.setenv("FLASHGEN_CACHE_SHARED", "1")
+    assert Cache(way[2]).get(KEY) == make_binary()
+
+
+@pytest.mark.parametrize("linked", ["root", "above"])
+def test_where_a_link_leads_must_be_as_safe_as_the_link(way, tmp_path, make_binary, linked):
+    link = tmp_path / "link"
+    link.symlink_to(way[2] if linked == "root" else way[1])
+    root = link if linked == "root" else link / "cache"
+    assert Cache(root).get(KEY) == make_binary()
+    way[0].chmod(0o777)
+    assert_refused(root, f"{way[0]}, a directory above the cache")
+
+
+@needs_root
+def test_somebody_elses_link_above_the_cache_is_refused(way, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(way[1])
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert_refused(link / "cache", "belongs to user 12345")
+
+
+@needs_root
+def test_a_directory_that_only_its_users_own_group_can_write_is_accepted(way, monkeypatch, make_binary):
+    user = SimpleNamespace(pw_name="ada", pw_gid=4321)
+    members: list[str] = []
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="ada" if gid == 4321 else "x", gr_mem=members)
+    )
+    os.chown(way[1], 0, 4321)
+    way[1].chmod(0o775)
+    guard._is_private_group.cache_clear()
+    try:
+        assert Cache(way[2]).get(KEY) == make_binary()
+        members.append("eve")
+        guard._is_private_group.cache_clear()
+        assert_refused(way[2], "mode 0775")
+    finally:
+        guard._is_private_group.cache_clear()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002])
+def test_what_is_made_above_the_cache_is_ours_alone(tmp_path, make_binary, umask):
+    before = os.umask(umask)
+    try:
+        cache = Cache(tmp_path / "new" / "newer" / "cache")
+        cache.put(KEY, make_binary())
+        assert Cache(cache.root).get(KEY) == make_binary()
+    finally:
+        os.umask(before)

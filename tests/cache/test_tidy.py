@@ -113,3 +113,40 @@ def test_eviction_by_many_processes_at_once_harms_nobody(cache, make_binary, mak
     assert children.wait_all() == [0] * 4
     assert cache.verify().ok
     assert 1 <= cache.info().entries <= 9
+
+
+def test_a_workspace_is_private_and_gone_afterwards(cache: Cache):
+    before = os.umask(0)
+    try:
+        with cache.workspace() as directory:
+            assert directory.parent == cache.root / "tmp"
+            assert directory.stat().st_mode & 0o777 == 0o700
+            (directory / "file").write_text("x")
+    finally:
+        os.umask(before)
+    assert list((cache.root / "tmp").iterdir()) == []
+
+
+def test_without_a_disk_for_the_cache_a_workspace_is_elsewhere(tmp_path):
+    (tmp_path / "file").write_text("")
+    with Cache(tmp_path / "file" / "cache").workspace() as directory:
+        (directory / "file").write_text("x")
+        assert directory.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists()
+
+
+def test_the_workspace_of_a_killed_process_is_swept_and_a_new_one_stays(cache: Cache, make_binary, make_key, children):
+    def die_at_work():
+        with cache.workspace() as directory:
+            (directory / "file").write_text("x")
+            os.kill(os.getpid(), 9)
+
+    for _ in range(2):
+        children.wait(children.run(die_at_work))
+    old, new = (cache.root / "tmp").iterdir()
+    os.utime(old, (0, 0))
+    # Only the first publication of a process sweeps.
+    Cache(cache.root).put(make_key(1), make_binary())
+    assert list((cache.root / "tmp").iterdir()) == [new]
+    cache.clear()
+    assert new.exists()

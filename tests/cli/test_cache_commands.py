@@ -46,7 +46,8 @@ def test_info_counts_entries(flashgen: Any, machine: list[Any], own_cache: Path)
     info = json.loads(flashgen("cache", "info", "--json").out)
     assert info["root"] == str(own_cache)
     assert info["entries"] == len(entries(own_cache)) > 0
-    assert f"entries    {info['entries']}" in flashgen("cache", "info").out
+    assert info["kinds"] == {"cubin": 1, "sources": 1}
+    assert f"entries    {info['entries']} (1 cubins, 1 rendered sources)" in flashgen("cache", "info").out
 
 
 def test_verify_finds_a_flipped_bit_and_ends_with_1(flashgen: Any, machine: list[Any], own_cache: Path) -> None:

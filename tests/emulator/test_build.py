@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.emulator.build import kernel_library, runtime_library
+from flashgen.cache import default_cache
+from flashgen.emulator.build import Library, kernel_library, runtime_library
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
 from flashgen.errors import CacheError, CompileError, LaunchError
 from flashgen.render.paths import include_dir
@@ -27,12 +28,19 @@ def text(step: int) -> str:
     return TEXT.replace("STEP", str(step))
 
 
-def test_a_kernel_is_built_once_per_text(monkeypatch: Any) -> None:
-    first = kernel_library("thing", text(1))
-    stamp = first.stat().st_mtime_ns
+def result_of(kernel: EmulatedKernel) -> int:
+    """What the kernel makes of 5."""
+    out = np.zeros(1, np.int32)
+    kernel.launch(1, struct.pack("Qi4x", out.ctypes.data, 5), [Buffer("out", out.ctypes.data, 4, True)])
+    return int(out[0])
+
+
+def test_a_kernel_is_built_once_per_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = kernel_library("thing", text(1)), kernel_library("thing", text(2))
+    assert other.key != first.key
+    default_cache()._memory.clear()
+    monkeypatch.setattr("flashgen.emulator.build._build_kernel", lambda *parts: pytest.fail("built again"))
     assert kernel_library("thing", text(1)) == first
-    assert first.stat().st_mtime_ns == stamp
-    assert kernel_library("thing", text(2)) != first
 
 
 def test_a_kernel_is_built_anew_when_a_header_that_it_reads_has_changed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -77,7 +85,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """Names of the kernels that are built from now on, and whether for race mode."""
     found = []
 
-    def noted(name: str, code: str, *, race: bool) -> Path:
+    def noted(name: str, code: str, *, race: bool) -> Library:
         found.append((name, race))
         return kernel_library(name, code, race=race)
 
@@ -155,9 +163,7 @@ def test_nothing_is_loaded_from_a_directory_that_others_can_write(
 def test_a_cache_that_cannot_be_made_costs_nothing_but_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     # The runtime takes longest to build, and always the same way.
-    runtime = runtime_library()
-    monkeypatch.setattr("flashgen.emulator.build._build_runtime", lambda *parts: shutil.copyfile(runtime, parts[-1]))
+    image = runtime_library().binary.image
+    monkeypatch.setattr("flashgen.emulator.build._build_runtime", lambda *parts: parts[-1].write_bytes(image))
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert kernel_library("thing", text(3)).is_file()
-    assert runtime_library().is_file()
-    assert runtime_library() != runtime
+    assert result_of(EmulatedKernel("thing", text(3), threads=32)) == 8
