@@ -59,6 +59,11 @@ VARIABLES: dict[str, Variable] = {
             "directory whose <kernel name>.cu replaces the rendered source",
         ),
         Variable("FLASHGEN_CXX", "the first of c++, g++, clang++ found", "C++ compiler of the emulator"),
+        Variable(
+            "FLASHGEN_SPIN_LIMIT",
+            "10",
+            "seconds of CPU time that emulated threads may spin before it is a livelock; 0 for no limit",
+        ),
     )
 }
 
@@ -87,16 +92,12 @@ def cache_shared() -> bool:
 
 def lock_timeout() -> float:
     """Seconds to wait for another process that compiles the same kernel, before compiling it here too."""
-    text = _read("FLASHGEN_LOCK_TIMEOUT")
-    if text is None:
-        return 600.0
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise _wrong("FLASHGEN_LOCK_TIMEOUT", text, "a number of seconds that is not negative, such as 600")
-    return seconds
+    return _seconds("FLASHGEN_LOCK_TIMEOUT", 600.0)
+
+
+def spin_limit() -> float:
+    """Seconds of processor time that emulated threads may run while nothing comes of it; 0 for no limit."""
+    return _seconds("FLASHGEN_SPIN_LIMIT", 10.0)
 
 
 def dump_dir() -> Path | None:
@@ -134,6 +135,19 @@ def _directory(name: str) -> Path | None:
     if occupied:
         raise _wrong(name, text, "the path of a directory; a file is there now")
     return path
+
+
+def _seconds(name: str, default: float) -> float:
+    text = _read(name)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e9:
+        raise _wrong(name, text, f"a number of seconds that is not negative, such as {default:g}")
+    return seconds
 
 
 def _flag(name: str) -> bool:

@@ -62,6 +62,7 @@ def test_sizes_may_have_units(monkeypatch: pytest.MonkeyPatch, text: str, size: 
         ("FLASHGEN_LOCK_TIMEOUT", "-1", settings.lock_timeout),
         ("FLASHGEN_LOCK_TIMEOUT", "nan", settings.lock_timeout),
         ("FLASHGEN_LOCK_TIMEOUT", "inf", settings.lock_timeout),
+        ("FLASHGEN_SPIN_LIMIT", "-1", settings.spin_limit),
         ("FLASHGEN_CACHE_SHARED", "maybe", settings.cache_shared),
         ("FLASHGEN_CACHE_DIR", "/dev/null", settings.cache_dir),
         ("FLASHGEN_DUMP_DIR", "/dev/null", settings.dump_dir),

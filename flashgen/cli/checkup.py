@@ -143,6 +143,7 @@ def environment() -> Finding:
         settings.lock_timeout,
         settings.dump_dir,
         settings.override_dir,
+        settings.spin_limit,
     ):
         try:
             read()

@@ -115,6 +115,7 @@ def _build_runtime(tools: Toolchain, include: Path, name: str, output: Path) -> 
         str(output),
         "-ldl",
         "-lpthread",
+        "-lrt",
     )
     tools.run(options, "the emulator's runtime")
 

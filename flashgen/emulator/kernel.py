@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from flashgen import settings
 from flashgen.emulator.build import kernel_library
 from flashgen.emulator.finding import emulation_error
 from flashgen.emulator.library import (
@@ -134,6 +135,7 @@ class EmulatedKernel:
             cooperative=cooperative,
             buffers=records,
             buffer_count=len(buffers),
+            spin_nanoseconds=round(settings.spin_limit() * 1e9),
         )
         report = ReportRecord()
         with launch_lock:

@@ -45,6 +45,7 @@ class LaunchRecord(ctypes.Structure):
         ("cooperative", ctypes.c_int32),
         ("buffers", ctypes.POINTER(BufferRecord)),
         ("buffer_count", ctypes.c_int32),
+        ("spin_nanoseconds", ctypes.c_uint64),
     )
 
 

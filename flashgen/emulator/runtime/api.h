@@ -34,6 +34,8 @@ struct FlashgenEmuLaunch {
   int32_t cooperative;
   const FlashgenEmuBuffer* buffers;
   int32_t buffer_count;
+  // For so much processor time threads may run while nothing comes of it; 0: for ever.
+  uint64_t spin_nanoseconds;
 };
 
 // Who was where. Unknown numbers are -1, an unknown file is empty, an unknown code address is 0.

@@ -100,6 +100,7 @@ void flashgen_emu_tma_load(unsigned destination, const void* map, unsigned barri
                            const int* at, int rank, FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
+  made_progress();
   issue_load(transfer_of_box(destination, map, at, rank, "tma_load"), barrier, blocks, "tma_load");
   maybe_yield();
 }
@@ -108,6 +109,7 @@ void flashgen_emu_bulk_load(unsigned destination, const void* source, unsigned b
                             FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
+  made_progress();
   issue_load(transfer_of_bytes(destination, source, bytes, "bulk_load"), barrier, 0, "bulk_load");
   maybe_yield();
 }

@@ -161,6 +161,7 @@ void flashgen_emu_tma_store(const void* map, unsigned source, int adds, const in
   Transfer transfer = transfer_of_box(source, map, at, rank, what);
   transfer.box.is_stored = true;
   issue_store(transfer, adds != 0, what);
+  made_progress();
   maybe_yield();
 }
 
@@ -170,6 +171,7 @@ void flashgen_emu_bulk_store(void* destination, unsigned source, unsigned bytes,
   FLASHGEN_EMU_NOTE_SITE();
   const char* what = adds ? "bulk_reduce_add" : "bulk_store";
   issue_store(transfer_of_bytes(source, destination, bytes, what), adds != 0, what);
+  made_progress();
   maybe_yield();
 }
 

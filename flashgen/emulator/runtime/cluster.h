@@ -245,5 +245,6 @@ void flashgen_emu_cluster_store(unsigned address, const unsigned* values, int co
   const ClusterRange range = cluster_range(self(), address, bytes, bytes, "cluster_store");
   watch_cluster(self(), range, bytes, How::store);
   memcpy(range.pointer, values, bytes);
+  made_progress();
   maybe_yield();
 }

@@ -64,6 +64,7 @@ void flashgen_emu_cp_async(unsigned destination, const void* source, unsigned by
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
   issue_copy(destination, source, bytes, valid_bytes);
+  made_progress();
 }
 
 void flashgen_emu_cp_async_commit(FlashgenEmuSite site) {
@@ -87,6 +88,7 @@ void flashgen_emu_reduce_add(float* address, const float* values, int count, Fla
   check_global(address, bytes, bytes, true, "reduce_add");
   if (runtime.launch.race) watch_global(self(), address, bytes, How::reduce_add, call_before(self().code));
   for (int i = 0; i < count; ++i) address[i] += values[i];
+  made_progress();
   maybe_yield();
 }
 
@@ -97,6 +99,7 @@ void flashgen_emu_reduce_add_u64(unsigned long long* address, unsigned long long
   check_global(address, 8, 8, true, "reduce_add");
   if (runtime.launch.race) watch_global(self(), address, 8, How::reduce_add, call_before(self().code));
   *address += value;
+  made_progress();
   maybe_yield();
 }
 

@@ -6,6 +6,7 @@
 #include <ucontext.h>
 
 #include "memory.h"
+#include "spin.h"
 #include "stacks.h"
 
 namespace flashgen::emu {
@@ -87,7 +88,9 @@ inline void describe_fault() {
   const Site site = runtime.current != nullptr ? runtime.current->site : Site{nullptr, 0};
   const char* verb = fault.write == 1 ? "a store to" : fault.write == 0 ? "a load from" : "an access to";
   char place[256];
-  if (fault.signal == SIGFPE) {
+  if (runtime.overdue) {
+    report_fault("livelock", {nullptr, 0}, kLivelock, spin_seconds(), describe_deadlock());
+  } else if (fault.signal == SIGFPE) {
     report_fault("division by zero", site, "an integer division by zero, which gives garbage on a GPU");
   } else if (fault.signal == SIGILL) {
     report_fault("crash", site,

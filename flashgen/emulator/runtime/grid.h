@@ -1,11 +1,11 @@
 // Blocks that wait for each other through global memory, and grids that wait for earlier ones.
 //
-// A load_acquire lets everybody else run first: loops around one would never end otherwise. Earlier grids are
-// modelled late: they may still write, or read, the buffers from_primary until some thread has waited for
-// them. Those of these that this grid may write are NaN until then; the others may lie where stores trap, and
-// keep what they hold. In race mode each thread that touches one of either kind must have waited, or know of
-// it by a barrier. That a later grid may start early changes nothing that this one sees, so
-// griddep_launch_dependents does nothing.
+// A load_acquire, or an atomic_add of 0, lets everybody else run first: loops around one would never end
+// otherwise. Earlier grids are modelled late: they may still write, or read, the buffers from_primary until
+// some thread has waited for them. Those of these that this grid may write are NaN until then; the others may
+// lie where stores trap, and keep what they hold. In race mode each thread that touches one of either kind
+// must have waited, or know of it by a barrier. That a later grid may start early changes nothing that this
+// one sees, so griddep_launch_dependents does nothing.
 #pragma once
 #include <fcntl.h>
 
@@ -26,10 +26,22 @@ struct Polling {
 
 inline Polling polling;
 
-inline void describe_poll(const Thread& thread, char* text, size_t size) {
+inline void describe_look(const Thread& thread, const char* by, char* text, size_t size) {
   char place[200];
   describe_address(thread.polled, place, sizeof place);
-  snprintf(text, size, "load_acquire of %s, which keeps its value", place);
+  snprintf(text, size, "%s of %s, which keeps its value", by, place);
+}
+inline void describe_poll(const Thread& thread, char* text, size_t size) {
+  describe_look(thread, "load_acquire", text, size);
+}
+inline void describe_atomic_poll(const Thread& thread, char* text, size_t size) {
+  describe_look(thread, "atomic_add of nothing", text, size);
+}
+
+inline bool polls(const Thread& thread) {
+  return thread.state == State::waiting &&
+         (thread.describe == describe_poll || thread.describe == describe_atomic_poll ||
+          thread.describe == describe_turn);
 }
 
 // Who looks at what, and what there is to see.
@@ -38,7 +50,9 @@ inline u64 digest_of_pollers() {
   for (const Block& block : runtime.blocks) {
     if (block.live == 0) continue;
     for (const Thread& thread : block.threads) {
-      if (thread.state != State::waiting || thread.describe != describe_poll) continue;
+      if (!polls(thread)) continue;
+      // What a thread sees whose turn has ended is not known: as long as there are such, there is hope.
+      if (thread.describe == describe_turn) return polling.last + 1;
       u32 value;
       memcpy(&value, reinterpret_cast<const void*>(thread.polled), sizeof value);
       for (const u64 word : {reinterpret_cast<u64>(&thread), reinterpret_cast<u64>(thread.code),
@@ -58,16 +72,16 @@ inline Thread* wake_pollers() {
   for (Block& block : runtime.blocks) {
     if (block.live == 0) continue;
     for (Thread& thread : block.threads) {
-      if (thread.state == State::waiting && thread.describe == describe_poll) make_ready(thread);
+      if (polls(thread)) make_ready(thread);
     }
   }
   return find_ready();
 }
 
-inline void let_others_run(const void* address) {
+inline void let_others_run(const void* address, Description describe) {
   if (runtime.randomised && one_in(2)) return;
   self().polled = reinterpret_cast<u64>(address);
-  park(describe_poll);
+  park(describe);
 }
 
 // ---- Releasing and acquiring (race mode): by address, what those knew who released there
@@ -170,6 +184,8 @@ unsigned flashgen_emu_atomic_add_u32(unsigned* address, unsigned value, int rele
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
   watch_atomic(address, sizeof *address, true, How::atomic_add);
+  // To add nothing is to look.
+  value == 0 ? let_others_run(address, describe_atomic_poll) : made_progress();
   const unsigned before = *address;
   *address = before + value;
   if (runtime.launch.race && release) release_at(self(), address, true);
@@ -183,6 +199,7 @@ float flashgen_emu_atomic_add_f32(float* address, float value, FlashgenEmuSite s
   watch_atomic(address, sizeof *address, true, How::atomic_add);
   const float before = *address;
   *address = before + value;
+  made_progress();
   maybe_yield();
   return before;
 }
@@ -192,6 +209,7 @@ void flashgen_emu_atomic_or(unsigned* address, unsigned bits, FlashgenEmuSite si
   FLASHGEN_EMU_NOTE_SITE();
   watch_atomic(address, sizeof *address, true, How::atomic_or);
   *address |= bits;
+  made_progress();
   maybe_yield();
 }
 
@@ -200,6 +218,7 @@ void flashgen_emu_store_release(unsigned* address, unsigned value, FlashgenEmuSi
   FLASHGEN_EMU_NOTE_SITE();
   watch_atomic(address, sizeof *address, true, How::store_release);
   *address = value;
+  made_progress();
   if (runtime.launch.race) release_at(self(), address, false);
   maybe_yield();
 }
@@ -208,7 +227,7 @@ unsigned flashgen_emu_load_acquire(const unsigned* address, FlashgenEmuSite site
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
   check_global(address, sizeof *address, sizeof *address, false, "load_acquire");
-  let_others_run(address);
+  let_others_run(address, describe_poll);
   watch_atomic(address, sizeof *address, false, How::load_acquire);
   if (runtime.launch.race) acquire_at(self(), address);
   return *address;

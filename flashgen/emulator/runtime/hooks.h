@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "race.h"
+#include "spin.h"
 
 namespace flashgen::emu {
 
@@ -52,6 +53,7 @@ inline void on_access(const void* pointer, size_t bytes, bool write, bool aligne
   const auto address = reinterpret_cast<u64>(pointer);
   if (thread == nullptr || address - thread->stack < kStackBytes || is_own(*thread, address) || bytes == 0)
     return;
+  if (runtime.overdue) report_livelock_at(*thread, code);
   check_access(*thread, address, static_cast<u32>(bytes), write, aligned, code);
 }
 

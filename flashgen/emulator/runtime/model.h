@@ -215,6 +215,12 @@ struct Runtime {
   bool awaits_primary;
   // Race mode: mbarriers or the async proxy are in use.
   bool async_clocks;
+  // Grows whenever a thread starts, returns, or stores or copies by a primitive. Calls of primitives that may
+  // follow without that before a thread must let others run; and whether the launch has been without it for
+  // too long.
+  u64 progress;
+  i64 calls_left;
+  volatile bool overdue;
   // Questions whether a phase has ended, in all and since one last did.
   u64 questions;
   u64 fruitless_questions;

@@ -8,6 +8,8 @@
 
 namespace flashgen::emu {
 
+void end_turn();
+
 inline void set_code(FlashgenEmuPlace& place, const void* code) {
   place.code_offset = 0;
   Dl_info info;
@@ -98,7 +100,8 @@ inline bool same_site(const Site& a, const Site& b) {
 
 }  // namespace flashgen::emu
 
-// Every primitive starts with this: it notes where the running thread is.
-#define FLASHGEN_EMU_NOTE_SITE()     \
-  flashgen::emu::self().site = site; \
-  flashgen::emu::self().code = __builtin_return_address(0)
+// Every primitive starts with this: it notes where the running thread is, and lets others run now and then.
+#define FLASHGEN_EMU_NOTE_SITE()                            \
+  flashgen::emu::self().site = site;                        \
+  flashgen::emu::self().code = __builtin_return_address(0); \
+  if (--flashgen::emu::runtime.calls_left < 0) flashgen::emu::end_turn()

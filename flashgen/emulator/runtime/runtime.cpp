@@ -11,7 +11,9 @@
 #include "named_barrier.h"
 #include "products.h"
 #include "registers.h"
+#include "spin.h"
 #include "warp.h"
+#include "watchdog.h"
 #include "wgmma.h"
 
 FlashgenEmuThread* flashgen_emu_thread = nullptr;
@@ -30,6 +32,7 @@ namespace flashgen::emu {
   thread.site = {nullptr, 0};
   thread.code = nullptr;
   thread.state = State::done;
+  made_progress();
   thread.warp->live &= ~(1u << thread.lane);
   if (thread.warp->arrived != 0) {
     fail("divergent collective",
@@ -79,6 +82,7 @@ static void start_thread(Block& block, i32 index, size_t stack) {
 static void start_block(size_t place, i64 index) {
   Block& block = runtime.blocks[place];
   const i32 threads = runtime.launch.threads;
+  made_progress();
   block.index = index;
   block.live = threads;
   block.barrier = {};
@@ -230,6 +234,7 @@ static bool prepare_launch(const FlashgenEmuLaunch& launch) {
   runtime.random_state = launch.seed * 0x9e3779b97f4a7c15ull + 0x1234567ull;
   if (runtime.random_state == 0) runtime.random_state = 1;
   runtime.questions = runtime.fruitless_questions = 0;
+  runtime.overdue = false;
   runtime.async_clocks = false;
   forget_bulk_copies();
   choose_order();
@@ -251,6 +256,7 @@ int flashgen_emu_launch(const FlashgenEmuLaunch* launch, FlashgenEmuReport* repo
   runtime.current = nullptr;
   if (!prepare_launch(*launch)) return 1;
   FaultGuard guard;
+  Watchdog watchdog(*launch);
   if (sigsetjmp(fault_return, 1) == 0) {
     in_kernel = true;
     run_grid();

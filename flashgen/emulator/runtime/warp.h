@@ -231,6 +231,7 @@ void flashgen_emu_stmatrix(unsigned address, const unsigned* registers, int coun
                            FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
+  made_progress();
   meet(WarpOp::stmatrix, {.a = registers, .value = address, .form = {count, transposed}});
 }
 
