@@ -95,9 +95,9 @@ class EmulatedKernel:
 
         ``threads`` and ``smem_bytes`` are the plan's unless given. ``schedule`` says in which order threads
         run: sequential, reverse, random or priority, the last two drawn from ``seed``. ``resident`` blocks
-        run at the same time, by default one, and two under the schedules drawn from a seed. ``cluster`` blocks,
-        neighbours along x, form a cluster and are resident together. ``cooperative=True`` makes all blocks
-        resident. Without ``buffers``, global addresses are not checked.
+        run at the same time, by default one; two in race mode and under the schedules drawn from a seed.
+        ``cluster`` blocks, neighbours along x, form a cluster and are resident together. ``cooperative=True``
+        makes all blocks resident. Without ``buffers``, global addresses are not checked.
 
         ``race=True`` runs a build that tells of each load and store: unordered accesses of shared memory or,
         by several blocks, of writable buffers; reads of shared memory that nobody wrote; bytes used while a
@@ -119,7 +119,7 @@ class EmulatedKernel:
         )
         grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
         if resident is None:
-            resident = cluster * (2 if schedule in ("random", "priority") else 1)
+            resident = cluster * (2 if race or schedule in ("random", "priority") else 1)
         request = LaunchRecord(
             entry=build.entry,
             params=aligned,

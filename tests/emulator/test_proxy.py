@@ -304,3 +304,87 @@ def test_a_block_reads_what_an_earlier_launch_of_it_stored(run: Any) -> None:
         if (t == 0) {{ bulk_store(out, data, 64); bulk_commit(); bulk_wait_read<0>(); }}"""
         passes(run, body, out=out)
         assert (out == value).all()
+
+
+# ---- What other blocks wrote
+
+WRITES = {
+    "store": "if (t == 0) for (int i = 0; i < 16; ++i) sums[i] = 5;",
+    "reduction": "if (t == 0) for (int i = 0; i < 16; ++i) reduce_add(sums + i, 5.0f);",
+    "bulk store": "if (t == 0) { bulk_store(sums, data, 64); bulk_commit(); bulk_wait<0>(); }",
+    "bulk reduction": "if (t == 0) { bulk_reduce_add(sums, data, 64); bulk_commit(); bulk_wait<0>(); }",
+}
+READS = {
+    "load": "mbarrier_arrive_expect_tx(bar, 64); bulk_load(data, sums, 64, bar); mbarrier_wait(bar, 0);",
+    "reduction": "bulk_reduce_add(sums, data, 64); bulk_commit(); bulk_wait<0>();",
+    "store": "bulk_store(sums, data, 64); bulk_commit(); bulk_wait<0>();",
+}
+BLOCKS = """if (t < 16) f[t] = 5;
+fence_proxy_async();
+block_sync();
+if (block_idx_x() == 0) {{
+  {write}
+  {writer}
+  if (t == 0) store_release(flag, 1u);
+}} else {{
+  if (t == 0) while (load_acquire(flag) == 0) {{}}
+  {reader}
+  block_sync();
+  if (t == 32) {{ {read} }}
+}}"""
+
+
+def blocks(write: str, read: str, writer: str = "", reader: str = "") -> str:
+    return BLOCKS.format(write=WRITES[write], read=READS[read], writer=writer, reader=reader)
+
+
+def two_blocks() -> dict[str, Any]:
+    return {"blocks": 2, "cooperative": True, "sums": floats(16), "flag": np.zeros(1, np.uint32)}
+
+
+@pytest.mark.parametrize("fence", ["fence_proxy_async", "fence_proxy_async_global"])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("read", READS)
+def test_a_fence_behind_the_acquire_shows_what_another_block_wrote(run: Any, write: str, read: str, fence: str) -> None:
+    body = blocks(write, read, reader=f"if (t == 0) {fence}();")
+    for schedule in SCHEDULES:
+        run(SETUP + body, smem=1024, threads=64, race=True, schedule=schedule, seed=3, **two_blocks())
+
+
+@pytest.mark.parametrize(
+    "fences",
+    [
+        {},
+        # The block that uses the async proxy is not the one with the fence.
+        {"writer": "fence_proxy_async();"},
+        # Shared memory is not what the other block wrote.
+        {"reader": "if (t == 0) fence_proxy_async_shared();"},
+        # This thread knows nothing yet.
+        {"reader": "if (t == 32) fence_proxy_async();"},
+    ],
+)
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("read", READS)
+def test_without_such_a_fence_it_need_not_be_seen(run: Any, write: str, read: str, fences: dict[str, str]) -> None:
+    for schedule in SCHEDULES:
+        with pytest.raises(EmulationError) as caught:
+            run(
+                SETUP + blocks(write, read, **fences),
+                smem=1024,
+                threads=64,
+                race=True,
+                schedule=schedule,
+                seed=3,
+                **two_blocks(),
+            )
+        assert str(caught.value).startswith("missing fence:")
+        assert "call fence_proxy_async in this block, after the acquire" in str(caught.value)
+
+
+def test_ordinary_reads_of_what_another_block_copied_need_no_fence(run: Any) -> None:
+    body = blocks("bulk reduction", "load").replace(READS["load"], "seen[0] = sums[3];")
+    seen = floats(1)
+    for schedule in SCHEDULES:
+        options = {"smem": 1024, "threads": 64, "race": True, "schedule": schedule, "seed": 3}
+        run(SETUP + body, seen=seen, **options, **two_blocks())
+        assert seen[0] == 5

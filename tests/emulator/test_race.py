@@ -40,7 +40,7 @@ def test_both_sides_of_a_race_are_named(run: Any) -> None:
         "  the store:",
         "  at kernels/test.cu:2",
         "  by block 0, warp 0, lane 3 (thread 3)",
-        "  in kernel kernel_under_test, schedule='sequential', seed=0, race=True, resident=1",
+        "  in kernel kernel_under_test, schedule='sequential', seed=0, race=True, resident=2",
     ]
 
 

@@ -39,7 +39,7 @@ inline void start_clocks(Block& block) {
     Thread& thread = block.threads[i];
     thread.clocks = &block.clocks[i * stride];
     thread.clocks[own_index(thread)] = 1;
-    thread.foreign = nullptr;
+    thread.foreign = {};
   }
 }
 
@@ -58,7 +58,7 @@ inline void synchronise(Thread* first, Thread* last, const Predicate& takes_part
   const u32 count = clock_count();
   static std::vector<u32> joined;
   joined.assign(count, 0);
-  Knowledge foreign;
+  ForeignKnowledge foreign;
   for (Thread* thread = first; thread != last; ++thread) {
     if (!takes_part(*thread)) continue;
     learn(joined.data(), thread->clocks, count);

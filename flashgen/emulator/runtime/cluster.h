@@ -16,8 +16,8 @@ struct Cluster {
   // Race mode: what those know who have arrived since, and who had the last time.
   std::vector<u32> arriving;
   std::vector<u32> complete;
-  Knowledge foreign_arriving;
-  Knowledge foreign_complete;
+  ForeignKnowledge foreign_arriving;
+  ForeignKnowledge foreign_complete;
 };
 
 inline std::vector<Cluster> clusters;
@@ -61,7 +61,7 @@ inline void complete_cluster_barrier(Block& block) {
     cluster.complete.swap(cluster.arriving);
     cluster.arriving.assign(clock_stride(), 0);
     cluster.foreign_complete = std::move(cluster.foreign_arriving);
-    cluster.foreign_arriving = nullptr;
+    cluster.foreign_arriving = {};
   }
   for (u32 rank = 0; rank < cluster_size(); ++rank) {
     for (Thread& thread : block_of_rank(block, rank).threads) {

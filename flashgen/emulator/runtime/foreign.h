@@ -19,6 +19,13 @@ struct Foreign {
 
 using Knowledge = std::shared_ptr<const Foreign>;
 
+// What a thread knows of other blocks, and what of that the async proxy of its own block would see: a fence
+// shows things to that of the block it is in, and to no other.
+struct ForeignKnowledge {
+  Knowledge known;
+  Knowledge seen_by_async;
+};
+
 inline void learn(Foreign& mine, i64 block, const u32* clocks, size_t count) {
   std::vector<u32>& known = mine.blocks[block];
   if (known.size() < count) known.resize(count, 0);
@@ -34,6 +41,11 @@ inline void learn(Knowledge& mine, const Knowledge& others) {
   auto both = std::make_shared<Foreign>(*mine);
   for (const auto& [block, clocks] : others->blocks) learn(*both, block, clocks.data(), clocks.size());
   mine = std::move(both);
+}
+
+inline void learn(ForeignKnowledge& mine, const ForeignKnowledge& others) {
+  learn(mine.known, others.known);
+  learn(mine.seen_by_async, others.seen_by_async);
 }
 
 inline bool knows(const Knowledge& knowledge, i64 block, u32 agent, u32 clock) {

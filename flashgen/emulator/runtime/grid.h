@@ -96,7 +96,7 @@ inline void release_at(Thread& thread, const void* address, bool continues) {
   for (u32 rank = 0; rank < cluster_size(); ++rank)
     learn(*known, first + rank, thread.clocks + rank * agents, agents);
   Knowledge all = std::move(known);
-  learn(all, thread.foreign);
+  learn(all, thread.foreign.known);
   Knowledge& there = released[reinterpret_cast<u64>(address)];
   if (continues) learn(all, there);
   there = std::move(all);
@@ -106,7 +106,7 @@ inline void release_at(Thread& thread, const void* address, bool continues) {
 inline void acquire_at(Thread& thread, const void* address) {
   const auto found = released.find(reinterpret_cast<u64>(address));
   if (found == released.end()) return;
-  learn(thread.foreign, found->second);
+  learn(thread.foreign.known, found->second);
   for (const auto& [block, clocks] : found->second->blocks) {
     if (block == kPrimaryGrids || !same_cluster(block, thread.block->index)) continue;
     learn(thread.clocks + clock_index(block, 0), clocks.data(), agents_of_block());
@@ -175,7 +175,7 @@ inline void wait_for_primary() {
     known->blocks[kPrimaryGrids] = {1};
     return known;
   }();
-  learn(self().foreign, done);
+  learn(self().foreign.known, done);
 }
 
 }  // namespace flashgen::emu

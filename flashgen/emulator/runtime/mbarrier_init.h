@@ -87,8 +87,8 @@ void flashgen_emu_fence_mbarrier_init(FlashgenEmuSite site) {
   maybe_yield();
 }
 
-void flashgen_emu_fence_proxy_async(FlashgenEmuSite site) {
+void flashgen_emu_fence_proxy_async(int global, FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
-  if (runtime.launch.race) fence_async(self());
+  if (runtime.launch.race) fence_async(self(), global != 0);
 }

@@ -110,8 +110,8 @@ struct Thread : FlashgenEmuThread {
   bool asks;
   u64 asked;
   bool phase_ended;
-  // Race mode: what it knows of blocks beyond its cluster; null: nothing.
-  Knowledge foreign;
+  // Race mode: what it knows of blocks beyond its cluster.
+  ForeignKnowledge foreign;
   u64 stack;  // its lowest address
   // Race mode: up to when this thread knows of each agent of its cluster; its own entry is its clock.
   u32* clocks;
@@ -135,7 +135,7 @@ struct Barrier {
 // Race mode: what a thread knew when it told others.
 struct Message {
   std::vector<u32> clocks;
-  Knowledge foreign;
+  ForeignKnowledge foreign;
 };
 
 // Where some threads of a block meet, or pass without waiting.

@@ -24,15 +24,22 @@ struct AsyncAccess {
   }
 };
 
-// The async proxy, used by the thread from now on, sees all ordinary accesses that the thread knows of.
-inline void fence_async(Thread& thread) {
+// The async proxy, used by the thread from now on, sees all that the thread knows of. What other blocks wrote
+// lies in global memory, which not every fence is for.
+inline void fence_async(Thread& thread, bool global) {
   keep_async_clocks();
   learn(thread.clocks + async_index(0), thread.clocks, basic_clocks());
+  if (global) learn(thread.foreign.seen_by_async, thread.foreign.known);
   begin_epoch(thread);
 }
 
+// Whatever another block wrote by, a fence of the block that uses the async proxy must follow it.
 inline bool seen_by_async(const Epoch& write, const Thread& thread) {
-  if (is_async(write.how) || !same_cluster(write.block, thread.block->index)) return true;
+  if (!same_cluster(write.block, thread.block->index)) {
+    const auto agent = static_cast<u32>(write.thread);
+    return knows(thread.foreign.seen_by_async, write.block, agent, write.clock);
+  }
+  if (is_async(write.how)) return true;
   const u32 index = clock_index(write.block, static_cast<u32>(write.thread));
   return runtime.async_clocks && thread.clocks[async_index(index)] >= write.clock;
 }
@@ -40,6 +47,13 @@ inline bool seen_by_async(const Epoch& write, const Thread& thread) {
 [[noreturn]] inline void report_unfenced(const Access& access, const Epoch& write) {
   char bytes[256];
   describe_bytes(access, bytes, sizeof bytes);
+  if (!same_cluster(write.block, access.thread.block->index)) {
+    report_access(
+        access, &write, "missing fence",
+        "a %s of %u bytes at %s touches bytes of another block's %s that the async proxy of this block "
+        "need not have seen; call fence_proxy_async in this block, after the acquire",
+        name_of(access.how), access.bytes, bytes, name_of(write.how));
+  }
   report_access(
       access, &write, "missing fence",
       "a %s of %u bytes at %s touches bytes of an ordinary %s that the async proxy need not have seen; "

@@ -74,7 +74,7 @@ inline bool same_cluster(i64 a, i64 b) {
 inline bool ordered(const Epoch& earlier, const Thread& thread) {
   const auto agent = static_cast<u32>(earlier.thread);
   if (!same_cluster(earlier.block, thread.block->index))
-    return knows(thread.foreign, earlier.block, agent, earlier.clock);
+    return knows(thread.foreign.known, earlier.block, agent, earlier.clock);
   if (earlier.mbarrier != 0) return thread.clocks[phase_index(earlier.mbarrier - 1u)] >= earlier.clock;
   if (thread.clocks[clock_index(earlier.block, agent)] >= earlier.clock) return true;
   if (earlier.block != thread.block->index) return false;
@@ -264,7 +264,7 @@ inline void require_primary_done(Thread& thread, const void* pointer, How how, c
   if (!runtime.awaits_primary) return;
   const auto address = reinterpret_cast<u64>(pointer);
   const FlashgenEmuBuffer* buffer = buffer_of(address, 1);
-  if (buffer == nullptr || !buffer->from_primary || knows(thread.foreign, kPrimaryGrids, 0, 1)) return;
+  if (buffer == nullptr || !buffer->from_primary || knows(thread.foreign.known, kPrimaryGrids, 0, 1)) return;
   char place[256];
   describe_address(address, place, sizeof place);
   thread.site = {nullptr, 0};

@@ -205,6 +205,11 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "Hopper, backward, causal": (AttentionSpec(128, mask=causal()), (300, 330), {"arch": "sm_90a"}),
     "Hopper, backward, held keys": (AttentionSpec(96), (100, 200), {"arch": "sm_90a"}),
     "Hopper, backward, ordered": (AttentionSpec(128, deterministic=True), (300, 300), {"arch": "sm_90a"}),
+    "Hopper, backward, causal, ordered": (
+        AttentionSpec(128, mask=causal(), deterministic=True),
+        (300, 330),
+        {"arch": "sm_90a"},
+    ),
     # Two tiles of keys for each head, with one tile of queries, so that nothing but the rings holds the producer back.
     "Hopper, backward, short": (AttentionSpec(128), (60, 600), {"arch": "sm_90a"}),
     # Sums for one head at a time, for which five heads wait.

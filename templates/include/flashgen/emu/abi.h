@@ -81,7 +81,8 @@ void flashgen_emu_mbarrier_expect_tx(unsigned barrier, unsigned bytes, int arriv
 // Whether the phase has ended; always true unless it only `asks`.
 int flashgen_emu_mbarrier_wait(unsigned barrier, unsigned parity, int asks, FlashgenEmuSite);
 void flashgen_emu_fence_mbarrier_init(FlashgenEmuSite);
-void flashgen_emu_fence_proxy_async(FlashgenEmuSite);
+// `global`: not for shared memory alone.
+void flashgen_emu_fence_proxy_async(int global, FlashgenEmuSite);
 
 // `at`: coordinates, as many as `rank`. `blocks`: a bit for each rank of the cluster, 0 for no multicast.
 void flashgen_emu_tma_load(unsigned destination, const void* map, unsigned barrier, unsigned blocks,

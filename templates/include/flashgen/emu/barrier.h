@@ -49,8 +49,8 @@ FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity, FLASHGEN_EMU
 }
 
 FLASHGEN_DEVICE void fence_mbarrier_init(FLASHGEN_EMU_SITE) { flashgen_emu_fence_mbarrier_init(site); }
-FLASHGEN_DEVICE void fence_proxy_async(FLASHGEN_EMU_SITE) { flashgen_emu_fence_proxy_async(site); }
-FLASHGEN_DEVICE void fence_proxy_async_shared(FLASHGEN_EMU_SITE) { flashgen_emu_fence_proxy_async(site); }
-FLASHGEN_DEVICE void fence_proxy_async_global(FLASHGEN_EMU_SITE) { flashgen_emu_fence_proxy_async(site); }
+FLASHGEN_DEVICE void fence_proxy_async(FLASHGEN_EMU_SITE) { flashgen_emu_fence_proxy_async(1, site); }
+FLASHGEN_DEVICE void fence_proxy_async_shared(FLASHGEN_EMU_SITE) { flashgen_emu_fence_proxy_async(0, site); }
+FLASHGEN_DEVICE void fence_proxy_async_global(FLASHGEN_EMU_SITE) { flashgen_emu_fence_proxy_async(1, site); }
 
 }  // namespace flashgen
