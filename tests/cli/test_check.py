@@ -207,6 +207,16 @@ def test_ctrl_c_while_a_case_is_made_smaller_still_reports_it(
     assert flashgen(*command_of(result.err)[1:]).code == 130
 
 
+def test_a_kernel_that_spins_is_a_livelock(flashgen: Any, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_SPIN_LIMIT", "0.1")
+    plant("Line 7:", "block_sync();", "for (volatile int i = 0;; i = 1) {}")
+    result = flashgen("check", *OPTIONS, "--seed", "1")
+    assert result.code == 1
+    assert "livelock on sm_80 on the emulator" in result.err
+    assert "  at kernels/forward.cu.j2:" in result.err
+    assert command_of(result.err)[-1] == "Sq=1 Sk=1"
+
+
 def test_a_gpu_gets_the_arrays_as_they_are_laid_out(flashgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a GPU made of nothing: what is asked of it, and that its results are judged."""
     from flashgen import oracle
