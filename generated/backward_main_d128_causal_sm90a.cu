@@ -4390,11 +4390,13 @@ FLASHGEN_DEVICE void report(const Params& p, u8* base, Thread self) {
         while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) != static_cast<u32>(p.q_tiles)) {
         }
       }
+      // Another block's copy engine cleared the sums, and this block's adds to them.
+      fence_proxy_async_global();
     }
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(shared.may_add());
     head_before = head;
-#line 31
+#line 33
     tile_at.advance();
   }
 }
