@@ -40,7 +40,7 @@ class DType(NamedTuple):
 
 FP16 = DType("fp16", "half_t", 2, 2.0**-11, ("fp16", "float16", "half", "f16"))
 BF16 = DType("bf16", "bfloat16_t", 2, 2.0**-8, ("bf16", "bfloat16"))
-FP32 = DType("fp32", "float", 4, 2.0**-24, ("fp32", "float32", "float", "f32"))
+FP32 = DType("fp32", "float32_t", 4, 2.0**-24, ("fp32", "float32", "float", "f32"))
 FP64 = DType("fp64", "double", 8, 2.0**-53, ("fp64", "float64", "double", "f64"))
 
 DTYPES: dict[str, DType] = {d.name: d for d in (FP16, BF16, FP32)}

@@ -111,9 +111,12 @@ class _Retitled(KernelSource):
     @property
     def text(self) -> str:
         """The comment and the code."""
+        from flashgen.render.contents import contents
         from flashgen.render.summary import header
 
-        return header(self.plan) + self._code
+        top = header(self.plan)
+        table = contents(top.count("\n"), self._code.split("\n"))
+        return top + "".join(f"{line}\n" for line in table) + self._code
 
     @property
     def code(self) -> str:

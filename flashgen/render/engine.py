@@ -19,25 +19,33 @@ from flashgen.errors import CompileError
 from flashgen.plan.model import KernelPlan
 from flashgen.render import paths
 from flashgen.render.amalgamate import Line, amalgamate
+from flashgen.render.contents import contents
 from flashgen.render.layout import align_comments, camel, trailing_comment
 from flashgen.render.line_directives import with_directives
 from flashgen.render.literals import literal
 from flashgen.render.marks import LineMarks, read_marks
+from flashgen.render.prune import prune
 from flashgen.render.source import Origin
 from flashgen.render.summary import summary
 
 
-def rendered_lines(plan: KernelPlan) -> list[Line]:
-    """The lines of the source of a plan, each with the template line it came from."""
+def rendered_lines(plan: KernelPlan, *, everything: bool = False) -> list[Line]:
+    """The lines of the source of a plan, each with the template line it came from.
+
+    ``everything`` also prints what the kernel does not reach, for tests of the difference.
+    """
     name = f"kernels/{plan.template}"
     try:
         marked = environment(paths.templates_dir()).get_template(name).render(plan=plan)
     except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise _template_error(name, error) from error
-    lines = with_directives(amalgamate(read_marks(marked, name)))
+    lines = amalgamate(read_marks(marked, name))
+    lines = with_directives(lines if everything else prune(lines))
     while lines and not lines[-1][0]:
         lines.pop()
-    return lines
+    top = next((number for number, (text, _) in enumerate(lines) if not text.startswith("//")), len(lines))
+    table = contents(top, [text for text, _ in lines[top:]])
+    return [*lines[:top], *((text, Origin(name, 1)) for text in table), *lines[top:]]
 
 
 @lru_cache(maxsize=4)

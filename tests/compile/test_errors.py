@@ -61,7 +61,7 @@ def test_every_error_inside_a_loop_names_the_same_template_line(source: Source) 
 def test_an_error_in_a_header_names_the_header(source: Source) -> None:
     text = TOP + "struct No {};\n{{ common.kernel(plan) }}() { cp_async_wait<No>(); }\n"
     assert "kernels/tiny.cu.j2:5: error" in failure(source(text))
-    used_wrongly = source(TOP + "{{ common.kernel(plan) }}() {}\n")
+    used_wrongly = source(TOP + "{{ common.kernel(plan) }}(float* p) { *p = exp2_approx(*p); }\n")
     broken = KernelSource(used_wrongly.plan, used_wrongly.text.replace("float y;", "floot y;", 1))
     assert "flashgen/ptx/math.cuh:9: error" in failure(broken)
 

@@ -16,7 +16,7 @@ constexpr u32 kToInfinity<half_t> = 0x04000400u;
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
 template <>
-constexpr u32 kToInfinity<float> = 0x00800000u;
+constexpr u32 kToInfinity<float32_t> = 0x00800000u;
 template <class T>
 constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 

@@ -67,7 +67,7 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 template <>
-struct alignas(8) Pair<float> {
+struct alignas(8) Pair<float32_t> {
   float first, second;
   FLASHGEN_DEVICE static Pair from(float a, float b) { return {a, b}; }
 };

@@ -18,7 +18,7 @@ struct LeftFragment {
   u32 words[4];
 };
 template <>
-struct LeftFragment<float> {
+struct LeftFragment<float32_t> {
   float values[2][8];
 };
 
@@ -28,15 +28,14 @@ struct RightFragment {
   u32 words[2];
 };
 template <>
-struct RightFragment<float> {
+struct RightFragment<float32_t> {
   float values[8][2];
 };
 
 // ---------------------------------------------------------------------------------------------------------
 // Left operand stored row by row: tile[row][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+template <class Tile, class T = typename Tile::Element>
 struct LeftRows {
-  using T = typename Tile::Element;
   static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
@@ -48,14 +47,14 @@ struct LeftRows {
 };
 
 template <class Tile>
-struct LeftRows<Tile, true> {
+struct LeftRows<Tile, float32_t> {
   static constexpr bool in_registers = false;
   Tile tile;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE LeftRows(Tile tile_, i32 first_row, Thread thread)
       : tile(tile_), cursor(0, first_row + thread.row(), 0) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
+  FLASHGEN_DEVICE void load(LeftFragment<float32_t>& fragment, i32 block, i32 step) const {
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
 #pragma unroll
@@ -70,9 +69,8 @@ struct LeftRows<Tile, true> {
 };
 
 // Left operand stored by columns: tile[depth][row].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+template <class Tile, class T = typename Tile::Element>
 struct LeftColumns {
-  using T = typename Tile::Element;
   static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
@@ -85,14 +83,14 @@ struct LeftColumns {
 };
 
 template <class Tile>
-struct LeftColumns<Tile, true> {
+struct LeftColumns<Tile, float32_t> {
   static constexpr bool in_registers = false;
   Tile tile;
   i32 row;
 
   FLASHGEN_DEVICE LeftColumns(Tile tile_, i32 first_row, Thread thread)
       : tile(tile_), row(first_row + thread.row()) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
+  FLASHGEN_DEVICE void load(LeftFragment<float32_t>& fragment, i32 block, i32 step) const {
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
 #pragma unroll
@@ -104,9 +102,8 @@ struct LeftColumns<Tile, true> {
 
 // ---------------------------------------------------------------------------------------------------------
 // Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+template <class Tile, class T = typename Tile::Element>
 struct RightTransposed {
-  using T = typename Tile::Element;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE RightTransposed(Tile tile, i32 first_column, Thread thread)
@@ -124,13 +121,13 @@ struct RightTransposed {
 };
 
 template <class Tile>
-struct RightTransposed<Tile, true> {
+struct RightTransposed<Tile, float32_t> {
   Tile tile;
   i32 column;
 
   FLASHGEN_DEVICE RightTransposed(Tile tile_, i32 first_column, Thread thread)
       : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
+  FLASHGEN_DEVICE void load_one(RightFragment<float32_t>& fragment, i32 block, i32 step) const {
 #pragma unroll
     for (i32 n = 0; n < 2; ++n) {
 #pragma unroll
@@ -141,7 +138,7 @@ struct RightTransposed<Tile, true> {
       }
     }
   }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
+  FLASHGEN_DEVICE void load_pair(RightFragment<float32_t> (&pair)[2], i32 block, i32 step) const {
     load_one(pair[0], block, step);
     load_one(pair[1], block + 1, step);
   }
@@ -149,9 +146,8 @@ struct RightTransposed<Tile, true> {
 
 // Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
 // of two that no column step of the warp reaches.
-template <class Tile, bool aligned, bool is_float = kIsFloat<typename Tile::Element>>
+template <class Tile, bool aligned, class T = typename Tile::Element>
 struct RightRows {
-  using T = typename Tile::Element;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE RightRows(Tile tile, i32 first_column, Thread thread)
@@ -168,7 +164,7 @@ struct RightRows {
 };
 
 template <class Tile, bool aligned>
-struct RightRows<Tile, aligned, true> {
+struct RightRows<Tile, aligned, float32_t> {
   struct alignas(8) Two {
     float values[2];
   };
@@ -177,7 +173,7 @@ struct RightRows<Tile, aligned, true> {
 
   FLASHGEN_DEVICE RightRows(Tile tile_, i32 first_column, Thread thread)
       : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
+  FLASHGEN_DEVICE void load_one(RightFragment<float32_t>& fragment, i32 block, i32 step) const {
 #pragma unroll
     for (i32 k = 0; k < 8; ++k) {
       const Two two = *reinterpret_cast<const Two*>(tile.element_at(8 * step + k, column + 8 * block));
@@ -185,7 +181,7 @@ struct RightRows<Tile, aligned, true> {
       fragment.values[k][1] = two.values[1];
     }
   }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
+  FLASHGEN_DEVICE void load_pair(RightFragment<float32_t> (&pair)[2], i32 block, i32 step) const {
     load_one(pair[0], block, step);
     load_one(pair[1], block + 1, step);
   }
@@ -215,14 +211,14 @@ struct LeftRegisters {
 };
 
 template <i32 row_blocks, i32 column_blocks>
-struct LeftRegisters<float, row_blocks, column_blocks> {
+struct LeftRegisters<float32_t, row_blocks, column_blocks> {
   static constexpr bool in_registers = true;
   const float (&values)[row_blocks][column_blocks][4];
   i32 first_lane;
 
   FLASHGEN_DEVICE LeftRegisters(const float (&values_)[row_blocks][column_blocks][4], Thread thread)
       : values(values_), first_lane(thread.lane & ~3) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
+  FLASHGEN_DEVICE void load(LeftFragment<float32_t>& fragment, i32 block, i32 step) const {
     // Column k of a block is held by lane k/2 of each group of four.
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {

@@ -31,8 +31,8 @@ FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, con
 }
 
 template <bool turing>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<float>& a,
-                                    const RightFragment<float>& b) {
+FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<float32_t>& a,
+                                    const RightFragment<float32_t>& b) {
 #pragma unroll
   for (i32 k = 0; k < 8; ++k) {
 #pragma unroll

@@ -17,6 +17,8 @@ struct half_t {
 struct bfloat16_t {
   u16 bits;
 };
+// The element type of fp32 kernels. Specializations say float32_t, and sums and statistics float.
+using float32_t = float;
 // 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
 struct e4m3_t {
   u8 bits;

@@ -1,0 +1,245 @@
+"""Finds the declarations of a source: their lines, their names, and what they mention.
+
+This reads the C++ of flashgen's own headers and templates, not all of C++: declarations begin on a line of their own,
+and macros that declare something do so with ``struct``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_TOKEN = re.compile(
+    r"""(?P<comment>//.*)|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<word>[A-Za-z_]\w*)"""
+    r"""|\d[\w.']*(?:[+-]\d+)?|->|::|[^\s\w]"""
+)
+_MACRO = re.compile(r"\s*#\s*(define|undef)\s+(\w+)")
+_PASTED = re.compile(r"(\w+)##")
+_STRUCT = re.compile(r"\bstruct\s+(\w+)")
+_ELEMENT_TYPE = re.compile(r"\w+_t")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_TYPES = frozenset({"struct", "class", "union", "enum"})
+_KERNELS = frozenset({"FLASHGEN_KERNEL", "__global__"})
+_ROOTS = frozenset({"extern", "friend", "public", "private"}) | _KERNELS
+
+
+class Token(NamedTuple):
+    """One token and its line."""
+
+    text: str
+    line: int
+    is_word: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Declaration:
+    """A macro, a declaration at namespace scope, or a member of a struct, with the comment right above it."""
+
+    first: int
+    last: int
+    #: The name that reaches it; empty if nothing names it.
+    name: str
+    #: The identifiers it mentions, without those of its members.
+    words: frozenset[str]
+    #: Element types without which an overload or a specialization is of no use.
+    element_types: frozenset[str] = frozenset()
+    members: tuple[Declaration, ...] = ()
+    #: A ``static_assert``: kept where all that it mentions is.
+    is_assertion: bool = False
+    #: Beginnings of macro names that a macro completes.
+    pasted: tuple[str, ...] = ()
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is the function that a launch calls."""
+        return not self.name and bool(self.words & _KERNELS)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is reached without being named."""
+        return not self.name and not self.is_assertion
+
+
+def parse(texts: Sequence[str]) -> list[Declaration]:
+    """All declarations at namespace scope, and macros, in no particular order."""
+    macros: list[Declaration] = []
+    tokens: list[Token] = []
+    number = 0
+    while number < len(texts):
+        text, first = texts[number], number
+        macro = _MACRO.match(text) if "#" in text else None
+        if macro is not None:
+            while texts[number].endswith("\\"):
+                number += 1
+            macros.append(_macro(macro, texts, first, number))
+        elif not text.lstrip().startswith("#"):
+            tokens += _tokens(text, number)
+        number += 1
+    declared = {macro.name: _declared_by(macro, texts) for macro in macros}
+    return [*macros, *_Parser(texts, tokens, declared).scope(0, len(tokens), "")]
+
+
+def _tokens(text: str, line: int) -> Iterator[Token]:
+    for found in _TOKEN.finditer(text):
+        if found["comment"] is None:
+            yield Token(found[0], line, found["word"] is not None)
+
+
+def _macro(found: re.Match[str], texts: Sequence[str], first: int, last: int) -> Declaration:
+    body = "\n".join(texts[first : last + 1])
+    words = frozenset(token.text for token in _tokens(body, 0) if token.is_word) - {"define", "undef", found[2]}
+    return Declaration(_with_comment(texts, first), last, found[2], words, pasted=tuple(_PASTED.findall(body)))
+
+
+def _declared_by(macro: Declaration, texts: Sequence[str]) -> str:
+    found = _STRUCT.search("\n".join(texts[macro.first : macro.last + 1]))
+    return found[1] if found else ""
+
+
+def _with_comment(texts: Sequence[str], first: int) -> int:
+    while first > 0 and texts[first - 1].lstrip().startswith("//"):
+        first -= 1
+    return first
+
+
+@dataclass(frozen=True, slots=True)
+class _Parser:
+    texts: Sequence[str]
+    tokens: Sequence[Token]
+    #: The struct that each macro declares, if one.
+    macros: Mapping[str, str]
+
+    def scope(self, at: int, end: int, struct: str) -> Iterator[Declaration]:
+        """The declarations between two tokens; ``struct`` is the one whose members they are."""
+        while at < end:
+            if self.tokens[at].text == "namespace":
+                while self.tokens[at].text != "{":
+                    at += 1
+                close = self.closing(at)
+                yield from self.scope(at + 1, close, struct)
+                at = close + 1
+            else:
+                stop = self.end_of_declaration(at, end)
+                yield self.declaration(at, stop + 1, struct)
+                at = stop + 1
+
+    def closing(self, at: int) -> int:
+        """The bracket that closes the one at ``at``."""
+        opening, depth = self.tokens[at].text, 0
+        closing = _CLOSING[opening]
+        while True:
+            text = self.tokens[at].text
+            depth += (text == opening) - (text == closing)
+            if depth == 0:
+                return at
+            at += 1
+
+    def closing_angle(self, at: int) -> int:
+        """The ``>`` that closes the ``<`` at ``at``."""
+        depth = 0
+        while True:
+            text = self.tokens[at].text
+            if text in _CLOSING:
+                at = self.closing(at)
+            depth += (text == "<") - (text == ">")
+            if depth == 0:
+                return at
+            at += 1
+
+    def end_of_declaration(self, at: int, end: int) -> int:
+        """The last token: a semicolon, or the brace that closes a function's body."""
+        if self.tokens[at].text in self.macros and self.tokens[at + 1].text == "(":
+            close = self.closing(at + 1)
+            # A macro that declares something, alone on its line.
+            if close + 1 == end or self.tokens[close + 1].line > self.tokens[close].line:
+                return close
+        while at < end:
+            text = self.tokens[at].text
+            if text == ";":
+                return at
+            if text in _CLOSING:
+                close = self.closing(at)
+                goes_on = close + 1 < end and self.tokens[close + 1].text in (";", ",", "(", "{")
+                if text == "{" and not goes_on:
+                    return close
+                at = close
+            at += 1
+        return end - 1
+
+    def words(self, first: int, end: int) -> frozenset[str]:
+        """The identifiers between two tokens."""
+        return frozenset(token.text for token in self.tokens[first:end] if token.is_word)
+
+    def element_types(self, first: int, end: int) -> frozenset[str]:
+        """The element types among them."""
+        return frozenset(word for word in self.words(first, end) if _ELEMENT_TYPE.fullmatch(word))
+
+    def declaration(self, begin: int, end: int, struct: str) -> Declaration:
+        """The declaration that these tokens are."""
+        lines = (_with_comment(self.texts, self.tokens[begin].line), self.tokens[end - 1].line)
+        words = self.words(begin, end)
+        at = begin
+        while self.tokens[at].text == "template":
+            at = self.closing_angle(at + 1) + 1
+        kind = self.tokens[at].text
+        if kind == "static_assert":
+            return Declaration(*lines, "", words, is_assertion=True)
+        if kind in _TYPES:
+            return self.type_(begin, at, end, lines)
+        if kind in _ROOTS or (kind == "using" and self.tokens[at + 1].text == "namespace"):
+            return Declaration(*lines, "", words)
+        if kind == "using":
+            return Declaration(*lines, self.tokens[at + 1].text, words - {self.tokens[at + 1].text})
+        if kind in self.macros and self.tokens[end - 1].text == ")":
+            return Declaration(*lines, self.struct_of_macros(words), words)
+        name, stop = self.name(at, end)
+        is_function = stop < end and self.tokens[stop].text == "("
+        # Constructors, operators and data members stay with their struct.
+        is_static = is_function or "static" in self.words(at, stop)
+        if struct and (name == struct or not is_static):
+            name = ""
+        types = self.element_types(at, self.closing(stop) if is_function else stop)
+        # What stays with its struct brings its types along.
+        return Declaration(*lines, name, words - {name}, types if name else frozenset())
+
+    def struct_of_macros(self, words: frozenset[str]) -> str:
+        """The struct that macros declare, of those that are mentioned or begin like one that is."""
+        for word in sorted(words):
+            for macro, struct in self.macros.items():
+                if struct and macro.startswith(word):
+                    return struct
+        return ""
+
+    def name(self, at: int, end: int) -> tuple[str, int]:
+        """The name that is declared, and the token that ends the declarator."""
+        name = ""
+        while at < end:
+            text = self.tokens[at].text
+            if text == "operator":
+                return "", next(i for i in range(at + 2, end) if self.tokens[i].text == "(")
+            if text == "alignas":
+                at = self.closing(at + 1)
+            elif text == "<" and name:
+                at = self.closing_angle(at)
+            elif text in ("(", "=", "{", ";", "[", ":"):
+                break
+            elif self.tokens[at].is_word:
+                name = text
+            at += 1
+        return name, at
+
+    def type_(self, begin: int, at: int, end: int, lines: tuple[int, int]) -> Declaration:
+        """A struct with its members, or an enumeration."""
+        kind = self.tokens[at].text
+        at += 1
+        while self.tokens[at].text in ("class", "alignas", "("):
+            at = self.closing(at) + 1 if self.tokens[at].text == "(" else at + 1
+        name = self.tokens[at].text
+        body = next((i for i in range(at, end) if self.tokens[i].text == "{"), end)
+        types = self.element_types(at + 1, body)
+        if kind == "enum" or body == end:
+            return Declaration(*lines, name, self.words(begin, end) - {name}, types)
+        members = tuple(self.scope(body + 1, self.closing(body), name))
+        return Declaration(*lines, name, self.words(begin, body) - {name}, types, members)

@@ -1,0 +1,48 @@
+"""Leaving out what a kernel does not reach changes no instruction."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from flashgen.compile import compile_source
+from flashgen.plan import plan
+from flashgen.render import KernelSource, render_afresh
+from flashgen.render.engine import rendered_lines
+from flashgen.render.golden import GOLDEN, Golden
+
+#: A developer's run compiles a few of them.
+ROWS = GOLDEN[:: 6 if os.environ.get("DRAWN_CASES", "sample") == "sample" else 1]
+#: Here any change of the declarations before the kernel, even one struct less, reorders instructions. Registers,
+#: spills and time stay the same.
+SENSITIVE = {"backward_main_d128_causal_sm90a"}
+
+
+def instructions(cubin: bytes) -> dict[str, bytes]:
+    """The sections of machine code, by name."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    first_name = sections[names][4]
+    found = {}
+    for name_at, _, _, _, offset, length in sections:
+        name = cubin[first_name + name_at : cubin.index(b"\0", first_name + name_at)].decode()
+        if name.startswith(".text"):
+            found[name] = cubin[offset : offset + length]
+    return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.spec.describe()} {row.arch}")
+def test_a_kernel_has_the_same_instructions_with_and_without_what_it_does_not_reach(row: Golden) -> None:
+    attention = plan(row.spec, row.schedule, row.arch)
+    for role in row.roles:
+        kernel = attention.kernel(role)
+        everything = "".join(f"{line}\n" for line, _ in rendered_lines(kernel, everything=True))
+        short = render_afresh(kernel)
+        assert len(short.text) < 0.8 * len(everything)
+        before, after = compile_source(KernelSource(kernel, everything)), compile_source(short)
+        assert before.resources == after.resources, kernel.name
+        if kernel.name not in SENSITIVE:
+            assert instructions(before.image) == instructions(after.image), kernel.name
