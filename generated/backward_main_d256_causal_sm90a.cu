@@ -25,8 +25,32 @@
 //            tile_barriers  231040 to 231072
 //            tiles          231168 to 231200  which tiles of keys come next
 // because  shared memory has room for four tiles of Q and dO, which sums are to free early
-
-// The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
+//
+// contents   59  Integer and 16-bit element types, without any CUDA header.
+//            83  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           128  Scalar arithmetic, one instruction each.
+//           148  Element types.
+//           194  Warp-level matrix products.
+//           213  Banded masks.
+//           274  Walking over the tiles that a mask does not rule out.
+//           324  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+//           407  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
+//           462  What bulk copies of boxes are told of a tensor.
+//           471  Bulk copies.
+//           505  Blocks of a grid, and grids that follow each other.
+//           547  Dividing the register file among warpgroups (sm_90a).
+//           562  How wgmma finds an operand in shared memory.
+//           597  Matrix products of a warpgroup.
+//           854  Four products of a warpgroup, one after another in the same accumulators, as one statement.
+//           863  Tiles as the copy engine writes them and wgmma reads them.
+//           966  Streaming tiles between global and shared memory.
+//           979  Results of a warpgroup on their way to memory.
+//          1032  Steps of the backward kernels for Hopper.
+//          1150  A strip of accumulators in memory as its lanes hold it.
+//          1180  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1226  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
+//          1303  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
+//          1366  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -43,21 +67,12 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-// IEEE binary16 and bfloat16 as bits; arithmetic happens in float or on tensor cores.
-struct half_t {
-  u16 bits;
-};
+#line 17
 struct bfloat16_t {
   u16 bits;
 };
-// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
-struct e4m3_t {
-  u8 bits;
-};
-struct e5m2_t {
-  u8 bits;
-};
 
+#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
@@ -80,9 +95,9 @@ FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
+#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
-FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
+#line 21
 // Bit l is lane l's condition.
 FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
 FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
@@ -109,62 +124,8 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/copy.cuh"
-// Moving data: asynchronous global-to-shared copies and reductions to global memory.
-
-namespace flashgen {
-
-// Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
-FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most `pending` groups are under way.
-template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-FLASHGEN_DEVICE void reduce_add(float* address, float value) {
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
-}
-
-// Signed numbers too: in two's complement they add up alike.
-FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
-  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-
-// Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
-FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
-               "f"(value[2]), "f"(value[3])
-               : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/math.cuh"
+#line 5 "flashgen/ptx/math.cuh"
 // Scalar arithmetic, one instruction each.
-
-namespace flashgen {
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
@@ -173,46 +134,7 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-FLASHGEN_DEVICE float log2_approx(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
-FLASHGEN_DEVICE float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// The larger of two; a NaN loses to a number.
-FLASHGEN_DEVICE float maximum(float a, float b) {
-  float c;
-  asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
-// The smaller of two, or NaN if one of them is; from sm_80 on.
-FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
-  float c;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
-FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
-  float d;
-  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
-  return d;
-}
-
-// The same clipped to [0, 1]; of a NaN comes 0.
-FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
-  float d;
-  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
-  return d;
-}
-
+#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -220,187 +142,14 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-FLASHGEN_DEVICE u16 to_half_bits(float value) {
-  u16 bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
-FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
-#if __CUDA_ARCH__ >= 800
-  u32 packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-#else
-  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
-#endif
-}
-
-FLASHGEN_DEVICE float half_to_float(u16 bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
-}
-
 }  // namespace flashgen
-
-#line 3 "flashgen/ptx/matrix.cuh"
-// Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
-
-namespace flashgen {
-
-// Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
-FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(address)
-               : "memory");
-}
-
-// The way back (sm_90 and later).
-FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
-               "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
-               : "memory");
-}
-
-// d += a * b, fp32 accumulation.
-FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// Turing's shape: half the depth.
-FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b));
-}
-
-// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
-// emulator carries out all products of a batch at one meeting of the lanes.
-FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(bfloat16_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(half_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  mma_m16n8k8(half_t{}, d, a0, a1, b);
-}
-
-FLASHGEN_DEVICE void mma_finish() {}
-
-// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
-FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b));
-}
-
-// 8-bit elements: twice the depth (sm_89 and later).
-FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-}  // namespace flashgen
-
 #endif
 #line 3 "flashgen/element.cuh"
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-constexpr float kLog2E = 0x1.715476p+0f;
-constexpr float kLn2 = 0x1.62e430p-1f;
+#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -424,7 +173,7 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
+#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
@@ -441,396 +190,8 @@ struct Place {
   }
 };
 
-template <class T>
-constexpr bool kIsFloat = sizeof(T) == 4;
-
-// Elements of the summed dimension that one multiply step consumes.
-template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
-
-FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
-FLASHGEN_DEVICE float to_float(float x) { return x; }
-
-FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
-
-// Two neighbouring elements, written with one store.
-template <class T>
-struct alignas(4) Pair {
-  u32 bits;
-  FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
-};
-template <>
-struct alignas(8) Pair<float> {
-  float first, second;
-  FLASHGEN_DEVICE static Pair from(float a, float b) { return {a, b}; }
-};
-
-}  // namespace flashgen
-
-#line 4 "flashgen/listed.cuh"
-// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
-
-namespace flashgen {
-
-// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
-// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
-struct alignas(8) ListedTile {
-  i32 tile;
-  // Bit 0: whether it is the last one. What the others mean is the kernel's.
-  u32 facts;
-
-  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
-    return {tile, facts << 1 | static_cast<u32>(is_last)};
-  }
-  // All lanes of a warp call, and get the same.
-  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
-    ListedTile read = {};
-    if (thread.lane == 0) read = slot;
-    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
-  }
-
-  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
-  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
-  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/tile.cuh"
-// Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-namespace flashgen {
-
-constexpr i32 kChunkBytes = 16;
-
-// How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
-template <i32 chunks>
-struct TileSwizzle {
-  static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
-  static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
-  static constexpr i32 mask = span - 1;
-  static constexpr i32 shift = span == 8 ? 0 : span == 4 ? 1 : 2;
-  FLASHGEN_DEVICE static i32 of_row(i32 row) { return (row >> shift) & mask; }
-};
-
-// rows_ x cols_ elements of T at `data`, which is 128-byte aligned.
-template <class T, i32 rows_, i32 cols_>
-struct SharedTile {
-  using Element = T;
-  static constexpr i32 rows = rows_;
-  static constexpr i32 cols = cols_;
-  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  static constexpr i32 chunks = cols / chunk_elements;
-  static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
-  static constexpr i32 bytes = rows * row_bytes;
-  using Layout = TileSwizzle<chunks>;
-
-  u8* data;
-
-  FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
-    return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
-  }
-  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
-  FLASHGEN_DEVICE T* element_at(i32 row, i32 col) const {
-    return reinterpret_cast<T*>(chunk_at(row, col / chunk_elements)) + col % chunk_elements;
-  }
-  FLASHGEN_DEVICE Vec16& vector_at(i32 row, i32 chunk) const {
-    return *reinterpret_cast<Vec16*>(chunk_at(row, chunk));
-  }
-  // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
-  FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
-  FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
-};
-
-// A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
-template <class Tile>
-struct Cursor {
-  i32 row_offset;
-  i32 chunk;
-  i32 swizzle;
-
-  // `origin`: where the tile starts, a multiple of 128, or 0 for offsets from its start.
-  FLASHGEN_DEVICE Cursor(i32 origin, i32 row, i32 chunk_)
-      : row_offset(origin + row * Tile::row_bytes), chunk(chunk_), swizzle(Tile::Layout::of_row(row)) {}
-
-  // `aligned`: the lane's own chunk shares no bit with any step, so the sum is an xor that folds into one.
-  template <bool aligned>
-  FLASHGEN_DEVICE i32 offset(i32 row_step, i32 chunk_step) const {
-    constexpr i32 mask = Tile::Layout::mask;
-    if constexpr (aligned) {
-      const i32 base = row_offset + ((chunk ^ swizzle) * kChunkBytes);
-      return (base ^ ((chunk_step & mask) * kChunkBytes)) + (chunk_step & ~mask) * kChunkBytes +
-             row_step * Tile::row_bytes;
-    } else {
-      return row_offset + (((chunk + chunk_step) ^ swizzle) * kChunkBytes) + row_step * Tile::row_bytes;
-    }
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/operand.cuh"
-// Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
-//
-// A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
-// l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
-
-namespace flashgen {
-
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
-
-// Left operand of one step: 16 rows, one step deep.
-template <class T>
-struct LeftFragment {
-  u32 words[4];
-};
-template <>
-struct LeftFragment<float> {
-  float values[2][8];
-};
-
-// Right operand of one step: one step deep, 8 columns.
-template <class T>
-struct RightFragment {
-  u32 words[2];
-};
-template <>
-struct RightFragment<float> {
-  float values[8][2];
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand stored row by row: tile[row][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct LeftRows {
-  using T = typename Tile::Element;
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), first_row + (thread.lane & 15), thread.lane >> 4) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4(fragment.words, cursor.template offset<true>(16 * block, 2 * step));
-  }
-};
-
-template <class Tile>
-struct LeftRows<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), cursor(0, first_row + thread.row(), 0) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const i32 offset = cursor.template offset<true>(16 * block + 8 * half, 2 * step + c);
-        const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + offset);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[half][4 * c + i] = float_of(chunk.words[i]);
-      }
-    }
-  }
-};
-
-// Left operand stored by columns: tile[depth][row].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct LeftColumns {
-  using T = typename Tile::Element;
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), (thread.lane & 7) + (thread.lane >> 4) * 8,
-               first_row / 8 + ((thread.lane >> 3) & 1)) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4_trans(fragment.words, cursor.template offset<false>(16 * step, 2 * block));
-  }
-};
-
-template <class Tile>
-struct LeftColumns<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  i32 row;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), row(first_row + thread.row()) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = *tile.element_at(8 * step + k, row + 16 * block + 8 * half);
-    }
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct RightTransposed {
-  using T = typename Tile::Element;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), first_column + (thread.lane & 7) + (thread.lane >> 4) * 8,
-               (thread.lane >> 3) & 1) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4(words, cursor.template offset<true>(8 * block, 2 * step));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2(fragment.words, cursor.template offset<true>(8 * block, 2 * step));
-  }
-};
-
-template <class Tile>
-struct RightTransposed<Tile, true> {
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 n = 0; n < 2; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const Vec16 chunk = tile.vector_at(column + 8 * block + n, 2 * step + c);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[4 * c + i][n] = float_of(chunk.words[i]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
-// Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
-// of two that no column step of the warp reaches.
-template <class Tile, bool aligned, bool is_float = kIsFloat<typename Tile::Element>>
-struct RightRows {
-  using T = typename Tile::Element;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightRows(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), thread.lane & 15, first_column / 8 + (thread.lane >> 4)) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4_trans(words, cursor.template offset<aligned>(16 * step, block));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2_trans(fragment.words, cursor.template offset<aligned>(16 * step, block));
-  }
-};
-
-template <class Tile, bool aligned>
-struct RightRows<Tile, aligned, true> {
-  struct alignas(8) Two {
-    float values[2];
-  };
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightRows(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 k = 0; k < 8; ++k) {
-      const Two two = *reinterpret_cast<const Two*>(tile.element_at(8 * step + k, column + 8 * block));
-      fragment.values[k][0] = two.values[0];
-      fragment.values[k][1] = two.values[1];
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand made from accumulators: the columns of one product are the depth of the next.
-template <class T, i32 row_blocks, i32 column_blocks>
-struct LeftRegisters {
-  static constexpr bool in_registers = true;
-  static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
-  LeftFragment<T> fragments[row_blocks][column_blocks / 2];
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values)[row_blocks][column_blocks][4], Thread) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        fragments[m][n / 2].words[2 * (n % 2)] = pack(T{}, values[m][n][0], values[m][n][1]);
-        fragments[m][n / 2].words[2 * (n % 2) + 1] = pack(T{}, values[m][n][2], values[m][n][3]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-template <i32 row_blocks, i32 column_blocks>
-struct LeftRegisters<float, row_blocks, column_blocks> {
-  static constexpr bool in_registers = true;
-  const float (&values)[row_blocks][column_blocks][4];
-  i32 first_lane;
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values_)[row_blocks][column_blocks][4], Thread thread)
-      : values(values_), first_lane(thread.lane & ~3) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-    // Column k of a block is held by lane k/2 of each group of four.
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = shuffle(values[block][step][2 * half + k % 2], first_lane + k / 2);
-    }
-  }
-};
-
-// A left operand fetched once and held in registers, for a tile that every product uses.
-template <class T, i32 row_blocks, i32 steps>
-struct LeftHeld {
-  static constexpr bool in_registers = true;
-  LeftFragment<T> fragments[row_blocks][steps];
-
-  template <class Left>
-  FLASHGEN_DEVICE void take(const Left& left) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 step = 0; step < steps; ++step) left.load(fragments[m][step], m, step);
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/product.cuh"
+#line 5 "flashgen/product.cuh"
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-namespace flashgen {
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
 template <i32 row_blocks, i32 column_blocks>
@@ -848,88 +209,15 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
   }
 }
 
-template <bool turing, class T>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
-  if constexpr (turing) {
-    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
-  } else {
-    mma_m16n8k16_batched(T{}, d, a.words, b.words);
-  }
-}
-
-template <bool turing>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<float>& a,
-                                    const RightFragment<float>& b) {
-#pragma unroll
-  for (i32 k = 0; k < 8; ++k) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) d[e] = fused_multiply_add(a.values[e / 2][k], b.values[k][e % 2], d[e]);
-  }
-}
-
-// The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
-template <i32 column_blocks, class Right, class T>
-FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
-  if (n + 1 < column_blocks) {
-    right.load_pair(pair, n, step);
-  } else {
-    right.load_one(pair[0], n, step);
-  }
-}
-
-// accumulator += left * right over `steps` steps of the summed dimension. Fragments of the right operand are
-// fetched one product ahead, so that tensor cores need not wait for shared memory; floats, whose fragments
-// take four times the registers, are multiplied slowly enough to do without.
-template <class T, bool turing, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulator, const Left& left,
-                              const Right& right) {
-  constexpr i32 pairs = ceil_div(column_blocks, 2);
-  constexpr bool ahead = !kIsFloat<T>;
-  LeftFragment<T> a[row_blocks];
-  RightFragment<T> b[2][2];
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
-  load_right<column_blocks>(b[0], right, 0, 0);
-  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
-#pragma unroll unrolled
-  for (i32 step = 0; step < steps; ++step) {
-#pragma unroll
-    for (i32 pair = 0; pair < pairs; ++pair) {
-      const i32 n = 2 * pair, now = ahead ? (step * pairs + pair) % 2 : 0;
-      if (!ahead) {
-        if (step + pair > 0) load_right<column_blocks>(b[0], right, n, step);
-      } else if (pair + 1 < pairs) {
-        load_right<column_blocks>(b[1 - now], right, n + 2, step);
-      } else if (step + 1 < steps) {
-        load_right<column_blocks>(b[1 - now], right, 0, step + 1);
-      }
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-        multiply_block<turing>(accumulator[m][n], a[m], b[now][0]);
-        if (n + 1 < column_blocks) multiply_block<turing>(accumulator[m][n + 1], a[m], b[now][1]);
-        // This was the step's last use of a[m]: the next step's takes its registers at once.
-        if (pair + 1 == pairs && step + 1 < steps) left.load(a[m], m, step + 1);
-      }
-    }
-  }
-  if constexpr (!kIsFloat<T>) mma_finish();
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/band.cuh"
+#line 5 "flashgen/band.cuh"
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-namespace flashgen {
 
 struct Range {
   i32 begin, end;
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
-  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
+#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -949,22 +237,7 @@ struct Band {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
   }
 
-  // Tiles of keys that some query of [q_begin, q_end) may attend to.
-  FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = len_kv;
-    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
-    if constexpr (has_upper) end = smaller(end, q_end + upper);
-    return tiles_of(begin, end, tile);
-  }
-
-  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
-  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = ceil_div(len_kv, tile);
-    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
-    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
-    return {begin, end};
-  }
-
+#line 48
   // Tiles of queries that may attend to some key of [k_begin, k_end).
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     i32 begin = 0, end = len_q;
@@ -997,177 +270,7 @@ struct Band {
   }
 };
 
-// Puts `value` wherever the mask forbids the pair; the warp's block begins at (first_q, first_key).
-template <class Mask, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Mask& mask,
-                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
-      }
-    }
-  }
-}
-
-// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
-// on.
-FLASHGEN_DEVICE u32 bits_from(i32 column) {
-  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
-  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
-}
-
-// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
-// bit for each.
-template <bool has_lower, bool has_upper>
-FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
-  i32 end = mask.len_kv - key;
-  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
-  u32 allowed = ~bits_from(end);
-  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
-  return allowed;
-}
-
-// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
-// test seven at once.
-template <bool has_lower, bool has_upper, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
-                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
-                               Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
-// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
-// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
-// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
-// nothing else found room.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                    Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                           mask.query_at(first_q + thread.row() + 8)};
-  const i32 first_column = first_key + thread.column();
-  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::asks_besides) {
-#pragma unroll 1
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
-      constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
-      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
-#pragma unroll 1
-      for (i32 begin = 0; begin < count; begin += at_once) {
-#pragma unroll
-        for (i32 i = begin; i < begin + at_once; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
-  }
-}
-
-// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
-template <i32 column_blocks>
-FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Bits of those that it allows; of a band they are known by themselves.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                  Thread thread) {
-  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
-}
-template <i32 column_blocks, bool has_lower, bool has_upper>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
-                                  i32 first_key, Thread thread) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h)
-    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
-}
-
-// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
-// need not be bits first. Else bits are worth keeping.
-template <class Mask>
-constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-template <class Mask>
-constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
-
-// The same for any mask.
-template <class Mask, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
-                               i32 first_q, i32 first_key, Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
-    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                             mask.query_at(first_q + thread.row() + 8)};
-    const i32 first_column = first_key + thread.column();
-    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_in_order = [&](i32 h) {
-      return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
-    };
-    // Bit 2n + c for column 8n + c.
-    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
-#pragma unroll
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll
-      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_besides(queries[h], of_column)))
-            values[0][first + i / 2][2 * h + i % 2] = value;
-        }
-      }
-    }
-  } else {
-    u32 forbidden[2];
-    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-    put_where(values, value, forbidden);
-  }
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/walk.cuh"
+#line 5 "flashgen/walk.cuh"
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
@@ -1177,8 +280,6 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 //     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
 //     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
 //     allows(q, k)                          whether one pair is allowed
-
-namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
 // starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
@@ -1219,12 +320,8 @@ struct Walk {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/query_walk.cuh"
+#line 5 "flashgen/query_walk.cuh"
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
-
-namespace flashgen {
 
 // A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
 struct Step {
@@ -1292,13 +389,7 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
-  // Of a walk that has just started, one of several parts that are as long as one another, but for a step.
-  FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
-    const i32 first = left * part / parts;
-    left = left * (part + 1) / parts - first;
-    member = first / tiles.size();
-    tile = tiles.begin + first - member * tiles.size();
-  }
+#line 80
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
@@ -1311,108 +402,6 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
 
 }  // namespace flashgen
 
-#line 3 "flashgen/score.cuh"
-// Scores: what becomes of logits before the softmax.
-
-namespace flashgen {
-
-// Blocks of eight columns whose scores are computed together.
-constexpr i32 kBlocksAtOnce = 4;
-
-struct ScoreAndSlope {
-  float value;
-  float slope;
-};
-
-// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
-//
-//     Score::First                       a pair, with all that takes long to find out
-//     first_at(q, k)                     it
-//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
-//     value_and_slope(s, first, row, column)
-//     Score::has_near                    whether it is cheaper for some logits, of which
-//     is_near(square(s, first, row, column))
-//                                        tells, also of the largest of some squares, whether they are, and
-//     value<true>(...)                   then is the same number as value(...)
-
-// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key). `pairs`, if given, tells
-// what a lane's pairs read of captured tensors. Where functions are cheaper near zero, they are so for groups
-// of blocks of columns that are near it altogether.
-template <class Score, i32 row_blocks, i32 column_blocks, class... Pairs>
-FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
-                                   float scale, i32 first_q, i32 first_key, Thread thread,
-                                   const Pairs&... pairs) {
-  constexpr i32 at_once = Score::has_near ? kBlocksAtOnce : column_blocks;
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 group = 0; group < column_blocks; group += at_once) {
-      // Calls `use` with each logit and how its pair is told.
-      const auto for_each = [&](const auto& use) {
-#pragma unroll
-        for (i32 n = group; n < smaller(group + at_once, column_blocks); ++n) {
-#pragma unroll
-          for (i32 e = 0; e < 4; ++e)
-            use(products[m][n][e], 16 * m + 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2)...);
-        }
-      };
-      const auto compute = [&](float& s, i32 row, i32 column, const auto&... pair) {
-        s = score.value(s * scale, first, row, column, pair...);
-      };
-      if constexpr (Score::has_near) {
-        float square = 0.0f;
-        for_each([&](float s, i32 row, i32 column, const auto&... pair) {
-          square = maximum(square, score.square(s * scale, first, row, column, pair...));
-        });
-        if (warp_any(!score.is_near(square))) {
-          for_each(compute);
-        } else {
-          for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
-            s = score.template value<true>(s * scale, first, row, column, pair...);
-          });
-        }
-      } else {
-        for_each(compute);
-      }
-    }
-  }
-}
-
-// Turns products into probabilities P = exp(score - L), and dP into dS = P * (dP - D) * slope, the gradient
-// of the scaled logits. L and D are those of the warp's rows.
-template <class Score, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& products,
-                                   Accumulator<row_blocks, column_blocks>& dp, const Score& score,
-                                   float scale, const float* lse, const float* dsum, i32 first_q,
-                                   i32 first_key, Thread thread) {
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const i32 row = 16 * m + 8 * h;
-      const float lse_log2 = lse[row + thread.row()] * kLog2E, d = dsum[row + thread.row()];
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
-          const ScoreAndSlope score_of =
-              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
-          const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
-          products[m][n][e] = p;
-          dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
-        }
-      }
-    }
-  }
-}
-
-}  // namespace flashgen
-
-// The same door for what Hopper adds: mbarriers, bulk copies, warpgroups, clusters, and grids that follow
-// each other.
-
 #if !defined(FLASHGEN_EMULATOR)
 #line 3 "flashgen/ptx/barrier.cuh"
 // Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
@@ -1420,30 +409,8 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 
 namespace flashgen {
 
+#line 31
 // ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
-
-FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Arrives and does not wait.
-FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Waits, and tells whether the condition of any thread holds.
-FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
-  u32 any;
-  asm volatile(
-      "{\n.reg .pred p, q;\n"
-      "setp.ne.u32 p, %3, 0;\n"
-      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\n"
-      "selp.u32 %0, 1, 0, q;\n}\n"
-      : "=r"(any)
-      : "r"(barrier), "r"(threads), "r"(static_cast<u32>(condition))
-      : "memory");
-  return any != 0;
-}
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
 // that were announced have come; phases are told apart by their parity, that of the first one being 0.
@@ -1452,27 +419,12 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Its memory may hold something else from now on.
-FLASHGEN_DEVICE void mbarrier_invalidate(u32 barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
+#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, whose address is one of map_to_rank(). To release what was
-// written is a fence for the whole GPU here: not for every step of a loop.
-FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Announces that `bytes` more will come in this phase.
-FLASHGEN_DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
+#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -1491,42 +443,13 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// The same at once.
-FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
-  u32 ended;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(ended)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return ended != 0;
-}
-
-// Waiting for a while, and what threads of other blocks of the cluster did before they arrived is seen too.
-FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
-  u32 ended;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(ended)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return ended != 0;
-}
-
+#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
 
-FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait_cluster(barrier, parity)) {
-  }
-}
-
+#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -1535,23 +458,8 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Orders ordinary accesses of this thread, and those it knows of, before later ones by bulk copies and wgmma.
-FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
-// The same for shared memory alone.
-FLASHGEN_DEVICE void fence_proxy_async_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// The same for global memory alone, which is not waited for.
-FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
-}  // namespace flashgen
-
-#line 2 "flashgen/ptx/tensor_map.cuh"
+#line 4 "flashgen/ptx/tensor_map.cuh"
 // What bulk copies of boxes are told of a tensor.
-
-namespace flashgen {
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -1559,35 +467,15 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ptx/bulk.cuh"
+#line 22 "flashgen/ptx/bulk.cuh"
 // Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
-
-namespace flashgen {
 
 // ---- Boxes of tensors. Coordinates are elements, the first along the contiguous dimension, where
 // a box begins at a multiple of 16 bytes: anywhere else is an illegal instruction. Boxes may
 // reach out of the tensor on all sides, but one that is stored may not begin before it, and is
 // clipped at whole 16 bytes: rows that are no multiple of that are written beyond their end.
-
-FLASHGEN_DEVICE void tma_load_2d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_3d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -1598,114 +486,11 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-FLASHGEN_DEVICE void tma_load_5d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
-                                 i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
+#line 144
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
-FLASHGEN_DEVICE void tma_load_2d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_3d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_4d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2, i32 c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_5d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
 // What lies outside of the tensor is not written.
-
-FLASHGEN_DEVICE void tma_store_2d(const TensorMap* map, u32 source, i32 c0, i32 c1) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(source), "r"(c0), "r"(c1)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void tma_store_3d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(source), "r"(c0), "r"(c1), "r"(c2)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_store_5d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_2d(const TensorMap* map, u32 source, i32 c0, i32 c1) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-          map),
-      "r"(source), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_3d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-          map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
-          "l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_5d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3,
-                                       i32 c4) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
-      "[%1];" ::"l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
 
 // Brings the map itself closer.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
@@ -1714,115 +499,11 @@ FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
 
 // ---- Runs of bytes: a multiple of 16, between addresses that are.
 
-FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          destination),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void bulk_store(void* destination, u32 source, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source),
-               "r"(bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination),
-      "r"(source), "r"(bytes)
-      : "memory");
-}
-
 // ---- Groups of stores and reductions
 
-FLASHGEN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Waits until at most `pending` groups are under way.
-template <int pending>
-FLASHGEN_DEVICE void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-// Waits until all but `pending` groups have read shared memory; what they write may still be under way.
-template <int pending>
-FLASHGEN_DEVICE void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/cluster.cuh"
-// Blocks of a cluster (sm_90 and later): who they are, their barrier, and each other's shared memory.
-
-namespace flashgen {
-
-FLASHGEN_DEVICE u32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-FLASHGEN_DEVICE u32 cluster_size() {
-  u32 size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-
-// Where the block of that rank has what this block has at `address` of its shared memory.
-FLASHGEN_DEVICE u32 map_to_rank(u32 address, u32 rank) {
-  u32 mapped;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-  return mapped;
-}
-
-// ---- The cluster's barrier. All threads arrive, then wait; those that have returned count as arrived. What
-// a thread did before it arrived is done for whoever has waited.
-
-FLASHGEN_DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-// Orders nothing: tells only that this thread has come here.
-FLASHGEN_DEVICE void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
-FLASHGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-// ---- Shared memory of any block of the cluster, by addresses of map_to_rank
-
-FLASHGEN_DEVICE u32 cluster_load(u32 address) {
-  u32 value;
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
-FLASHGEN_DEVICE void cluster_load_x4(u32 (&values)[4], u32 address) {
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cluster_store(u32 address, u32 value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-FLASHGEN_DEVICE void cluster_store_x4(u32 address, const u32 (&values)[4]) {
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
-               "r"(values[1]), "r"(values[2]), "r"(values[3])
-               : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/grid.cuh"
+#line 5 "flashgen/ptx/grid.cuh"
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
-
-namespace flashgen {
 
 // ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
 
@@ -1844,11 +525,7 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-// The bits that are set stay set.
-FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
-  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
-}
-
+#line 33
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
 // one.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -1864,32 +541,10 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
-// No instruction: says that what follows waits for other blocks, so that all of them must be resident.
-FLASHGEN_DEVICE void expect_cooperative_launch() {}
-
 // ---- Programmatic dependent launch (sm_90 and later)
 
-// Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
-// touched earlier.
-FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// The next grid may start. It sees what this one writes, also afterwards, once it has waited.
-FLASHGEN_DEVICE void griddep_launch_dependents() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/warpgroup.cuh"
+#line 5 "flashgen/ptx/warpgroup.cuh"
 // Dividing the register file among warpgroups (sm_90a).
-
-namespace flashgen {
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
 // take part. An increase waits until other warpgroups have given up enough.
@@ -1903,9 +558,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/descriptor.cuh"
+#line 5 "flashgen/ptx/descriptor.cuh"
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -1917,8 +570,6 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
 //   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
 //   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
 //   32 to 128  mn      next line's width along MN          next 8 rows along K
-
-namespace flashgen {
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -1942,9 +593,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ptx/wgmma.cuh"
+#line 6 "flashgen/ptx/wgmma.cuh"
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -1952,8 +601,6 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
-
-namespace flashgen {
 
 // Orders what threads did to registers before what products do to them: needed before the first product, and
 // again when accumulators or fragments of the left operand were touched.
@@ -1975,15 +622,7 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// What `value`, which is never negative, is made of is computed before the next wait. Assemblers let waits
-// overtake arithmetic, which then no longer overlaps the products; they do not overtake stores, as this one
-// would be, to `scratch` in shared memory, if the value were negative.
-FLASHGEN_DEVICE void wgmma_compute_before_wait(float value, u32 scratch) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value),
-               "r"(scratch)
-               : "memory");
-}
-
+#line 43
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle) {
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
@@ -1992,23 +631,13 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-template <>
-struct WgmmaType<half_t> {
-  static constexpr char name[] = "k16.f32.f16.f16";
-};
+#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
-template <>
-struct WgmmaType<e4m3_t> {
-  static constexpr char name[] = "k32.f32.e4m3.e4m3";
-};
-template <>
-struct WgmmaType<e5m2_t> {
-  static constexpr char name[] = "k32.f32.e5m2.e5m2";
-};
 
+#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -2171,10 +800,8 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
+#line 233
 // A kernel may say which ones it uses, as compilers take some time for each.
-#ifdef WGMMA_SHAPES
-WGMMA_SHAPES(WGMMA_SHAPE)
-#else
 WGMMA_SHAPE(8)
 WGMMA_SHAPE(16)
 WGMMA_SHAPE(24)
@@ -2207,7 +834,6 @@ WGMMA_SHAPE(232)
 WGMMA_SHAPE(240)
 WGMMA_SHAPE(248)
 WGMMA_SHAPE(256)
-#endif
 #line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
@@ -2216,12 +842,7 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-// d = a * b, where the compiler knows that nothing d held before matters.
-template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
-  Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
-}
-
+#line 281
 // The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
 // warp holding its 16 rows.
 template <class T, i32 n, Major b_major = Major::k>
@@ -2229,102 +850,14 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-template <class T, i32 n, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b) {
-  Wgmma<n>::template set_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), 0);
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/wgmma_fours.cuh"
+#line 17 "flashgen/ptx/wgmma_fours.cuh"
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
 
-namespace flashgen {
-
-template <i32 n>
-struct WgmmaFours {
-  static_assert(n == 0,
-                "a kernel says which shapes it uses: #define WGMMA_SHAPES(shape) shape(64) shape(128)");
-};
-
-#define WGMMA_PRODUCT(n, a, b, type, tail) \
-  "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
-#define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
-// What follows adds to what was there.
-#define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
-#define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
 #define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-#define WGMMA_SS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)                           \
-  template <class Type, class Tail>                                                                          \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u64(&a)[4], const u64(&b)[4],                \
-                                       i32 accumulate) {                                                     \
-    asm volatile(WGMMA_BEGIN(i8) WGMMA_PRODUCT(n, "%" #i0, i1, i9, i10)                                      \
-                     WGMMA_ADD WGMMA_PRODUCT(n, "%" #i2, i3, i9, i10) WGMMA_PRODUCT(n, "%" #i4, i5, i9, i10) \
-                         WGMMA_PRODUCT(n, "%" #i6, i7, i9, i10) "}"                                          \
-                 : WGMMA_REGISTERS_##n(c)                                                                    \
-                 : "l"(a[0]), "l"(b[0]), "l"(a[1]), "l"(b[1]), "l"(a[2]), "l"(b[2]), "l"(a[3]), "l"(b[3]),   \
-                   "r"(accumulate), "C"(Type::name), "C"(Tail::text));                                       \
-  }
-
-#define WGMMA_RS_FOUR(function, c, n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, i11, i12, i13, i14, i15, \
-                      i16, i17, i18, i19, i20, i21, i22, ...)                                               \
-  template <class Type, class Tail>                                                                         \
-  FLASHGEN_DEVICE static void function(float (&d)[n / 2], const u32(&a)[4][4], const u64(&b)[4],            \
-                                       i32 accumulate) {                                                    \
-    asm volatile(WGMMA_BEGIN(i20) WGMMA_PRODUCT(n, WGMMA_LEFT(i0, i1, i2, i3), i16, i21, i22)               \
-                     WGMMA_ADD WGMMA_PRODUCT(n, WGMMA_LEFT(i4, i5, i6, i7), i17, i21, i22)                  \
-                         WGMMA_PRODUCT(n, WGMMA_LEFT(i8, i9, i10, i11), i18, i21, i22)                      \
-                             WGMMA_PRODUCT(n, WGMMA_LEFT(i12, i13, i14, i15), i19, i21, i22) "}"            \
-                 : WGMMA_REGISTERS_##n(c)                                                                   \
-                 : WGMMA_REGISTERS_OF(a[3]), WGMMA_REGISTERS_OF(a[2]), WGMMA_REGISTERS_OF(a[1]),            \
-                   WGMMA_REGISTERS_OF(a[0]), "l"(b[3]), "l"(b[2]), "l"(b[1]), "l"(b[0]), "r"(accumulate),   \
-                   "C"(Type::name), "C"(Tail::text));                                                       \
-  }
-
-#define WGMMA_FOURS_AT(n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, ...)                  \
-  template <>                                                                                \
-  struct WgmmaFours<n> {                                                                     \
-    WGMMA_SS_FOUR(add_ss, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
-    WGMMA_SS_FOUR(set_ss, "=f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10)              \
-    WGMMA_RS_FOUR(add_rs, "+f", n, i0, i1, i2, i3, i4, i5, i6, i7, i8, i9, i10, __VA_ARGS__) \
-  };
-#define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
-
-#ifdef WGMMA_SHAPES
-WGMMA_SHAPES(WGMMA_FOURS)
-#endif
-#line 63
-// d = the sum of four products a * b, plus what d held.
-template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
-                                   const MatrixDescriptor (&b)[4]) {
-  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
-  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 1);
-}
-
-// The same where nothing d held before matters.
-template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
-                                         const MatrixDescriptor (&b)[4]) {
-  const u64 left[4] = {a[0].bits(), a[1].bits(), a[2].bits(), a[3].bits()};
-  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
-}
-
-// With the left operands in registers, plus what d held if `accumulate`; the last product comes first.
-template <class T, i32 n, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
-                                   bool accumulate) {
-  const u64 right[4] = {b[0].bits(), b[1].bits(), b[2].bits(), b[3].bits()};
-  WgmmaFours<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, right, accumulate);
-}
-
 }  // namespace flashgen
-
 #endif
 #line 4 "flashgen/panel.cuh"
 // Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
@@ -2332,8 +865,7 @@ FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], cons
 
 namespace flashgen {
 
-constexpr i32 kWarpgroupSize = 128;
-constexpr i32 kWarpgroupRows = 64;
+#line 11
 // ... and of each of its warps.
 constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
@@ -2358,29 +890,16 @@ struct PanelTile {
   u32 address;
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
-  // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
-  FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
-    return {address + static_cast<u32>(row * kPanelBytes)};
-  }
 
-  // A panel by itself, as an operand whose rows are summed over.
-  FLASHGEN_DEVICE PanelTile panel(i32 index) const {
-    return {address + static_cast<u32>(index * panel_stride)};
-  }
-
+#line 45
   // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
   FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
-  // Boxes of as many rows as the map says; what lies beyond the tensor is left out.
-  FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
-#pragma unroll
-    for (i32 p = 0; p < panels; ++p)
-      tma_store_4d(&map, address + p * panel_stride, p * panel_cols, row, head, sequence);
-  }
 
+#line 58
   // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
   FLASHGEN_DEVICE MatrixDescriptor by_columns() const {
     return matrix_descriptor(address, 16, kSwizzleBytes, Swizzle::bytes_128);
@@ -2394,67 +913,14 @@ struct PanelTile {
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
 
-  // The 16-byte chunk of a row, for ldmatrix and stmatrix.
-  FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
-    return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
-                                      (((chunk % 8) ^ (row % 8)) * kChunkBytes));
-  }
-  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
-  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
-  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
-  // instructions, and a lane's number has none.
-  FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
-    const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
-    return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
-           ((lane / 16 ^ r % 8) * kChunkBytes);
-  }
-  // The first of a lane's chunks of 16 rows from the first on, if these are columns of a right operand.
-  FLASHGEN_DEVICE u32 first_transposed_chunk(Thread thread) const {
-    const u32 lane = static_cast<u32>(thread.lane), r = lane % 8;
-    return address + (r + lane / 16 * 8) * kPanelBytes + ((lane / 8 % 2 ^ r) * kChunkBytes);
-  }
-  static constexpr u32 chunk_after(u32 first, i32 n) {
-    return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
-  }
 };
 
-// The same tile for ordinary accesses, where shared memory begins at `base`.
-template <class Tile>
-struct SharedPanels {
-  using T = typename Tile::Element;
-  u8* base;
-  Tile tile;
-
-  FLASHGEN_DEVICE Vec16 chunk(i32 row, i32 chunk) const {
-    return *reinterpret_cast<const Vec16*>(at(row, chunk));
-  }
-  FLASHGEN_DEVICE T& at_element(i32 row, i32 column) const {
-    constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
-    return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
-  }
-  FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
-  FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
-    at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
-  }
-
- private:
-  FLASHGEN_DEVICE u8* at(i32 row, i32 chunk) const {
-    return base + (tile.chunk_at(row, chunk) - shared_address(base));
-  }
-};
-
+#line 120
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];
-template <i32 n>
-using StripBlocks = Accumulator<1, n / 8>;
 
-// The same registers as one row of blocks of 16 x 8.
-template <i32 count>
-FLASHGEN_DEVICE StripBlocks<2 * count>& blocks_of(float (&strip)[count]) {
-  return reinterpret_cast<StripBlocks<2 * count>&>(strip);
-}
-
+#line 132
 template <i32 count>
 FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 #pragma unroll
@@ -2465,16 +931,7 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// The operands of the next product take the place of those of one that has been waited for. Assemblers would
-// write them to that place at once, while it is still being read, but for the sign of a number that is not
-// negative, which they do not know.
-template <i32 count>
-FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
-  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
-#pragma unroll
-  for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
-}
-
+#line 152
 // Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
@@ -2489,22 +946,7 @@ FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues sums = A^T B, of 64 columns of A and n columns of B, a panel of each: a sum over rows of both.
-template <i32 n, class A, class B>
-FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
-  using T = typename A::Element;
-  static_assert(A::rows == B::rows, "rows of one meet rows of the other");
-  const MatrixDescriptor left = a.by_rows(), right = b.by_rows();
-  wgmma_fence();
-  wgmma_ss_first<T, n, Major::mn, Major::mn>(sums, left, right);
-#pragma unroll
-  for (i32 step = 1; step < A::rows / 16; ++step) {
-    wgmma_ss<T, n, Major::mn, Major::mn>(sums, left.advanced(A::along_rows(step)),
-                                         right.advanced(B::along_rows(step)), true);
-  }
-  wgmma_commit();
-}
-
+#line 182
 // Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
@@ -2520,12 +962,8 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   wgmma_commit();
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/stream.cuh"
+#line 5 "flashgen/stream.cuh"
 // Streaming tiles between global and shared memory.
-
-namespace flashgen {
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
 template <class T>
@@ -2537,218 +975,8 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
-  return chunk;
-}
-
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
-
-// Asynchronous copy of one chunk, in pieces of access_bytes.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
-  constexpr i32 pieces = kChunkBytes / access_bytes;
-  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
-#pragma unroll
-  for (i32 i = 0; i < pieces; ++i) {
-    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
-    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
-  }
-}
-
-// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
-// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
-// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
-// columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
-struct TileStream {
-  using T = typename Tile::Element;
-  static constexpr i32 count = Tile::rows * Tile::chunks;
-  static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
-  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
-  static constexpr i32 rows_apart = threads / Tile::chunks;
-  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
-
-  i64 stride;
-  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
-  // there on.
-  const T* next;
-  i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
-
-  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
-      : stride(source.stride) {
-    seek(source, first_row, thread);
-  }
-
-  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
-    if constexpr (stacked) {
-      const i32 row = first_row + thread.index() / Tile::chunks;
-      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
-      rows_left = source.row_count - row;
-    } else {
-      next = source.at(first_row, 0);
-      rows_left = source.row_count - first_row;
-    }
-  }
-
-  // Leaves out the next `tiles` tiles.
-  FLASHGEN_DEVICE void skip(i32 tiles) {
-    next += static_cast<i64>(tiles) * Tile::rows * stride;
-    rows_left -= tiles * Tile::rows;
-  }
-
-  // Starts the next tile's way into `tile`.
-  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
-    if constexpr (stacked) {
-      const i32 chunk = thread.index() % Tile::chunks;
-      const i32 columns = head_dim - chunk * Tile::chunk_elements;
-      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
-        next += rows_apart * stride;
-      }
-    } else {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
-                  chunk = index % Tile::chunks;
-        if (index >= count) break;
-        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
-        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
-      }
-      next += Tile::rows * stride;
-    }
-    rows_left -= Tile::rows;
-  }
-
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
-
- private:
-  // A chunk without columns reads nothing: where `from` then points does not matter.
-  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
-  }
-};
-
-// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
-}
-template <bool asynchronous, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
-}
-
-// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
-template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
-FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
-                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
-                                       const Factor& factor) {
-  using T = typename Tile::Element;
-  const i32 row = first_row + thread.row(), column = first_column + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float scale = factor(m, h);
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
-            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
-      }
-    }
-  }
-}
-
-// Writes the rows of a tile that exist to global memory.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
-FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
-                                Thread thread) {
-#pragma unroll 4
-  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
-    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
-    const i32 valid = head_dim - chunk * Tile::chunk_elements;
-    if (first_row + row < destination.row_count && valid > 0) {
-      write_chunk<typename Tile::Element, access_bytes>(
-          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 4 "flashgen/strip.cuh"
+#line 23 "flashgen/strip.cuh"
 // Results of a warpgroup on their way to memory.
-
-namespace flashgen {
-
-// Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
-// row() + 8 of the lanes have a factor each.
-template <class Tile>
-FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& strip, const float (&scale)[2],
-                                 Thread thread) {
-  using T = typename Tile::Element;
-  const float low = scale[0], high = scale[1];
-  const u32 first = tile.first_chunk(row, thread);
-#pragma unroll
-  for (i32 n = 0; n < Tile::cols / 16; ++n) {
-    const float* const o = strip + 8 * n;
-    const u32 words[4] = {pack(T{}, o[0] * low, o[1] * low), pack(T{}, o[2] * high, o[3] * high),
-                          pack(T{}, o[4] * low, o[5] * low), pack(T{}, o[6] * high, o[7] * high)};
-    stmatrix_x4(Tile::chunk_after(first, n), words);
-  }
-}
 
 // The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
 // four words of what was everyone's words[q].
@@ -2800,24 +1028,9 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
   }
 }
 
-}  // namespace flashgen
-
-#line 6 "flashgen/backward_step_sm90.cuh"
+#line 19 "flashgen/backward_step_sm90.cuh"
 // Steps of the backward kernels for Hopper: which tile of queries comes, and what becomes of its scores.
 // Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
-
-namespace flashgen {
-
-// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
-// whether some pair is not allowed (fact i).
-constexpr i32 kMemberFact = 8;
-FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
-  constexpr u32 consumers = (1u << kMemberFact) - 1;
-  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
-}
-FLASHGEN_DEVICE Step step_of(ListedTile queries) {
-  return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
-}
 
 // Every row of a strip becomes `columns`, which are one float for each column.
 template <i32 count>
@@ -2846,34 +1059,12 @@ FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
   for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
 }
 
-// The same for products that become scores before; `probabilities` are P rounded, and what takes the place of
-// the products is P times the slope of the score, by which the gradient of a product is the greater. `pairs`,
-// if given, tells what a lane's pairs read of captured tensors.
-template <class T, class Score, i32 count, class... Pairs>
-FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
-                                        const Score& score, float scale, const float* negated_lse_log2,
-                                        i32 first_q, i32 first_key, Thread thread, const Pairs&... pairs) {
-  const typename Score::First first = score.first_at(first_q + thread.column(), first_key + thread.row());
-#pragma unroll
-  for (i32 i = 0; i < count; i += 2) {
-    float p[2];
-#pragma unroll
-    for (i32 c = 0; c < 2; ++c) {
-      const i32 q = 2 * (i - i % 4) + c;
-      const ScoreAndSlope of = score.value_and_slope(products[i + c] * scale, first, q, 8 * (i % 4 / 2),
-                                                     pairs.at(i + c, thread)...);
-      p[c] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[thread.column() + q]));
-      products[i + c] = p[c] * of.slope;
-    }
-    probabilities[i / 8][i % 8 / 2] = pack(T{}, p[0], p[1]);
-  }
-}
-
+#line 72
 // What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
 // As P itself it has to be a zero.
 constexpr u32 kForbidden = 0x80000000u;
-constexpr u32 kForbiddenSlope = 0x7fc0dea1u;
 
+#line 77
 // dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
 // seen, not even that it is not a number.
 template <u32 forbidden, i32 count>
@@ -2955,104 +1146,9 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
   }
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
-
-namespace flashgen {
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<half_t> = 0x04000400u;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <>
-constexpr u32 kToInfinity<float> = 0x00800000u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
-
-template <class T>
-FLASHGEN_DEVICE T not_a_number() {
-  if constexpr (kIsFloat<T>) {
-    return float_of(0x7fffffffu);
-  } else {
-    return T{0x7fff};
-  }
-}
-
-// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
-  u32 bad = 0;
-#pragma unroll 4
-  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
-  }
-  return block_any(bad != 0);
-}
-
-// Puts 0 for every element that is not finite.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
-#pragma unroll 1
-  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
-    u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = signs_of_bad<typename Tile::Element>(word);
-    // From the sign bit of each bad element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
-  }
-  block_sync();
-}
-
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
-#pragma unroll 1
-  for (i32 column = thread.index(); column < head_dim; column += threads) {
-#pragma unroll 1
-    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
-      const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
-        continue;
-#pragma unroll 1
-      for (i32 q = first_q; q < end_q; ++q) {
-        if (mask.allows(q, key))
-          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
-      }
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 4 "flashgen/fragments.cuh"
+#line 6 "flashgen/fragments.cuh"
 // A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
 // block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
-
-namespace flashgen {
 
 // The columns from `first` to `end`, ...
 template <i32 count>
@@ -3080,13 +1176,9 @@ FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Th
   }
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ring.cuh"
+#line 6 "flashgen/ring.cuh"
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
-
-namespace flashgen {
 
 // Where someone is in a ring: how many slots have gone by.
 template <i32 slots>
@@ -3100,25 +1192,7 @@ struct RingPlace {
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
-};
-
+#line 40
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
@@ -3148,21 +1222,9 @@ struct Ring {
   }
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/row_tile.cuh"
+#line 14 "flashgen/row_tile.cuh"
 // Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
 // tile.
-
-namespace flashgen {
-
-// A tile of queries of one head of one sequence; the one after the last does not exist.
-struct alignas(16) RowTile {
-  i32 first_q;
-  i32 head;
-  i32 sequence;
-  i32 exists;
-};
 
 // A tile of keys of one head of keys and values of one sequence.
 struct alignas(16) KeyTile {
@@ -3176,10 +1238,9 @@ struct alignas(16) KeyTile {
   u8 part = 0;
   u8 parts = 1;
 
-  // Steps of the part where the whole tile has `steps`.
-  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
+#line 33
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -3210,20 +1271,7 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {of_last / in_last, before + of_last % in_last};
 }
 
-// The tile of queries at a place. If `longest_first`, those of a head go from the last to the first, as a
-// causal mask makes the last ones the longest.
-template <i32 tile_q, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
-  const i32 tile = longest_first ? p.q_tiles - 1 - place.turn : place.turn;
-  const i32 sequence = place.head / p.heads_q;
-  return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
-}
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
-}
-
+#line 77
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -3233,31 +1281,14 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-// The same where the last tiles are cut into parts, which follow one another.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
-  const i32 beyond = number - p.whole_tiles;
-  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
-  const i32 cut = beyond / p.tile_parts;
-  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
-  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
-  keys.parts = static_cast<u8>(p.tile_parts);
-  return keys;
-}
-
+#line 98
 // The number of a further tile. The first ones are the blocks' own numbers.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-// Warns all blocks: the numbers that they draw from then on have this bit besides.
-constexpr i32 kWarning = -0x7fffffff - 1;
-template <class Params>
-FLASHGEN_DEVICE void warn_all(const Params& p) {
-  atomic_or(p.counter, static_cast<u32>(kWarning));
-}
-
+#line 111
 // To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
 // launch.
 template <class Params>
@@ -3268,14 +1299,10 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-}  // namespace flashgen
-
-#line 7 "flashgen/backward_wide_sm90.cuh"
+#line 9 "flashgen/backward_wide_sm90.cuh"
 // What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take
 // all registers of a consumer each. There are two: one keeps keys and sums dK and dV, one keeps queries and
 // sums dQ.
-
-namespace flashgen {
 
 // ---- dK and dV. Scores are transposed, and both consumers have all keys of the tile: one sums dV, of the P
 // that it makes and hands on, the other one dK.
@@ -3299,7 +1326,7 @@ struct BackwardKeysConfig {
 
 template <BackwardKeysConfig cfg, class T>
 struct BackwardKeysShape {
-  static_assert(cfg.tile_kv == kWarpgroupRows && cfg.consumers == 2, "two consumers share 64 keys");
+#line 36
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
@@ -3330,113 +1357,8 @@ FLASHGEN_DEVICE void multiply_by_fragments(float (&dp)[count], const float* part
 
 // ---- dQ. The rows of scores are queries, 64 of them each consumer's, and tiles of keys go by.
 
-struct BackwardQueryConfig {
-  i32 head_dim;
-  i32 head_dim_v;
-  i32 tile_q;
-  i32 tile_kv;
-  i32 k_slots;
-  i32 v_slots;
-  i32 stats_rows;
-  i32 consumers;
-  i32 producer_registers;
-  i32 consumer_registers;
-  i32 section_heads;
-  bool longest_first;
-  bool has_lower;
-  bool has_upper;
-};
-
-template <BackwardQueryConfig cfg, class T>
-struct BackwardQueryShape {
-  static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
-  static_assert((cfg.k_slots & (cfg.k_slots - 1)) == 0 && (cfg.v_slots & (cfg.v_slots - 1)) == 0,
-                "slots of K and V are counted together");
-  static_assert(cfg.stats_rows == kWarpgroupRows, "each consumer's queries have their statistics together");
-  using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
-  using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
-  using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
-  using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
-  using Scores = Strip<cfg.tile_kv>;
-  using RoundedScores = Rounded<cfg.tile_kv>;
-  using DQ = Strip<cfg.head_dim>;
-
-  // L and D of a consumer's queries.
-  static constexpr i32 stats_bytes = 2 * kWarpgroupRows * 4;
-  static constexpr u32 consumer_warps = 4 * cfg.consumers;
-};
-
-// A tile of queries as the producer tells of it.
-struct QueryTile {
-  RowTile rows;
-  // Whether some query of it attends to some key.
-  i32 attends;
-};
-
-// Every row of a strip becomes one value: that of row() or of row() + 8.
-template <i32 count>
-FLASHGEN_DEVICE void spread_rows(float (&strip)[count], const float (&rows)[2]) {
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) strip[i] = rows[i / 2 % 2];
-}
-
-// P = exp(score - L) times the slope of the score, of products whose rows are queries.
-template <class Score, i32 count>
-FLASHGEN_DEVICE void score_slopes(float (&products)[count], const Score& score, float scale,
-                                  const float (&negated_lse_log2)[2], i32 first_q, i32 first_key,
-                                  Thread thread) {
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 i = 0; i < count; ++i) {
-    const i32 h = i / 2 % 2;
-    const ScoreAndSlope of = score.value_and_slope(products[i] * scale, first, 8 * h, 8 * (i / 4) + i % 2);
-    products[i] = exp2_approx(fused_multiply_add(of.value, kLog2E, negated_lse_log2[h])) * of.slope;
-  }
-}
-
 // ---- Bad values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a row's 16
 // bytes, so that a column's values are one warp's.
-
-template <class T, i32 warps>
-FLASHGEN_DEVICE bool is_column_of_warp(i32 column, i32 warp) {
-  constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  return column / elements % warps == warp;
-}
-
-// Calls `visit(chunk)` for those of the warp's chunks that are the lane's, in shared memory from `base` on.
-template <i32 warps, class Tile, class Visit>
-FLASHGEN_DEVICE void for_chunks_of_warp(u8* base, Tile tile, i32 warp, Thread thread, const Visit& visit) {
-#pragma unroll 1
-  for (i32 chunk = warp; chunk < 8 * Tile::panels; chunk += warps) {
-#pragma unroll 2
-    for (i32 row = thread.lane; row < Tile::rows; row += kWarpSize)
-      visit(*reinterpret_cast<Vec16*>(base + (tile.chunk_at(row, chunk) - shared_address(base))));
-  }
-}
-
-// Whether a lane's chunks hold NaN or infinities.
-template <i32 warps, class Tile>
-FLASHGEN_DEVICE bool holds_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
-  u32 bad = 0;
-  for_chunks_of_warp<warps>(base, tile, warp, thread, [&](const Vec16& chunk) {
-    const Vec16 read = chunk;
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(read.words[w]);
-  });
-  return bad != 0;
-}
-
-// Puts 0 for them.
-template <i32 warps, class Tile>
-FLASHGEN_DEVICE void clear_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
-  for_chunks_of_warp<warps>(base, tile, warp, thread, [&](Vec16& chunk) {
-#pragma unroll 1
-    for (i32 w = 0; w < 4; ++w) {
-      u32& word = chunk.words[w];
-      word &= ~((signs_of_bad<typename Tile::Element>(word) >> 15) * 0xffffu);
-    }
-  });
-}
 
 }  // namespace flashgen
 
@@ -3507,7 +1429,7 @@ constexpr u32 kDoBarriers = 230784;
 constexpr u32 kPBarriers = 230912;
 constexpr u32 kTileBarriers = 231040;
 constexpr u32 kTiles = 231168;  // which tiles of keys come next
-constexpr u32 kBytes = 231200;
+
 }  // namespace smem
 
 #line 19

@@ -12,8 +12,23 @@
 //            o      0 to 32768  O_i, once the loop is over
 // because  32 rows per warp use each fragment of K and V twice; with one stage two blocks share a
 //          multiprocessor
-
-// The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
+//
+// contents   37  Integer and 16-bit element types, without any CUDA header.
+//            61  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           106  Moving data.
+//           136  Scalar arithmetic, one instruction each.
+//           175  Warp-wide matrix instructions.
+//           229  Element types.
+//           289  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           360  Operands of warp-level matrix products.
+//           464  Warp-level matrix products.
+//           543  Banded masks.
+//           620  Walking over the tiles that a mask does not rule out.
+//           670  Streaming tiles between global and shared memory.
+//           872  Keeping NaN and infinity where they belong.
+//           957  The online softmax.
+//          1089  What the forward kernel is made of.
+//          1150  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -26,25 +41,16 @@ namespace flashgen {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
-using u64 = unsigned long long;
+#line 10
 using i32 = int;
 using i64 = long long;
 
-// IEEE binary16 and bfloat16 as bits; arithmetic happens in float or on tensor cores.
-struct half_t {
-  u16 bits;
-};
+#line 17
 struct bfloat16_t {
   u16 bits;
 };
-// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
-struct e4m3_t {
-  u8 bits;
-};
-struct e5m2_t {
-  u8 bits;
-};
 
+#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
@@ -65,10 +71,10 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
+#line 17
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
-FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
+#line 20
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
 // Bit l is lane l's condition.
 FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
@@ -96,12 +102,8 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/copy.cuh"
+#line 5 "flashgen/ptx/copy.cuh"
 // Moving data: asynchronous global-to-shared copies and reductions to global memory.
-
-namespace flashgen {
 
 // Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
@@ -130,28 +132,8 @@ FLASHGEN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-FLASHGEN_DEVICE void reduce_add(float* address, float value) {
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
-}
-
-// Signed numbers too: in two's complement they add up alike.
-FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
-  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-
-// Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
-FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
-               "f"(value[2]), "f"(value[3])
-               : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/math.cuh"
+#line 5 "flashgen/ptx/math.cuh"
 // Scalar arithmetic, one instruction each.
-
-namespace flashgen {
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
@@ -166,13 +148,7 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
-FLASHGEN_DEVICE float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
+#line 27
 // The larger of two; a NaN loses to a number.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
@@ -180,26 +156,14 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
-// The smaller of two, or NaN if one of them is; from sm_80 on.
-FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
-  float c;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
+#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-// The same clipped to [0, 1]; of a NaN comes 0.
-FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
-  float d;
-  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
-  return d;
-}
-
+#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -207,34 +171,8 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-FLASHGEN_DEVICE u16 to_half_bits(float value) {
-  u16 bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
-FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
-#if __CUDA_ARCH__ >= 800
-  u32 packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-#else
-  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
-#endif
-}
-
-FLASHGEN_DEVICE float half_to_float(u16 bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/matrix.cuh"
+#line 5 "flashgen/ptx/matrix.cuh"
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
-
-namespace flashgen {
 
 // Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
 FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
@@ -265,50 +203,7 @@ FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                : "memory");
 }
 
-FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(address)
-               : "memory");
-}
-
-// The way back (sm_90 and later).
-FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
-               "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
-               : "memory");
-}
-
+#line 80
 // d += a * b, fp32 accumulation.
 FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
@@ -318,67 +213,17 @@ FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// Turing's shape: half the depth.
-FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b));
-}
-
+#line 106
 // The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
 // emulator carries out all products of a batch at one meeting of the lanes.
 FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   mma_m16n8k16(bfloat16_t{}, d, a, b);
 }
 
-FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(half_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  mma_m16n8k8(half_t{}, d, a0, a1, b);
-}
-
+#line 120
 FLASHGEN_DEVICE void mma_finish() {}
 
-// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
-FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b));
-}
-
-// 8-bit elements: twice the depth (sm_89 and later).
-FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 }  // namespace flashgen
-
 #endif
 #line 3 "flashgen/element.cuh"
 // Element types: conversions, and how deep one matrix instruction reaches.
@@ -386,7 +231,7 @@ FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], cons
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-constexpr float kLog2E = 0x1.715476p+0f;
+#line 9
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
 
@@ -422,12 +267,9 @@ struct Place {
   i32 sequence;
 
   FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
-  // Its number when all tiles of all heads of all sequences are counted through.
-  FLASHGEN_DEVICE i64 number(i32 tiles, i32 heads) const {
-    return (static_cast<i64>(sequence) * heads + head) * tiles + tile;
-  }
 };
 
+#line 50
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
@@ -435,30 +277,16 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 
-FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
-FLASHGEN_DEVICE float to_float(float x) { return x; }
-
-FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
-
+#line 63
 // Two neighbouring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
   u32 bits;
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
-template <>
-struct alignas(8) Pair<float> {
-  float first, second;
-  FLASHGEN_DEVICE static Pair from(float a, float b) { return {a, b}; }
-};
 
-}  // namespace flashgen
-
-#line 3 "flashgen/tile.cuh"
+#line 5 "flashgen/tile.cuh"
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-namespace flashgen {
 
 constexpr i32 kChunkBytes = 16;
 
@@ -499,9 +327,9 @@ struct SharedTile {
   }
   // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
   FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
-  FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
 };
 
+#line 49
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
 // is one addition along rows, one xor along columns.
 template <class Tile>
@@ -528,15 +356,11 @@ struct Cursor {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/operand.cuh"
+#line 5 "flashgen/operand.cuh"
 // Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
 //
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
 // l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
-
-namespace flashgen {
 
 template <class Tile>
 FLASHGEN_DEVICE i32 origin_of(Tile tile) {
@@ -548,26 +372,19 @@ template <class T>
 struct LeftFragment {
   u32 words[4];
 };
-template <>
-struct LeftFragment<float> {
-  float values[2][8];
-};
 
+#line 25
 // Right operand of one step: one step deep, 8 columns.
 template <class T>
 struct RightFragment {
   u32 words[2];
 };
-template <>
-struct RightFragment<float> {
-  float values[8][2];
-};
 
+#line 35
 // ---------------------------------------------------------------------------------------------------------
 // Left operand stored row by row: tile[row][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+template <class Tile, class T = typename Tile::Element>
 struct LeftRows {
-  using T = typename Tile::Element;
   static constexpr bool in_registers = false;
   Cursor<Tile> cursor;
 
@@ -578,66 +395,11 @@ struct LeftRows {
   }
 };
 
-template <class Tile>
-struct LeftRows<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), cursor(0, first_row + thread.row(), 0) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const i32 offset = cursor.template offset<true>(16 * block + 8 * half, 2 * step + c);
-        const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + offset);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[half][4 * c + i] = float_of(chunk.words[i]);
-      }
-    }
-  }
-};
-
-// Left operand stored by columns: tile[depth][row].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct LeftColumns {
-  using T = typename Tile::Element;
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), (thread.lane & 7) + (thread.lane >> 4) * 8,
-               first_row / 8 + ((thread.lane >> 3) & 1)) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4_trans(fragment.words, cursor.template offset<false>(16 * step, 2 * block));
-  }
-};
-
-template <class Tile>
-struct LeftColumns<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  i32 row;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), row(first_row + thread.row()) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = *tile.element_at(8 * step + k, row + 16 * block + 8 * half);
-    }
-  }
-};
-
+#line 103
 // ---------------------------------------------------------------------------------------------------------
 // Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
+template <class Tile, class T = typename Tile::Element>
 struct RightTransposed {
-  using T = typename Tile::Element;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE RightTransposed(Tile tile, i32 first_column, Thread thread)
@@ -654,35 +416,11 @@ struct RightTransposed {
   }
 };
 
-template <class Tile>
-struct RightTransposed<Tile, true> {
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 n = 0; n < 2; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const Vec16 chunk = tile.vector_at(column + 8 * block + n, 2 * step + c);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[4 * c + i][n] = float_of(chunk.words[i]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
+#line 147
 // Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
 // of two that no column step of the warp reaches.
-template <class Tile, bool aligned, bool is_float = kIsFloat<typename Tile::Element>>
+template <class Tile, bool aligned, class T = typename Tile::Element>
 struct RightRows {
-  using T = typename Tile::Element;
   Cursor<Tile> cursor;
 
   FLASHGEN_DEVICE RightRows(Tile tile, i32 first_column, Thread thread)
@@ -698,30 +436,7 @@ struct RightRows {
   }
 };
 
-template <class Tile, bool aligned>
-struct RightRows<Tile, aligned, true> {
-  struct alignas(8) Two {
-    float values[2];
-  };
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightRows(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 k = 0; k < 8; ++k) {
-      const Two two = *reinterpret_cast<const Two*>(tile.element_at(8 * step + k, column + 8 * block));
-      fragment.values[k][0] = two.values[0];
-      fragment.values[k][1] = two.values[1];
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
+#line 190
 // ---------------------------------------------------------------------------------------------------------
 // Left operand made from accumulators: the columns of one product are the depth of the next.
 template <class T, i32 row_blocks, i32 column_blocks>
@@ -745,50 +460,8 @@ struct LeftRegisters {
   }
 };
 
-template <i32 row_blocks, i32 column_blocks>
-struct LeftRegisters<float, row_blocks, column_blocks> {
-  static constexpr bool in_registers = true;
-  const float (&values)[row_blocks][column_blocks][4];
-  i32 first_lane;
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values_)[row_blocks][column_blocks][4], Thread thread)
-      : values(values_), first_lane(thread.lane & ~3) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-    // Column k of a block is held by lane k/2 of each group of four.
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = shuffle(values[block][step][2 * half + k % 2], first_lane + k / 2);
-    }
-  }
-};
-
-// A left operand fetched once and held in registers, for a tile that every product uses.
-template <class T, i32 row_blocks, i32 steps>
-struct LeftHeld {
-  static constexpr bool in_registers = true;
-  LeftFragment<T> fragments[row_blocks][steps];
-
-  template <class Left>
-  FLASHGEN_DEVICE void take(const Left& left) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 step = 0; step < steps; ++step) left.load(fragments[m][step], m, step);
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/product.cuh"
+#line 5 "flashgen/product.cuh"
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-namespace flashgen {
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
 template <i32 row_blocks, i32 column_blocks>
@@ -816,16 +489,7 @@ FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, con
   }
 }
 
-template <bool turing>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<float>& a,
-                                    const RightFragment<float>& b) {
-#pragma unroll
-  for (i32 k = 0; k < 8; ++k) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) d[e] = fused_multiply_add(a.values[e / 2][k], b.values[k][e % 2], d[e]);
-  }
-}
-
+#line 43
 // The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
 template <i32 column_blocks, class Right, class T>
 FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
@@ -875,19 +539,14 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   if constexpr (!kIsFloat<T>) mma_finish();
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/band.cuh"
+#line 5 "flashgen/band.cuh"
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-namespace flashgen {
 
 struct Range {
   i32 begin, end;
-  FLASHGEN_DEVICE i32 size() const { return end - begin; }
-  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
+#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -915,22 +574,7 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
-  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = ceil_div(len_kv, tile);
-    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
-    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
-    return {begin, end};
-  }
-
-  // Tiles of queries that may attend to some key of [k_begin, k_end).
-  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
-    i32 begin = 0, end = len_q;
-    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
-    if constexpr (has_lower) end = smaller(end, k_end - lower);
-    return tiles_of(begin, end, tile);
-  }
-
+#line 56
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
@@ -972,160 +616,7 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
-// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
-// on.
-FLASHGEN_DEVICE u32 bits_from(i32 column) {
-  const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
-  return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
-}
-
-// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
-// bit for each.
-template <bool has_lower, bool has_upper>
-FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
-  i32 end = mask.len_kv - key;
-  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
-  u32 allowed = ~bits_from(end);
-  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
-  return allowed;
-}
-
-// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
-// test seven at once.
-template <bool has_lower, bool has_upper, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
-                               const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
-                               Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const u32 allowed = allowed_keys(mask, q + 8 * h, key);
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((allowed & 1u << i) == 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
-// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
-// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
-// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
-// nothing else found room.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                    Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                           mask.query_at(first_q + thread.row() + 8)};
-  const i32 first_column = first_key + thread.column();
-  const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::asks_besides) {
-#pragma unroll 1
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
-      constexpr i32 at_once = Mask::is_light ? 4 : 1;
-      static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
-      const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
-#pragma unroll 1
-      for (i32 begin = 0; begin < count; begin += at_once) {
-#pragma unroll
-        for (i32 i = begin; i < begin + at_once; ++i) {
-          const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-          const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
-          }
-        }
-      }
-    }
-  }
-}
-
-// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
-template <i32 column_blocks>
-FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-    for (i32 i = 0; i < 2 * column_blocks; ++i) {
-      if ((bits[h] & 1u << i) != 0) values[0][i / 2][2 * h + i % 2] = value;
-    }
-  }
-}
-
-// Bits of those that it allows; of a band they are known by themselves.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                  Thread thread) {
-  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
-}
-template <i32 column_blocks, bool has_lower, bool has_upper>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
-                                  i32 first_key, Thread thread) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h)
-    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
-}
-
-// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
-// need not be bits first. Else bits are worth keeping.
-template <class Mask>
-constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-template <class Mask>
-constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
-
-// The same for any mask.
-template <class Mask, i32 column_blocks>
-FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
-                               i32 first_q, i32 first_key, Thread thread) {
-  static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
-  constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
-    const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
-                                             mask.query_at(first_q + thread.row() + 8)};
-    const i32 first_column = first_key + thread.column();
-    const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_in_order = [&](i32 h) {
-      return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
-    };
-    // Bit 2n + c for column 8n + c.
-    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
-#pragma unroll
-    for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
-      const i32 key = first_key + 8 * first;
-      const typename Mask::Key own = mask.key_at(key + thread.lane);
-#pragma unroll
-      for (i32 i = 0; i < 2 * smaller(blocks_at_once, column_blocks - first); ++i) {
-        const i32 column = 8 * (i / 2) + thread.column() + i % 2;
-        const typename Mask::Key of_column = own.of_lane(column, key + column);
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_besides(queries[h], of_column)))
-            values[0][first + i / 2][2 * h + i % 2] = value;
-        }
-      }
-    }
-  } else {
-    u32 forbidden[2];
-    find_forbidden<column_blocks>(forbidden, mask, first_q, first_key, thread);
-    put_where(values, value, forbidden);
-  }
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/walk.cuh"
+#line 5 "flashgen/walk.cuh"
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
@@ -1135,8 +626,6 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 //     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
 //     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
 //     allows(q, k)                          whether one pair is allowed
-
-namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
 // starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
@@ -1177,12 +666,8 @@ struct Walk {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/stream.cuh"
+#line 5 "flashgen/stream.cuh"
 // Streaming tiles between global and shared memory.
-
-namespace flashgen {
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
 template <class T>
@@ -1383,25 +868,19 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
   }
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/contain.cuh"
+#line 6 "flashgen/contain.cuh"
 // Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
 // value in a key that a query may not attend to would reach the query through any tile that the mask cuts
 // through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
 // taken out before the product, and what they should have reached becomes NaN afterwards.
 
-namespace flashgen {
-
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
 constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<half_t> = 0x04000400u;
+#line 16
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <>
-constexpr u32 kToInfinity<float> = 0x00800000u;
+#line 20
 template <class T>
 constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 
@@ -1412,7 +891,7 @@ FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
 }
 
 FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
+#line 31
 FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
 
 template <class T>
@@ -1474,12 +953,8 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
   }
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/softmax.cuh"
+#line 5 "flashgen/softmax.cuh"
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
-
-namespace flashgen {
 
 // The four lanes that share a row of accumulators combine their values.
 FLASHGEN_DEVICE float row_maximum(float x) {
@@ -1514,18 +989,7 @@ struct OnlineSoftmax {
     }
   }
 
-  // Takes in one more logit per row, before all others; one lane of each row counts it.
-  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = logit * kLog2E;
-        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
-      }
-    }
-  }
-
+#line 52
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
   template <i32 columns, i32 out_columns>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
@@ -1621,12 +1085,8 @@ struct OnlineSoftmax {
   }
 };
 
-}  // namespace flashgen
-
-#line 5 "flashgen/forward.cuh"
+#line 7 "flashgen/forward.cuh"
 // What the forward kernel is made of.
-
-namespace flashgen {
 
 struct ForwardConfig {
   i32 head_dim;
@@ -1681,71 +1141,6 @@ FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks>& softmax, Thre
     for (i32 h = 0; h < 2; ++h) {
       if (thread.column() == 0) visit(16 * m + 8 * h + thread.row(), softmax.log_sum_exp(m, h));
     }
-  }
-}
-
-// Merges what the warps of a block have computed over different keys for the same rows; warp 0 gets the
-// result. `shared` holds rows x columns floats, then two numbers per warp and row. All threads of the block
-// call it.
-template <i32 warps, i32 rows, i32 columns, i32 row_blocks, i32 out_blocks>
-FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softmax,
-                                 Accumulator<row_blocks, out_blocks>& out, Thread thread) {
-  float* const maxima = shared + rows * columns;
-  float* const sums = maxima + warps * rows;
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const i32 row = 16 * m + 8 * h + thread.row();
-      if (thread.column() == 0) {
-        maxima[thread.warp * rows + row] = softmax.maximum_log2[m][h];
-        sums[thread.warp * rows + row] = softmax.sum[m][h];
-      }
-    }
-  }
-  block_sync();
-  // Every warp brings its rows to the common maximum.
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const i32 row = 16 * m + 8 * h + thread.row();
-      float common = -kInfinity;
-#pragma unroll
-      for (i32 w = 0; w < warps; ++w) common = maximum(common, maxima[w * rows + row]);
-      const float shift = common == -kInfinity ? 0.0f : common;
-      float total = 0.0f;
-#pragma unroll
-      for (i32 w = 0; w < warps; ++w)
-        total += sums[w * rows + row] * exp2_approx(maxima[w * rows + row] - shift);
-      const float factor = exp2_approx(softmax.maximum_log2[m][h] - shift);
-#pragma unroll
-      for (i32 n = 0; n < out_blocks; ++n) {
-        out[m][n][2 * h] *= factor;
-        out[m][n][2 * h + 1] *= factor;
-      }
-      softmax.maximum_log2[m][h] = common;
-      softmax.sum[m][h] = total;
-    }
-  }
-  // Warp after warp adds its rows, so the order of additions is always the same.
-  for (i32 turn = warps - 1; turn >= 0; --turn) {
-    if (thread.warp == turn) {
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-        for (i32 n = 0; n < out_blocks; ++n) {
-#pragma unroll
-          for (i32 e = 0; e < 4; ++e) {
-            float& sum =
-                shared[(16 * m + 8 * (e / 2) + thread.row()) * columns + 8 * n + thread.column() + e % 2];
-            if (turn < warps - 1) out[m][n][e] += sum;
-            if (turn > 0) sum = out[m][n][e];
-          }
-        }
-      }
-    }
-    block_sync();
   }
 }
 
@@ -1806,7 +1201,7 @@ constexpr u32 kQ = 0;      // Q_i
 constexpr u32 kK = 32768;  // K_j
 constexpr u32 kV = 49152;  // V_j
 constexpr u32 kO = 0;      // O_i, once the loop is over
-constexpr u32 kBytes = 65536;
+
 }  // namespace smem
 
 #line 31

@@ -28,8 +28,6 @@
 // The products that it makes, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
 
-// The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
-
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
@@ -45,21 +43,12 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-// IEEE binary16 and bfloat16 as bits; arithmetic happens in float or on tensor cores.
-struct half_t {
-  u16 bits;
-};
+#line 17
 struct bfloat16_t {
   u16 bits;
 };
-// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
-struct e4m3_t {
-  u8 bits;
-};
-struct e5m2_t {
-  u8 bits;
-};
 
+#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
@@ -78,11 +67,10 @@ namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
-FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
+#line 16
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
+#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
 // Bit l is lane l's condition.
@@ -111,62 +99,8 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/copy.cuh"
-// Moving data: asynchronous global-to-shared copies and reductions to global memory.
-
-namespace flashgen {
-
-// Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
-FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most `pending` groups are under way.
-template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-FLASHGEN_DEVICE void reduce_add(float* address, float value) {
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
-}
-
-// Signed numbers too: in two's complement they add up alike.
-FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
-  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-
-// Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
-FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
-               "f"(value[2]), "f"(value[3])
-               : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/math.cuh"
+#line 5 "flashgen/ptx/math.cuh"
 // Scalar arithmetic, one instruction each.
-
-namespace flashgen {
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
@@ -222,74 +156,8 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-FLASHGEN_DEVICE u16 to_half_bits(float value) {
-  u16 bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
-FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
-#if __CUDA_ARCH__ >= 800
-  u32 packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-#else
-  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
-#endif
-}
-
-FLASHGEN_DEVICE float half_to_float(u16 bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/matrix.cuh"
+#line 45 "flashgen/ptx/matrix.cuh"
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
-
-namespace flashgen {
-
-// Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
-FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(address)
-               : "memory");
-}
 
 // The way back (sm_90 and later).
 FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
@@ -298,74 +166,7 @@ FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
                : "memory");
 }
 
-FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
-               "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
-               : "memory");
-}
-
-// d += a * b, fp32 accumulation.
-FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// Turing's shape: half the depth.
-FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b));
-}
-
-// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
-// emulator carries out all products of a batch at one meeting of the lanes.
-FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(bfloat16_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(half_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  mma_m16n8k8(half_t{}, d, a0, a1, b);
-}
-
-FLASHGEN_DEVICE void mma_finish() {}
-
+#line 122
 // Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
 FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
   asm volatile(
@@ -375,25 +176,7 @@ FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-// 8-bit elements: twice the depth (sm_89 and later).
-FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 }  // namespace flashgen
-
 #endif
 #line 3 "flashgen/element.cuh"
 // Element types: conversions, and how deep one matrix instruction reaches.
@@ -426,384 +209,22 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
+#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-// Which tile of which head of which sequence a block works on.
-struct Place {
-  i32 tile;
-  i32 head;
-  i32 sequence;
-
-  FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
-  // Its number when all tiles of all heads of all sequences are counted through.
-  FLASHGEN_DEVICE i64 number(i32 tiles, i32 heads) const {
-    return (static_cast<i64>(sequence) * heads + head) * tiles + tile;
-  }
-};
-
-template <class T>
-constexpr bool kIsFloat = sizeof(T) == 4;
-
-// Elements of the summed dimension that one multiply step consumes.
-template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
-
+#line 57
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
+#line 59
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
-
-// Two neighbouring elements, written with one store.
-template <class T>
-struct alignas(4) Pair {
-  u32 bits;
-  FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
-};
-template <>
-struct alignas(8) Pair<float> {
-  float first, second;
-  FLASHGEN_DEVICE static Pair from(float a, float b) { return {a, b}; }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/tile.cuh"
+#line 5 "flashgen/tile.cuh"
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-namespace flashgen {
 
 constexpr i32 kChunkBytes = 16;
 
-// How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
-template <i32 chunks>
-struct TileSwizzle {
-  static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
-  static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
-  static constexpr i32 mask = span - 1;
-  static constexpr i32 shift = span == 8 ? 0 : span == 4 ? 1 : 2;
-  FLASHGEN_DEVICE static i32 of_row(i32 row) { return (row >> shift) & mask; }
-};
-
-// rows_ x cols_ elements of T at `data`, which is 128-byte aligned.
-template <class T, i32 rows_, i32 cols_>
-struct SharedTile {
-  using Element = T;
-  static constexpr i32 rows = rows_;
-  static constexpr i32 cols = cols_;
-  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  static constexpr i32 chunks = cols / chunk_elements;
-  static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
-  static constexpr i32 bytes = rows * row_bytes;
-  using Layout = TileSwizzle<chunks>;
-
-  u8* data;
-
-  FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
-    return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
-  }
-  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
-  FLASHGEN_DEVICE T* element_at(i32 row, i32 col) const {
-    return reinterpret_cast<T*>(chunk_at(row, col / chunk_elements)) + col % chunk_elements;
-  }
-  FLASHGEN_DEVICE Vec16& vector_at(i32 row, i32 chunk) const {
-    return *reinterpret_cast<Vec16*>(chunk_at(row, chunk));
-  }
-  // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
-  FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
-  FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
-};
-
-// A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
-template <class Tile>
-struct Cursor {
-  i32 row_offset;
-  i32 chunk;
-  i32 swizzle;
-
-  // `origin`: where the tile starts, a multiple of 128, or 0 for offsets from its start.
-  FLASHGEN_DEVICE Cursor(i32 origin, i32 row, i32 chunk_)
-      : row_offset(origin + row * Tile::row_bytes), chunk(chunk_), swizzle(Tile::Layout::of_row(row)) {}
-
-  // `aligned`: the lane's own chunk shares no bit with any step, so the sum is an xor that folds into one.
-  template <bool aligned>
-  FLASHGEN_DEVICE i32 offset(i32 row_step, i32 chunk_step) const {
-    constexpr i32 mask = Tile::Layout::mask;
-    if constexpr (aligned) {
-      const i32 base = row_offset + ((chunk ^ swizzle) * kChunkBytes);
-      return (base ^ ((chunk_step & mask) * kChunkBytes)) + (chunk_step & ~mask) * kChunkBytes +
-             row_step * Tile::row_bytes;
-    } else {
-      return row_offset + (((chunk + chunk_step) ^ swizzle) * kChunkBytes) + row_step * Tile::row_bytes;
-    }
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/operand.cuh"
-// Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
-//
-// A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
-// l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
-
-namespace flashgen {
-
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
-
-// Left operand of one step: 16 rows, one step deep.
-template <class T>
-struct LeftFragment {
-  u32 words[4];
-};
-template <>
-struct LeftFragment<float> {
-  float values[2][8];
-};
-
-// Right operand of one step: one step deep, 8 columns.
-template <class T>
-struct RightFragment {
-  u32 words[2];
-};
-template <>
-struct RightFragment<float> {
-  float values[8][2];
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand stored row by row: tile[row][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct LeftRows {
-  using T = typename Tile::Element;
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), first_row + (thread.lane & 15), thread.lane >> 4) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4(fragment.words, cursor.template offset<true>(16 * block, 2 * step));
-  }
-};
-
-template <class Tile>
-struct LeftRows<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), cursor(0, first_row + thread.row(), 0) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const i32 offset = cursor.template offset<true>(16 * block + 8 * half, 2 * step + c);
-        const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + offset);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[half][4 * c + i] = float_of(chunk.words[i]);
-      }
-    }
-  }
-};
-
-// Left operand stored by columns: tile[depth][row].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct LeftColumns {
-  using T = typename Tile::Element;
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), (thread.lane & 7) + (thread.lane >> 4) * 8,
-               first_row / 8 + ((thread.lane >> 3) & 1)) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4_trans(fragment.words, cursor.template offset<false>(16 * step, 2 * block));
-  }
-};
-
-template <class Tile>
-struct LeftColumns<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  i32 row;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), row(first_row + thread.row()) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = *tile.element_at(8 * step + k, row + 16 * block + 8 * half);
-    }
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct RightTransposed {
-  using T = typename Tile::Element;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), first_column + (thread.lane & 7) + (thread.lane >> 4) * 8,
-               (thread.lane >> 3) & 1) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4(words, cursor.template offset<true>(8 * block, 2 * step));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2(fragment.words, cursor.template offset<true>(8 * block, 2 * step));
-  }
-};
-
-template <class Tile>
-struct RightTransposed<Tile, true> {
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 n = 0; n < 2; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const Vec16 chunk = tile.vector_at(column + 8 * block + n, 2 * step + c);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[4 * c + i][n] = float_of(chunk.words[i]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
-// Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
-// of two that no column step of the warp reaches.
-template <class Tile, bool aligned, bool is_float = kIsFloat<typename Tile::Element>>
-struct RightRows {
-  using T = typename Tile::Element;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightRows(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), thread.lane & 15, first_column / 8 + (thread.lane >> 4)) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4_trans(words, cursor.template offset<aligned>(16 * step, block));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2_trans(fragment.words, cursor.template offset<aligned>(16 * step, block));
-  }
-};
-
-template <class Tile, bool aligned>
-struct RightRows<Tile, aligned, true> {
-  struct alignas(8) Two {
-    float values[2];
-  };
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightRows(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 k = 0; k < 8; ++k) {
-      const Two two = *reinterpret_cast<const Two*>(tile.element_at(8 * step + k, column + 8 * block));
-      fragment.values[k][0] = two.values[0];
-      fragment.values[k][1] = two.values[1];
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand made from accumulators: the columns of one product are the depth of the next.
-template <class T, i32 row_blocks, i32 column_blocks>
-struct LeftRegisters {
-  static constexpr bool in_registers = true;
-  static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
-  LeftFragment<T> fragments[row_blocks][column_blocks / 2];
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values)[row_blocks][column_blocks][4], Thread) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        fragments[m][n / 2].words[2 * (n % 2)] = pack(T{}, values[m][n][0], values[m][n][1]);
-        fragments[m][n / 2].words[2 * (n % 2) + 1] = pack(T{}, values[m][n][2], values[m][n][3]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-template <i32 row_blocks, i32 column_blocks>
-struct LeftRegisters<float, row_blocks, column_blocks> {
-  static constexpr bool in_registers = true;
-  const float (&values)[row_blocks][column_blocks][4];
-  i32 first_lane;
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values_)[row_blocks][column_blocks][4], Thread thread)
-      : values(values_), first_lane(thread.lane & ~3) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-    // Column k of a block is held by lane k/2 of each group of four.
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = shuffle(values[block][step][2 * half + k % 2], first_lane + k / 2);
-    }
-  }
-};
-
-// A left operand fetched once and held in registers, for a tile that every product uses.
-template <class T, i32 row_blocks, i32 steps>
-struct LeftHeld {
-  static constexpr bool in_registers = true;
-  LeftFragment<T> fragments[row_blocks][steps];
-
-  template <class Left>
-  FLASHGEN_DEVICE void take(const Left& left) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 step = 0; step < steps; ++step) left.load(fragments[m][step], m, step);
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/product.cuh"
+#line 5 "flashgen/product.cuh"
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-namespace flashgen {
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
 template <i32 row_blocks, i32 column_blocks>
@@ -821,79 +242,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
   }
 }
 
-template <bool turing, class T>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
-  if constexpr (turing) {
-    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
-  } else {
-    mma_m16n8k16_batched(T{}, d, a.words, b.words);
-  }
-}
-
-template <bool turing>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<float>& a,
-                                    const RightFragment<float>& b) {
-#pragma unroll
-  for (i32 k = 0; k < 8; ++k) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) d[e] = fused_multiply_add(a.values[e / 2][k], b.values[k][e % 2], d[e]);
-  }
-}
-
-// The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
-template <i32 column_blocks, class Right, class T>
-FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
-  if (n + 1 < column_blocks) {
-    right.load_pair(pair, n, step);
-  } else {
-    right.load_one(pair[0], n, step);
-  }
-}
-
-// accumulator += left * right over `steps` steps of the summed dimension. Fragments of the right operand are
-// fetched one product ahead, so that tensor cores need not wait for shared memory; floats, whose fragments
-// take four times the registers, are multiplied slowly enough to do without.
-template <class T, bool turing, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulator, const Left& left,
-                              const Right& right) {
-  constexpr i32 pairs = ceil_div(column_blocks, 2);
-  constexpr bool ahead = !kIsFloat<T>;
-  LeftFragment<T> a[row_blocks];
-  RightFragment<T> b[2][2];
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
-  load_right<column_blocks>(b[0], right, 0, 0);
-  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
-#pragma unroll unrolled
-  for (i32 step = 0; step < steps; ++step) {
-#pragma unroll
-    for (i32 pair = 0; pair < pairs; ++pair) {
-      const i32 n = 2 * pair, now = ahead ? (step * pairs + pair) % 2 : 0;
-      if (!ahead) {
-        if (step + pair > 0) load_right<column_blocks>(b[0], right, n, step);
-      } else if (pair + 1 < pairs) {
-        load_right<column_blocks>(b[1 - now], right, n + 2, step);
-      } else if (step + 1 < steps) {
-        load_right<column_blocks>(b[1 - now], right, 0, step + 1);
-      }
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-        multiply_block<turing>(accumulator[m][n], a[m], b[now][0]);
-        if (n + 1 < column_blocks) multiply_block<turing>(accumulator[m][n + 1], a[m], b[now][1]);
-        // This was the step's last use of a[m]: the next step's takes its registers at once.
-        if (pair + 1 == pairs && step + 1 < steps) left.load(a[m], m, step + 1);
-      }
-    }
-  }
-  if constexpr (!kIsFloat<T>) mma_finish();
-}
-
 }  // namespace flashgen
-
-// The same door for what Hopper adds: mbarriers, bulk copies, warpgroups, clusters, and grids that follow
-// each other.
 
 #if !defined(FLASHGEN_EMULATOR)
 #line 3 "flashgen/ptx/barrier.cuh"
@@ -934,27 +283,12 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Its memory may hold something else from now on.
-FLASHGEN_DEVICE void mbarrier_invalidate(u32 barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
+#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, whose address is one of map_to_rank(). To release what was
-// written is a fence for the whole GPU here: not for every step of a loop.
-FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Announces that `bytes` more will come in this phase.
-FLASHGEN_DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
+#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -986,29 +320,13 @@ FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// Waiting for a while, and what threads of other blocks of the cluster did before they arrived is seen too.
-FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
-  u32 ended;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(ended)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return ended != 0;
-}
-
+#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
 
-FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait_cluster(barrier, parity)) {
-  }
-}
-
+#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -1017,23 +335,14 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Orders ordinary accesses of this thread, and those it knows of, before later ones by bulk copies and wgmma.
-FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
+#line 126
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for global memory alone, which is not waited for.
-FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
-}  // namespace flashgen
-
-#line 2 "flashgen/ptx/tensor_map.cuh"
+#line 4 "flashgen/ptx/tensor_map.cuh"
 // What bulk copies of boxes are told of a tensor.
-
-namespace flashgen {
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -1041,35 +350,15 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ptx/bulk.cuh"
+#line 22 "flashgen/ptx/bulk.cuh"
 // Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
-
-namespace flashgen {
 
 // ---- Boxes of tensors. Coordinates are elements, the first along the contiguous dimension, where
 // a box begins at a multiple of 16 bytes: anywhere else is an illegal instruction. Boxes may
 // reach out of the tensor on all sides, but one that is stored may not begin before it, and is
 // clipped at whole 16 bytes: rows that are no multiple of that are written beyond their end.
-
-FLASHGEN_DEVICE void tma_load_2d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_3d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -1080,67 +369,11 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-FLASHGEN_DEVICE void tma_load_5d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
-                                 i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
+#line 97
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
-FLASHGEN_DEVICE void tma_load_2d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_3d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_4d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2, i32 c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_5d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
 // What lies outside of the tensor is not written.
-
-FLASHGEN_DEVICE void tma_store_2d(const TensorMap* map, u32 source, i32 c0, i32 c1) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(source), "r"(c0), "r"(c1)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void tma_store_3d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(source), "r"(c0), "r"(c1), "r"(c2)
-               : "memory");
-}
 
 FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
   asm volatile(
@@ -1149,73 +382,14 @@ FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 
       : "memory");
 }
 
-FLASHGEN_DEVICE void tma_store_5d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_2d(const TensorMap* map, u32 source, i32 c0, i32 c1) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-          map),
-      "r"(source), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_3d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-          map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
-          "l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_5d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3,
-                                       i32 c4) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
-      "[%1];" ::"l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
+#line 149
 // Brings the map itself closer.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+#line 175
 // ---- Runs of bytes: a multiple of 16, between addresses that are.
-
-FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          destination),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void bulk_store(void* destination, u32 source, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source),
-               "r"(bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination),
-      "r"(source), "r"(bytes)
-      : "memory");
-}
 
 // ---- Groups of stores and reductions
 
@@ -1233,78 +407,9 @@ FLASHGEN_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/cluster.cuh"
-// Blocks of a cluster (sm_90 and later): who they are, their barrier, and each other's shared memory.
-
-namespace flashgen {
-
-FLASHGEN_DEVICE u32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-FLASHGEN_DEVICE u32 cluster_size() {
-  u32 size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-
-// Where the block of that rank has what this block has at `address` of its shared memory.
-FLASHGEN_DEVICE u32 map_to_rank(u32 address, u32 rank) {
-  u32 mapped;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-  return mapped;
-}
-
-// ---- The cluster's barrier. All threads arrive, then wait; those that have returned count as arrived. What
-// a thread did before it arrived is done for whoever has waited.
-
-FLASHGEN_DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-// Orders nothing: tells only that this thread has come here.
-FLASHGEN_DEVICE void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
-FLASHGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-// ---- Shared memory of any block of the cluster, by addresses of map_to_rank
-
-FLASHGEN_DEVICE u32 cluster_load(u32 address) {
-  u32 value;
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
-FLASHGEN_DEVICE void cluster_load_x4(u32 (&values)[4], u32 address) {
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cluster_store(u32 address, u32 value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-FLASHGEN_DEVICE void cluster_store_x4(u32 address, const u32 (&values)[4]) {
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
-               "r"(values[1]), "r"(values[2]), "r"(values[3])
-               : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/grid.cuh"
+#line 5 "flashgen/ptx/grid.cuh"
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
-
-namespace flashgen {
 
 // ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
 
@@ -1346,15 +451,7 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
-// No instruction: says that what follows waits for other blocks, so that all of them must be resident.
-FLASHGEN_DEVICE void expect_cooperative_launch() {}
-
+#line 57
 // ---- Programmatic dependent launch (sm_90 and later)
 
 // Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
@@ -1366,12 +463,8 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/warpgroup.cuh"
+#line 5 "flashgen/ptx/warpgroup.cuh"
 // Dividing the register file among warpgroups (sm_90a).
-
-namespace flashgen {
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
 // take part. An increase waits until other warpgroups have given up enough.
@@ -1385,9 +478,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/descriptor.cuh"
+#line 5 "flashgen/ptx/descriptor.cuh"
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -1399,8 +490,6 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
 //   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
 //   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
 //   32 to 128  mn      next line's width along MN          next 8 rows along K
-
-namespace flashgen {
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -1424,9 +513,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ptx/wgmma.cuh"
+#line 6 "flashgen/ptx/wgmma.cuh"
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -1434,8 +521,6 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
-
-namespace flashgen {
 
 // Orders what threads did to registers before what products do to them: needed before the first product, and
 // again when accumulators or fragments of the left operand were touched.
@@ -1474,23 +559,13 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-template <>
-struct WgmmaType<half_t> {
-  static constexpr char name[] = "k16.f32.f16.f16";
-};
+#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
-template <>
-struct WgmmaType<e4m3_t> {
-  static constexpr char name[] = "k32.f32.e4m3.e4m3";
-};
-template <>
-struct WgmmaType<e5m2_t> {
-  static constexpr char name[] = "k32.f32.e5m2.e5m2";
-};
 
+#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -1653,43 +728,9 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
+#line 231
 // A kernel may say which ones it uses, as compilers take some time for each.
-#ifdef WGMMA_SHAPES
 WGMMA_SHAPES(WGMMA_SHAPE)
-#else
-WGMMA_SHAPE(8)
-WGMMA_SHAPE(16)
-WGMMA_SHAPE(24)
-WGMMA_SHAPE(32)
-WGMMA_SHAPE(40)
-WGMMA_SHAPE(48)
-WGMMA_SHAPE(56)
-WGMMA_SHAPE(64)
-WGMMA_SHAPE(72)
-WGMMA_SHAPE(80)
-WGMMA_SHAPE(88)
-WGMMA_SHAPE(96)
-WGMMA_SHAPE(104)
-WGMMA_SHAPE(112)
-WGMMA_SHAPE(120)
-WGMMA_SHAPE(128)
-WGMMA_SHAPE(136)
-WGMMA_SHAPE(144)
-WGMMA_SHAPE(152)
-WGMMA_SHAPE(160)
-WGMMA_SHAPE(168)
-WGMMA_SHAPE(176)
-WGMMA_SHAPE(184)
-WGMMA_SHAPE(192)
-WGMMA_SHAPE(200)
-WGMMA_SHAPE(208)
-WGMMA_SHAPE(216)
-WGMMA_SHAPE(224)
-WGMMA_SHAPE(232)
-WGMMA_SHAPE(240)
-WGMMA_SHAPE(248)
-WGMMA_SHAPE(256)
-#endif
 #line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
@@ -1698,12 +739,7 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-// d = a * b, where the compiler knows that nothing d held before matters.
-template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
-  Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
-}
-
+#line 281
 // The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
 // warp holding its 16 rows.
 template <class T, i32 n, Major b_major = Major::k>
@@ -1711,19 +747,10 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-template <class T, i32 n, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b) {
-  Wgmma<n>::template set_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), 0);
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/wgmma_fours.cuh"
+#line 5 "flashgen/ptx/wgmma_fours.cuh"
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
-
-namespace flashgen {
 
 template <i32 n>
 struct WgmmaFours {
@@ -1775,9 +802,8 @@ struct WgmmaFours {
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
 
-#ifdef WGMMA_SHAPES
+#line 60
 WGMMA_SHAPES(WGMMA_FOURS)
-#endif
 #line 63
 // d = the sum of four products a * b, plus what d held.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
@@ -1806,7 +832,6 @@ FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], cons
 }
 
 }  // namespace flashgen
-
 #endif
 #line 4 "flashgen/panel.cuh"
 // Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
@@ -1816,8 +841,7 @@ namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
-// ... and of each of its warps.
-constexpr i32 kWarpRows = 16;
+#line 13
 constexpr i32 kPanelBytes = 128;
 // Eight swizzled rows: what repeats, and what tiles are aligned to.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -1876,11 +900,7 @@ struct PanelTile {
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
 
-  // The 16-byte chunk of a row, for ldmatrix and stmatrix.
-  FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
-    return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
-                                      (((chunk % 8) ^ (row % 8)) * kChunkBytes));
-  }
+#line 76
   // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
   // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
   // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
@@ -1890,41 +910,13 @@ struct PanelTile {
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
-  // The first of a lane's chunks of 16 rows from the first on, if these are columns of a right operand.
-  FLASHGEN_DEVICE u32 first_transposed_chunk(Thread thread) const {
-    const u32 lane = static_cast<u32>(thread.lane), r = lane % 8;
-    return address + (r + lane / 16 * 8) * kPanelBytes + ((lane / 8 % 2 ^ r) * kChunkBytes);
-  }
+#line 90
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
 };
 
-// The same tile for ordinary accesses, where shared memory begins at `base`.
-template <class Tile>
-struct SharedPanels {
-  using T = typename Tile::Element;
-  u8* base;
-  Tile tile;
-
-  FLASHGEN_DEVICE Vec16 chunk(i32 row, i32 chunk) const {
-    return *reinterpret_cast<const Vec16*>(at(row, chunk));
-  }
-  FLASHGEN_DEVICE T& at_element(i32 row, i32 column) const {
-    constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
-    return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
-  }
-  FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
-  FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
-    at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
-  }
-
- private:
-  FLASHGEN_DEVICE u8* at(i32 row, i32 chunk) const {
-    return base + (tile.chunk_at(row, chunk) - shared_address(base));
-  }
-};
-
+#line 120
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];
@@ -1947,67 +939,8 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// The operands of the next product take the place of those of one that has been waited for. Assemblers would
-// write them to that place at once, while it is still being read, but for the sign of a number that is not
-// negative, which they do not know.
-template <i32 count>
-FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
-  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
-#pragma unroll
-  for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
-}
-
-// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
-template <class A, class B>
-FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
-  using T = typename A::Element;
-  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = 0; step < A::steps; ++step) {
-    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
-                         true);
-  }
-  wgmma_commit();
-}
-
-// Issues sums = A^T B, of 64 columns of A and n columns of B, a panel of each: a sum over rows of both.
-template <i32 n, class A, class B>
-FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
-  using T = typename A::Element;
-  static_assert(A::rows == B::rows, "rows of one meet rows of the other");
-  const MatrixDescriptor left = a.by_rows(), right = b.by_rows();
-  wgmma_fence();
-  wgmma_ss_first<T, n, Major::mn, Major::mn>(sums, left, right);
-#pragma unroll
-  for (i32 step = 1; step < A::rows / 16; ++step) {
-    wgmma_ss<T, n, Major::mn, Major::mn>(sums, left.advanced(A::along_rows(step)),
-                                         right.advanced(B::along_rows(step)), true);
-  }
-  wgmma_commit();
-}
-
-// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
-template <class VTile>
-FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
-                                  bool kept = true) {
-  using T = typename VTile::Element;
-  const MatrixDescriptor right = v.by_rows();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = 0; step < VTile::rows / 16; ++step) {
-    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], right.advanced(VTile::along_rows(step)),
-                                        step > 0 || kept);
-  }
-  wgmma_commit();
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/softmax.cuh"
+#line 5 "flashgen/softmax.cuh"
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
-
-namespace flashgen {
 
 // The four lanes that share a row of accumulators combine their values.
 FLASHGEN_DEVICE float row_maximum(float x) {
@@ -2019,143 +952,9 @@ FLASHGEN_DEVICE float row_total(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-// A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
-// same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
-constexpr float kMaximumLag = 8.0f;
-
-// Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
-template <i32 row_blocks>
-struct OnlineSoftmax {
-  // log2 of the factor taken out of the row: (running maximum of the scores) * scale * log2(e).
-  float maximum_log2[row_blocks][2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[row_blocks][2];
-
-  FLASHGEN_DEVICE void reset() {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = -kInfinity;
-        sum[m][h] = 0.0f;
-      }
-    }
-  }
-
-  // Takes in one more logit per row, before all others; one lane of each row counts it.
-  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = logit * kLog2E;
-        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
-      }
-    }
-  }
-
-  // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
-  template <i32 columns, i32 out_columns>
-  FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
-                              Accumulator<row_blocks, out_columns>& out, float scale_log2) {
-    // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
-    // is the rule, the lanes of a row need not even agree on one.
-    float highest[row_blocks][2];
-    bool lagging = false;
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) highest[m][h] = maximum(scores[m][0][2 * h], scores[m][0][2 * h + 1]);
-    }
-#pragma unroll
-    for (i32 n = 1; n < columns; ++n) {
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          highest[m][h] = maximum(highest[m][h], maximum(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
-        }
-      }
-    }
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        highest[m][h] *= scale_log2;
-        lagging |= highest[m][h] > maximum_log2[m][h] + kMaximumLag;
-      }
-    }
-    if (warp_any(lagging)) rescale(highest, out);
-
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[row_blocks][2];
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) shift[m][h] = maximum_log2[m][h] == -kInfinity ? 0.0f : maximum_log2[m][h];
-    }
-#pragma unroll
-    for (i32 n = 0; n < columns; ++n) {
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-        for (i32 e = 0; e < 4; ++e) {
-          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -shift[m][e / 2]));
-        }
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
-      }
-    }
-  }
-
-  // Adds up the lanes' shares; afterwards every lane of a row has the row's sum.
-  FLASHGEN_DEVICE void finish() {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) sum[m][h] = row_total(sum[m][h]);
-    }
-  }
-
-  // 1 / sum, and 0 for a row that attended to nothing.
-  FLASHGEN_DEVICE float normalizer(i32 m, i32 h) const { return sum[m][h] == 0.0f ? 0.0f : 1.0f / sum[m][h]; }
-
-  // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
-  FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
-    return sum[m][h] == 0.0f ? -kInfinity : (maximum_log2[m][h] + log2_approx(sum[m][h])) * kLn2;
-  }
-
- private:
-  // Each row decides for itself, so no row's result depends on its neighbours.
-  template <i32 out_columns>
-  FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
-                               Accumulator<row_blocks, out_columns>& out) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const float tile_maximum = row_maximum(highest[m][h]);
-        const bool lags = tile_maximum > maximum_log2[m][h] + kMaximumLag;
-        const float factor = lags ? exp2_approx(maximum_log2[m][h] - tile_maximum) : 1.0f;
-        if (lags) maximum_log2[m][h] = tile_maximum;
-        sum[m][h] *= factor;
-#pragma unroll
-        for (i32 n = 0; n < out_columns; ++n) {
-          out[m][n][2 * h] *= factor;
-          out[m][n][2 * h + 1] *= factor;
-        }
-      }
-    }
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/row_statistics.cuh"
+#line 5 "flashgen/row_statistics.cuh"
 // What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
 // row's last values are still on their way.
-
-namespace flashgen {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
@@ -2212,9 +1011,7 @@ struct FinishedRows<true> {
   }
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/anchored_softmax.cuh"
+#line 6 "flashgen/anchored_softmax.cuh"
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
 // denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
@@ -2223,8 +1020,6 @@ struct FinishedRows<true> {
 // elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
 // maximum in either case, so that its bits do not depend on the other rows that a warp has.
 
-namespace flashgen {
-
 // The anchor of a row without one, which has had no allowed key: no logit is below it but -inf, whose
 // exponential is 0.
 constexpr float kNowhere = -0x1.fffffep127f;
@@ -2232,20 +1027,17 @@ constexpr float kNowhere = -0x1.fffffep127f;
 // no further than it counts, else so far that values of up to 2^60 have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
-template <>
-constexpr float kSpan<half_t> = 15.0f;
+#line 23
 // A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
-template <>
-constexpr float kGrown<half_t> = 0x1p14f;
+#line 28
 // The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
 // there.
 template <class T>
 constexpr float kReach = 59.0f;
-template <>
-constexpr float kReach<half_t> = 13.0f;
 
+#line 35
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
 // exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
@@ -2255,10 +1047,7 @@ template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
-template <>
-struct Ahead<half_t> {
-  static constexpr float little = 6.0f, more = little, most = little, wide = 27.0f;
-};
+#line 48
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
 
@@ -2282,22 +1071,7 @@ enum class Regrowth {
   retakes_scores,
 };
 
-// What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
-struct ScaledProducts {
-  float scale_log2;
-
-  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
-    return fused_multiply_add(s, scale_log2, -shift);
-  }
-  // Exponentials of a row are added up in so many sums by each lane.
-  static constexpr i32 sums = 2;
-  // Shown every pair of scores whose exponentials are taken.
-  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
-  // Whether exponentials take the place of scores where these could be kept.
-  static constexpr bool replaced = false;
-};
-
+#line 87
 // How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
 // add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
@@ -2324,17 +1098,7 @@ struct AnchoredSoftmax {
     }
   }
 
-  // Takes in one more logit per row, before all others; one lane of each row counts it.
-  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
-    const bool counts = logit > -kInfinity;
-    due = counts ? 0 : kNoAnchor;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = logit == -kInfinity ? kNowhere : logit * kLog2E;
-      rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
-    }
-  }
-
+#line 124
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
   template <class Logits>
   FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
@@ -2354,8 +1118,7 @@ struct AnchoredSoftmax {
 
   // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
-  // Whether anchor() would leave all as it is.
-  FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
+#line 145
   // Up to where neither of a lane's two rows reaches far above its anchor.
   FLASHGEN_DEVICE float lowest_reach() const {
     if constexpr (regrowth == Regrowth::never) return -kInfinity;
@@ -2366,11 +1129,7 @@ struct AnchoredSoftmax {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > lowest_reach();
   }
-  // The same by the square of that number, which may be a NaN.
-  FLASHGEN_DEVICE bool might_grow_by_square(float square) const {
-    const float reaches = lowest_reach();
-    return !(square <= reaches * maximum(reaches, -reaches));
-  }
+#line 160
   // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
   // looked at.
   FLASHGEN_DEVICE static bool is_near(float highest, float anchor) {
@@ -2446,23 +1205,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-  // The same exponentials, which are in the place of scores, once some have been taken out.
-  FLASHGEN_DEVICE void add_up(const Strip<columns>& exponentials) {
-    tile_sum[0] = tile_sum[1] = 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
-  }
-
-  // Whether this lane has a row that might reach too far above its anchor.
-  FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
-  // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
-  // is taken in once more, and in some that follow.
-  FLASHGEN_DEVICE bool watches() {
-    if (warp_any(due >= kWatchedTile)) return true;
-    due |= kWatchedTiles;
-    return false;
-  }
-
+#line 252
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
     return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
@@ -2559,19 +1302,15 @@ struct AnchoredSoftmax {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/band.cuh"
+#line 5 "flashgen/band.cuh"
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-namespace flashgen {
 
 struct Range {
   i32 begin, end;
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
-  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
+#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -2599,22 +1338,7 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
-  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = ceil_div(len_kv, tile);
-    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
-    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
-    return {begin, end};
-  }
-
-  // Tiles of queries that may attend to some key of [k_begin, k_end).
-  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
-    i32 begin = 0, end = len_q;
-    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
-    if constexpr (has_lower) end = smaller(end, k_end - lower);
-    return tiles_of(begin, end, tile);
-  }
-
+#line 56
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
@@ -2631,31 +1355,9 @@ struct Band {
     return full;
   }
 
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
-    return allowed;
-  }
 };
 
-// Puts `value` wherever the mask forbids the pair; the warp's block begins at (first_q, first_key).
-template <class Mask, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Mask& mask,
-                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
-      }
-    }
-  }
-}
-
+#line 97
 // Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
 // on.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
@@ -2807,14 +1509,10 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/issue_in_fours.cuh"
+#line 5 "flashgen/issue_in_fours.cuh"
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
 // told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
 // it is unrolled, and all that they do before takes longer.
-
-namespace flashgen {
 
 template <class QTile, class KTile, i32 step = 0>
 FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
@@ -2874,12 +1572,8 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
   wgmma_commit();
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/listed.cuh"
+#line 6 "flashgen/listed.cuh"
 // What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
-
-namespace flashgen {
 
 // It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
 // gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
@@ -2900,16 +1594,11 @@ struct alignas(8) ListedTile {
 
   FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
   FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
-  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ring.cuh"
+#line 6 "flashgen/ring.cuh"
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
-
-namespace flashgen {
 
 // Where someone is in a ring: how many slots have gone by.
 template <i32 slots>
@@ -2923,25 +1612,7 @@ struct RingPlace {
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
-};
-
+#line 40
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
@@ -2971,13 +1642,9 @@ struct Ring {
   }
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/row_tile.cuh"
+#line 6 "flashgen/row_tile.cuh"
 // Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
 // tile.
-
-namespace flashgen {
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
 struct alignas(16) RowTile {
@@ -2999,10 +1666,9 @@ struct alignas(16) KeyTile {
   u8 part = 0;
   u8 parts = 1;
 
-  // Steps of the part where the whole tile has `steps`.
-  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
+#line 33
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -3041,12 +1707,8 @@ FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
   const i32 sequence = place.head / p.heads_q;
   return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
 }
-template <i32 tile_q, i32 section_heads, bool longest_first, class Params>
-FLASHGEN_DEVICE RowTile row_tile(const Params& p, i32 number) {
-  if (number >= p.tiles) return {};
-  return row_tile_at<tile_q, longest_first>(p, place_in_sections<section_heads>(number, p.tiles, p.q_tiles));
-}
 
+#line 77
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -3056,18 +1718,7 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-// The same where the last tiles are cut into parts, which follow one another.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
-  const i32 beyond = number - p.whole_tiles;
-  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
-  const i32 cut = beyond / p.tile_parts;
-  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
-  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
-  keys.parts = static_cast<u8>(p.tile_parts);
-  return keys;
-}
-
+#line 98
 // The number of a further tile. The first ones are the blocks' own numbers.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
@@ -3091,218 +1742,8 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/stream.cuh"
-// Streaming tiles between global and shared memory.
-
-namespace flashgen {
-
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
-
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
-};
-
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
-  return chunk;
-}
-
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
-
-// Asynchronous copy of one chunk, in pieces of access_bytes.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
-  constexpr i32 pieces = kChunkBytes / access_bytes;
-  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
-#pragma unroll
-  for (i32 i = 0; i < pieces; ++i) {
-    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
-    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
-  }
-}
-
-// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
-// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
-// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
-// columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
-struct TileStream {
-  using T = typename Tile::Element;
-  static constexpr i32 count = Tile::rows * Tile::chunks;
-  static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
-  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
-  static constexpr i32 rows_apart = threads / Tile::chunks;
-  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
-
-  i64 stride;
-  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
-  // there on.
-  const T* next;
-  i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
-
-  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
-      : stride(source.stride) {
-    seek(source, first_row, thread);
-  }
-
-  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
-    if constexpr (stacked) {
-      const i32 row = first_row + thread.index() / Tile::chunks;
-      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
-      rows_left = source.row_count - row;
-    } else {
-      next = source.at(first_row, 0);
-      rows_left = source.row_count - first_row;
-    }
-  }
-
-  // Leaves out the next `tiles` tiles.
-  FLASHGEN_DEVICE void skip(i32 tiles) {
-    next += static_cast<i64>(tiles) * Tile::rows * stride;
-    rows_left -= tiles * Tile::rows;
-  }
-
-  // Starts the next tile's way into `tile`.
-  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
-    if constexpr (stacked) {
-      const i32 chunk = thread.index() % Tile::chunks;
-      const i32 columns = head_dim - chunk * Tile::chunk_elements;
-      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
-        next += rows_apart * stride;
-      }
-    } else {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
-                  chunk = index % Tile::chunks;
-        if (index >= count) break;
-        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
-        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
-      }
-      next += Tile::rows * stride;
-    }
-    rows_left -= Tile::rows;
-  }
-
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
-
- private:
-  // A chunk without columns reads nothing: where `from` then points does not matter.
-  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
-  }
-};
-
-// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
-}
-template <bool asynchronous, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
-}
-
-// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
-template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
-FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
-                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
-                                       const Factor& factor) {
-  using T = typename Tile::Element;
-  const i32 row = first_row + thread.row(), column = first_column + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float scale = factor(m, h);
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
-            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
-      }
-    }
-  }
-}
-
-// Writes the rows of a tile that exist to global memory.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
-FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
-                                Thread thread) {
-#pragma unroll 4
-  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
-    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
-    const i32 valid = head_dim - chunk * Tile::chunk_elements;
-    if (first_row + row < destination.row_count && valid > 0) {
-      write_chunk<typename Tile::Element, access_bytes>(
-          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 4 "flashgen/strip.cuh"
+#line 6 "flashgen/strip.cuh"
 // Results of a warpgroup on their way to memory.
-
-namespace flashgen {
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
 // row() + 8 of the lanes have a factor each.
@@ -3321,62 +1762,8 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
   }
 }
 
-// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
-// four words of what was everyone's words[q].
-FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
-#pragma unroll
-  for (i32 bit = 1; bit < 4; bit *= 2) {
-    const bool upper = thread.lane & bit;
-#pragma unroll
-    for (i32 pair = 0; pair < 2; ++pair) {
-      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
-      const u32 sent = upper ? words[i] : words[j];
-      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
-      words[i] = upper ? received : words[i];
-      words[j] = upper ? words[j] : received;
-    }
-  }
-}
-
-// Writes a warp's 16 rows, from `row` on, to global memory.
-template <class T, i32 columns>
-FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
-                                 const float (&scale)[2], Thread thread) {
-  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
-  // As many chunks at a time as registers surely allow.
-  constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
-                                                  : chunks % 3 == 0 ? 3
-                                                  : chunks % 2 == 0 ? 2
-                                                                    : 1;
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 mine = row + 8 * h + thread.row();
-    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
-#pragma unroll
-    for (i32 first = 0; first < chunks; first += together) {
-      Vec16 made[together];
-#pragma unroll
-      for (i32 g = 0; g < together; ++g) {
-#pragma unroll
-        for (i32 k = 0; k < 4; ++k) {
-          const float* const o = strip + 4 * (4 * (first + g) + k) + 2 * h;
-          made[g].words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
-        }
-        transpose_quad(made[g].words, thread);
-      }
-      if (mine >= rows_of.row_count) continue;
-#pragma unroll
-      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 10 "flashgen/forward_sm90.cuh"
+#line 12 "flashgen/forward_sm90.cuh"
 // What the forward kernel for Hopper is made of.
-
-namespace flashgen {
 
 struct ForwardSm90Config {
   i32 head_dim;
@@ -3467,14 +1854,7 @@ struct Step {
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
 };
 
-// Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to.
-struct alignas(16) Reach {
-  Range tile_keys;
-  Range keys;
-  Range full_keys;
-};
-
+#line 111
 // What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
 // ones, in some kernels also in a block's first tile; of a plain tile they are used as they come, and of one
 // of which all that the mask cuts is over.
@@ -3488,9 +1868,7 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/doubts.cuh"
+#line 6 "flashgen/doubts.cuh"
 // Which tiles of queries may have been spoilt by values that some of their queries must not attend to.
 //
 // To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
@@ -3499,8 +1877,6 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 // Where results are not, or something bad is found in that first tile, the tiles of V that the mask cuts are
 // sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since the
 // first doubtful one once more. All other blocks are warned, and sift from their next tile on.
-
-namespace flashgen {
 
 // Whether all of one of a lane's two rows of a strip are finite.
 template <i32 count>
@@ -3618,9 +1994,7 @@ struct Doubts {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/walk.cuh"
+#line 5 "flashgen/walk.cuh"
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
@@ -3630,8 +2004,6 @@ struct Doubts {
 //     query_tiles(k_begin, k_end, tile)     the tiles of queries that may attend to some key of the range
 //     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
 //     allows(q, k)                          whether one pair is allowed
-
-namespace flashgen {
 
 // The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
 // starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
@@ -3674,119 +2046,13 @@ struct Walk {
 
 }  // namespace flashgen
 
-#line 4 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
-
-namespace flashgen {
-
-// Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
-template <class T>
-constexpr u32 kToInfinity = 0;
-template <>
-constexpr u32 kToInfinity<half_t> = 0x04000400u;
-template <>
-constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-template <>
-constexpr u32 kToInfinity<float> = 0x00800000u;
-template <class T>
-constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
-
-// The sign bits of those elements of a word that are not finite.
-template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
-  return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
-}
-
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
-
-template <class T>
-FLASHGEN_DEVICE T not_a_number() {
-  if constexpr (kIsFloat<T>) {
-    return float_of(0x7fffffffu);
-  } else {
-    return T{0x7fff};
-  }
-}
-
-// Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
-  u32 bad = 0;
-#pragma unroll 4
-  for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
-    const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
-  }
-  return block_any(bad != 0);
-}
-
-// Puts 0 for every element that is not finite.
-template <i32 threads, class Tile>
-FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
-#pragma unroll 1
-  for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
-    u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = signs_of_bad<typename Tile::Element>(word);
-    // From the sign bit of each bad element to all of its bits.
-    word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
-  }
-  block_sync();
-}
-
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
-template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
-  const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
-#pragma unroll 1
-  for (i32 column = thread.index(); column < head_dim; column += threads) {
-#pragma unroll 1
-    for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
-      const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
-        continue;
-#pragma unroll 1
-      for (i32 q = first_q; q < end_q; ++q) {
-        if (mask.allows(q, key))
-          *results.element_at(q - first_q, column) = not_a_number<typename Tile::Element>();
-      }
-    }
-  }
-}
-
-}  // namespace flashgen
-
-// The same door for arithmetic of numbers that lie in a word by twos.
-
 #if !defined(FLASHGEN_EMULATOR)
 #line 3 "flashgen/ptx/packed.cuh"
 // Arithmetic of two 16-bit numbers in a word (sm_90).
 
 namespace flashgen {
 
-// Two products of packed numbers, rounded.
-FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-
-// The lower ones of two pairs of signed whole numbers.
-FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
-  u32 lower;
-  asm("min.s16x2 %0, %1, %2;" : "=r"(lower) : "r"(a), "r"(b));
-  return lower;
-}
-
+#line 21
 // All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
 // bits, and all others zero.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
@@ -3794,14 +2060,8 @@ FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
 }
-FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) {
-  u32 bits;
-  asm("fma.rn.f16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
-  return bits;
-}
 
 }  // namespace flashgen
-
 #endif
 #line 7 "flashgen/sifting.cuh"
 // Sifting tiles of V that a mask cuts through and that may hold bad values (contain.cuh). Warps that have
@@ -4111,59 +2371,20 @@ struct Sifting {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/expression.cuh"
+#line 5 "flashgen/expression.cuh"
 // What the printed text of a mask or score is made of: integer division as Python has it, functions that are
 // right at infinities and NaN, and captured tensors.
-
-namespace flashgen {
 
 // ---- whole numbers
 
 constexpr i32 kSmallestInt = -2147483647 - 1;
 constexpr i32 kLargestInt = 2147483647;
 
-// Towards minus infinity. A divisor of zero counts as one: the result is meaningless, but nothing traps.
-FLASHGEN_DEVICE i32 floor_div(i32 a, i32 b) {
-  if (b == -1) return static_cast<i32>(0u - static_cast<u32>(a));
-  const i32 divisor = b == 0 ? 1 : b;
-  const i32 quotient = a / divisor;
-  return quotient - static_cast<i32>((quotient * divisor != a) & ((a < 0) != (divisor < 0)));
-}
-
-// With the sign of the divisor.
-FLASHGEN_DEVICE i32 floor_mod(i32 a, i32 b) {
-  if (b == -1) return 0;
-  const i32 divisor = b == 0 ? 1 : b;
-  const i32 rest = a % divisor;
-  return rest + ((rest != 0) & ((rest < 0) != (divisor < 0)) ? divisor : 0);
-}
-
-// By a positive constant: shifts and masks for powers of two, otherwise multiplications.
-template <i32 divisor>
-FLASHGEN_DEVICE i32 floor_div(i32 a) {
-  static_assert(divisor > 0, "only positive constants have a fast division");
-  if constexpr ((divisor & (divisor - 1)) == 0) {
-    i32 shift = 0;
-    for (i32 power = divisor; power > 1; power /= 2) ++shift;
-    return a >> shift;
-  }
-  return (a < 0 ? a - (divisor - 1) : a) / divisor;
-}
-template <i32 divisor>
-FLASHGEN_DEVICE i32 floor_mod(i32 a) {
-  static_assert(divisor > 0, "only positive constants have a fast remainder");
-  if constexpr ((divisor & (divisor - 1)) == 0) return a & (divisor - 1);
-  const i32 rest = a % divisor;
-  return rest < 0 ? rest + divisor : rest;
-}
-
+#line 48
 // The next number, if there is one.
 FLASHGEN_DEVICE i32 after(i32 x) { return x < kLargestInt ? x + 1 : x; }
 
-FLASHGEN_DEVICE u32 every_bit(bool value) { return value ? ~0u : 0u; }
-
+#line 53
 FLASHGEN_DEVICE i32 magnitude(i32 x) { return x < 0 ? -x : x; }
 
 // An exact result moved to the nearest 32-bit number: bounds of tiles must not wrap around.
@@ -4175,11 +2396,7 @@ FLASHGEN_DEVICE bool shuffle(bool value, i32 source_lane) {
   return shuffle(static_cast<i32>(value), source_lane) != 0;
 }
 
-template <class T>
-FLASHGEN_DEVICE T select(bool condition, T then, T other) {
-  return condition ? then : other;
-}
-
+#line 69
 // ---- floats; a NaN in gives a NaN out
 
 FLASHGEN_DEVICE float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
@@ -4187,56 +2404,10 @@ FLASHGEN_DEVICE float smaller(float a, float b) { return (a < b) | (a != a) ? a 
 FLASHGEN_DEVICE float larger(float a, float b) { return (a > b) | (a != a) ? a : b; }
 FLASHGEN_DEVICE float reciprocal(float x) { return 1.0f / x; }
 
-// e^x as 2^(x log2 e). The product is rounded, and what it lost is added afterwards: 2^(t + d) = 2^t + 2^t d
-// ln 2.
-FLASHGEN_DEVICE float exponential(float x) {
-  constexpr float kLog2ERest = 0x1.4ae0cp-26f;  // log2 e - kLog2E
-  const float exponent = x * kLog2E;
-  const float rest = fused_multiply_add(x, kLog2ERest, fused_multiply_add(x, kLog2E, -exponent));
-  const float power = exp2_approx(exponent);
-  // At zero and infinity there is nothing to add, and `rest` may be NaN.
-  return (power > 0.0f) & (power < kInfinity) ? fused_multiply_add(power, rest * kLn2, power) : power;
-}
-
-// Natural. Near one, where log2_approx is only absolutely exact, log x = 2 artanh((x - 1) / (x + 1)).
-FLASHGEN_DEVICE float logarithm(float x) {
-  const float t = (x - 1.0f) / (x + 1.0f);
-  const float z = t * t;
-  float series = 0x1.3b13b2p-4f;                           // 1/13
-  series = fused_multiply_add(series, z, 0x1.745d18p-4f);  // 1/11
-  series = fused_multiply_add(series, z, 0x1.c71c72p-4f);  // 1/9
-  series = fused_multiply_add(series, z, 0x1.24924ap-3f);  // 1/7
-  series = fused_multiply_add(series, z, 0x1.99999ap-3f);  // 1/5
-  series = fused_multiply_add(series, z, 0x1.555556p-2f);  // 1/3
-  series = 2.0f * fused_multiply_add(series * z, t, t);
-  return (x > 0.5f) & (x < 2.0f) ? series : log2_approx(x) * kLn2;
-}
-
-// 1 / (1 + e^-x)
-FLASHGEN_DEVICE float logistic(float x) { return reciprocal_approx(1.0f + exponential(-x)); }
-
-// Numbers whose squares are below this are near zero, where some functions cost less.
-constexpr float kNearZero = 0.36f;
-
+#line 107
 FLASHGEN_DEVICE float squared(float x) { return x * x; }
 
-// 1 - 2 / (e^2x + 1) for |x|, which loses digits near zero; there a polynomial (fitted; 0.1 ulp), which is
-// all that is computed if it is known that x is there.
-template <bool is_near = false>
-FLASHGEN_DEVICE float hyperbolic_tangent(float x) {
-  const float z = x * x;
-  float series = -0x1.83f79ep-8f;
-  series = fused_multiply_add(series, z, 0x1.55163ep-6f);
-  series = fused_multiply_add(series, z, -0x1.b8a78ep-5f);
-  series = fused_multiply_add(series, z, 0x1.110a24p-3f);
-  series = fused_multiply_add(series, z, -0x1.555540p-2f);
-  const float near = fused_multiply_add(series * z, x, x);
-  if constexpr (is_near) return near;
-  const float power = exp2_approx(magnitude(x) * (2.0f * kLog2E));
-  const float far = fused_multiply_add(-2.0f, reciprocal_approx(power + 1.0f), 1.0f);
-  return z < kNearZero ? near : float_of(bits_of(far) | (bits_of(x) & 0x80000000u));
-}
-
+#line 126
 // ---- captured tensors
 
 // Strides count elements. Indices are moved into the tensor: rows and columns that pad a tile read something,
@@ -4259,22 +2430,12 @@ FLASHGEN_DEVICE i32 element_value(signed char x) { return x; }
 FLASHGEN_DEVICE i32 element_value(short x) { return x; }
 FLASHGEN_DEVICE i32 element_value(i32 x) { return x; }
 FLASHGEN_DEVICE i32 element_value(i64 x) { return static_cast<i32>(x); }
-FLASHGEN_DEVICE float element_value(half_t x) { return to_float(x); }
+#line 149
 FLASHGEN_DEVICE float element_value(bfloat16_t x) { return to_float(x); }
 FLASHGEN_DEVICE float element_value(float x) { return x; }
 FLASHGEN_DEVICE float element_value(double x) { return static_cast<float>(x); }
 
-// Where a row along the last dimension begins.
-template <class T, i32 rank, class... Indices>
-FLASHGEN_DEVICE const T* row_of(const Captured<T, rank>& tensor, Indices... indices) {
-  static_assert(sizeof...(Indices) + 1 == rank,
-                "a row of a captured tensor takes one index per other dimension");
-  i64 offset = 0;
-  i32 axis = 0;
-  ((offset += tensor.offset(axis++, indices)), ...);
-  return tensor.pointer + offset;
-}
-
+#line 164
 template <class T, i32 rank, class... Indices>
 FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   static_assert(sizeof...(Indices) == rank, "a captured tensor takes one index per dimension");
@@ -4284,69 +2445,7 @@ FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   return element_value(tensor.pointer[offset]);
 }
 
-// The extreme element over a rectangle of indices, both ends included; from `axis` on.
-template <bool largest, i32 axis, class T, i32 rank>
-FLASHGEN_DEVICE i32 extreme_in(const Captured<T, rank>& tensor, i64 offset, const i32 (&low)[rank],
-                               const i32 (&high)[rank]) {
-  if constexpr (axis == rank) {
-    return element_value(tensor.pointer[offset]);
-  } else {
-    i32 found = largest ? kSmallestInt : kLargestInt;
-    if (low[axis] > high[axis]) return found;
-    const i32 last = tensor.sizes[axis] - 1;
-    const i32 begin = larger(0, smaller(low[axis], last)), end = larger(0, smaller(high[axis], last));
-    // Rectangles are a few elements wide, which are fetched together, the last one more than once perhaps: of
-    // loops that fetch one after another, so that it takes no time, assemblers make eight copies.
-    constexpr i32 together = axis + 1 == rank ? 4 : 1;
-#pragma unroll 1
-    for (i32 i = begin; i <= end; i += together) {
-#pragma unroll
-      for (i32 n = 0; n < together; ++n) {
-        const i64 there = offset + tensor.strides[axis] * smaller(i + n, end);
-        const i32 other = extreme_in<largest, axis + 1>(tensor, there, low, high);
-        found = largest ? larger(found, other) : smaller(found, other);
-      }
-    }
-    return found;
-  }
-}
-template <class T, i32 rank>
-FLASHGEN_DEVICE i32 smallest_in(const Captured<T, rank>& tensor, const i32 (&low)[rank],
-                                const i32 (&high)[rank]) {
-  return extreme_in<false, 0>(tensor, 0, low, high);
-}
-template <class T, i32 rank>
-FLASHGEN_DEVICE i32 largest_in(const Captured<T, rank>& tensor, const i32 (&low)[rank],
-                               const i32 (&high)[rank]) {
-  return extreme_in<true, 0>(tensor, 0, low, high);
-}
-
-// The index along a dimension of the first element that is not less than a value, the dimension's size if
-// there is none; and of the last one that is not more, or -1. By looking at one after another.
-template <i32 axis, class T, i32 rank, class... Indices>
-FLASHGEN_DEVICE Captured<T, 1> along(const Captured<T, rank>& tensor, Indices... others) {
-  static_assert(sizeof...(Indices) + 1 == rank,
-                "what lies along a dimension takes an index for each other one");
-  i64 offset = 0;
-  i32 dimension = 0;
-  ((dimension += dimension == axis, offset += tensor.offset(dimension++, others)), ...);
-  return {tensor.pointer + offset, {tensor.strides[axis]}, {tensor.sizes[axis]}};
-}
-template <i32 axis, class T, i32 rank, class... Indices>
-FLASHGEN_DEVICE i32 first_at_least(const Captured<T, rank>& tensor, i32 value, Indices... others) {
-  const Captured<T, 1> elements = along<axis>(tensor, others...);
-  i32 i = 0;
-  while (i < elements.sizes[0] && load(elements, i) < value) ++i;
-  return i;
-}
-template <i32 axis, class T, i32 rank, class... Indices>
-FLASHGEN_DEVICE i32 last_at_most(const Captured<T, rank>& tensor, i32 value, Indices... others) {
-  const Captured<T, 1> elements = along<axis>(tensor, others...);
-  i32 i = elements.sizes[0] - 1;
-  while (i >= 0 && load(elements, i) > value) --i;
-  return i;
-}
-
+#line 236
 // The extremes of the stretches of a row from `begin` to before `end`.
 struct Extremes {
   const i32* entries;
@@ -4446,116 +2545,13 @@ struct Survey {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/score.cuh"
-// Scores: what becomes of logits before the softmax.
-
-namespace flashgen {
-
-// Blocks of eight columns whose scores are computed together.
-constexpr i32 kBlocksAtOnce = 4;
-
-struct ScoreAndSlope {
-  float value;
-  float slope;
-};
-
-// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
-//
-//     Score::First                       a pair, with all that takes long to find out
-//     first_at(q, k)                     it
-//     value(s, first, row, column)       the score; of numbers that the compiler knows, row and column
-//     value_and_slope(s, first, row, column)
-//     Score::has_near                    whether it is cheaper for some logits, of which
-//     is_near(square(s, first, row, column))
-//                                        tells, also of the largest of some squares, whether they are, and
-//     value<true>(...)                   then is the same number as value(...)
-
-// Turns products Q K^T into scores; the warp's block begins at (first_q, first_key). `pairs`, if given, tells
-// what a lane's pairs read of captured tensors. Where functions are cheaper near zero, they are so for groups
-// of blocks of columns that are near it altogether.
-template <class Score, i32 row_blocks, i32 column_blocks, class... Pairs>
-FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& products, const Score& score,
-                                   float scale, i32 first_q, i32 first_key, Thread thread,
-                                   const Pairs&... pairs) {
-  constexpr i32 at_once = Score::has_near ? kBlocksAtOnce : column_blocks;
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 group = 0; group < column_blocks; group += at_once) {
-      // Calls `use` with each logit and how its pair is told.
-      const auto for_each = [&](const auto& use) {
-#pragma unroll
-        for (i32 n = group; n < smaller(group + at_once, column_blocks); ++n) {
-#pragma unroll
-          for (i32 e = 0; e < 4; ++e)
-            use(products[m][n][e], 16 * m + 8 * (e / 2), 8 * n + e % 2, pairs.at(e / 2, n, e % 2)...);
-        }
-      };
-      const auto compute = [&](float& s, i32 row, i32 column, const auto&... pair) {
-        s = score.value(s * scale, first, row, column, pair...);
-      };
-      if constexpr (Score::has_near) {
-        float square = 0.0f;
-        for_each([&](float s, i32 row, i32 column, const auto&... pair) {
-          square = maximum(square, score.square(s * scale, first, row, column, pair...));
-        });
-        if (warp_any(!score.is_near(square))) {
-          for_each(compute);
-        } else {
-          for_each([&](float& s, i32 row, i32 column, const auto&... pair) {
-            s = score.template value<true>(s * scale, first, row, column, pair...);
-          });
-        }
-      } else {
-        for_each(compute);
-      }
-    }
-  }
-}
-
-// Turns products into probabilities P = exp(score - L), and dP into dS = P * (dP - D) * slope, the gradient
-// of the scaled logits. L and D are those of the warp's rows.
-template <class Score, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& products,
-                                   Accumulator<row_blocks, column_blocks>& dp, const Score& score,
-                                   float scale, const float* lse, const float* dsum, i32 first_q,
-                                   i32 first_key, Thread thread) {
-  const typename Score::First first = score.first_at(first_q + thread.row(), first_key + thread.column());
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const i32 row = 16 * m + 8 * h;
-      const float lse_log2 = lse[row + thread.row()] * kLog2E, d = dsum[row + thread.row()];
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-        for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
-          const ScoreAndSlope score_of =
-              score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
-          const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
-          products[m][n][e] = p;
-          dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
-        }
-      }
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 5 "flashgen/cap.cuh"
+#line 7 "flashgen/cap.cuh"
 // Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
 // cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
 // quickly as of products. The largest product of a lane tells whether all are so far below.
 //
 // A tile with a product beyond has all its logits as shares of the cap. Which way a warp goes is for its rows
 // together to say: no row's number depends on others of its warp, but what it is rounded to may.
-
-namespace flashgen {
 
 // Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error
 // is 5.6e-7 at most (fitted). One more term would reach to .5, and is an instruction of every pair.
@@ -4605,24 +2601,13 @@ struct CapPolynomial {
     const float sum = fused_multiply_add(coefficients[2], square, coefficients[1]);
     return fused_multiply_add(sum, square, coefficients[0]);
   }
-  // By the square, as that is needed anyway.
-  FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
-  // Or it is a NaN, beside which others may not have been seen.
-  FLASHGEN_DEVICE bool might_be_beyond(float square) const { return !(square < squared(limit)); }
+#line 66
   // Whether what is forbidden has a logit of -inf by the polynomial, as the square of what stands for it is
   // infinite.
   FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
 };
 
-// The largest of three numbers that are not negative, and so in the order of their bits: of whole numbers it
-// is found by one instruction. A NaN is the largest, or it is left out.
-FLASHGEN_DEVICE float largest_of_three(float a, float b, float c) {
-  const i32 bits[3] = {static_cast<i32>(bits_of(a)), static_cast<i32>(bits_of(b)),
-                       static_cast<i32>(bits_of(c))};
-  const i32 of_two = bits[0] > bits[1] ? bits[0] : bits[1];
-  return float_of(static_cast<u32>(of_two > bits[2] ? of_two : bits[2]));
-}
-
+#line 80
 // The largest of a lane's products, without its sign. A NaN may be left out, here and below.
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
@@ -4705,16 +2690,7 @@ struct ProductsBelowCap {
   static constexpr bool replaced = false;
 };
 
-// ... or are taken to be, and the largest is found beside their exponentials, ...
-struct ProductsSupposedBelowCap : ProductsBelowCap {
-  // By the squares, as these are needed anyway.
-  float largest_square = 0.0f;
-
-  FLASHGEN_DEVICE void see(float first, float second) {
-    largest_square = largest_of_three(largest_square, squared(first), squared(second));
-  }
-};
-
+#line 172
 // ... or exponents that have taken their place.
 struct Exponents {
   static constexpr i32 sums = 1;
@@ -4723,19 +2699,9 @@ struct Exponents {
   static constexpr bool replaced = true;
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/cap_shares.cuh"
+#line 11 "flashgen/cap_shares.cuh"
 // Logits that are near their cap, as shares of it: of few instructions, or exact; and how large a row's sum
 // has to be for these.
-
-namespace flashgen {
-
-// What a share of the cap is off by near zero, where it is computed exactly, is nothing beside any logarithm
-// of a sum up to the first of these caps. Up to the second it is nothing beside one that is a hundredth of
-// the cap, and nothing to what probabilities are rounded to.
-constexpr float kModestCap = 100.0f;
-constexpr float kHighCap = 1000.0f;
 
 // How much of the cap a product of any size has, and what the cap is in powers of two.
 struct CapShare {
@@ -4750,23 +2716,7 @@ struct CapShare {
   FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
     return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
   }
-  // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
-  FLASHGEN_DEVICE float least_sum() const {
-    if (highest < 1.001f * kModestCap * kLog2E) return -kInfinity;
-    return highest * (highest < 1.001f * kHighCap * kLog2E ? 0.01f : kBelowCap);
-  }
-  // Whether a sum is as large, or so far below zero that it will be, whatever keys come; or it is no number.
-  FLASHGEN_DEVICE bool are_exact_for(float sum) const {
-    constexpr float kMoreKeys = 24.0f;
-    const float least = least_sum();
-    return !(sum < least) || sum <= -least - kMoreKeys;
-  }
-  // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
-  // or it is so small that it is flushed to zero.
-  FLASHGEN_DEVICE bool lowest_counts(const float (&shift)[2]) const {
-    constexpr float kFlushed = 128.0f;
-    return !(shift[0] >= kFlushed - highest && shift[1] >= kFlushed - highest);
-  }
+#line 44
   // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
   // difference is exact there.
   FLASHGEN_DEVICE float operator()(float s) const {
@@ -4853,117 +2803,9 @@ struct SharesOfFineCap {
   }
 };
 
-// ... or of any cap, computed exactly, ...
-struct SharesOfCap {
-  CapShare share;
-
-  FLASHGEN_DEVICE float logit(float s) const { return share.logit(s); }
-  template <i32 count>
-  FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
-    share.take_powers(products);
-  }
-  template <i32 count>
-  FLASHGEN_DEVICE void replace_powers(float (&powers)[count], const float (&shift)[2]) const {
-    replace_by_fours(powers, [&](float (&four)[4], i32 row) { exponents(four, shift[row]); });
-  }
-
- private:
-  FLASHGEN_DEVICE void exponents(float (&powers)[4], float shift) const {
-    const float last[2] = {powers[1] + 1.0f, powers[3] + 1.0f};
-    const float pairs[2] = {fused_multiply_add(powers[0], last[0], last[0]),
-                            fused_multiply_add(powers[2], last[1], last[1])};
-    const float part = reciprocal_approx(pairs[0] * pairs[1]) * share.highest;
-#pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
-      // Divisors once more, times what they share: the powers are there, and they need no registers
-      // meanwhile.
-      const float by_second = fused_multiply_add(of_pair, second, of_pair);
-      const float by_first = fused_multiply_add(of_pair, first, of_pair);
-      powers[2 * i] = fused_multiply_add(by_second, first - 1.0f, -shift);
-      powers[2 * i + 1] = fused_multiply_add(by_first, second - 1.0f, -shift);
-    }
-  }
-};
-
-// ... or, where no other share would do, are so beyond the polynomial, ...
-struct CappedProducts {
-  CapPolynomial polynomial;
-  CapShare share;
-
-  FLASHGEN_DEVICE static CappedProducts of(const Cap& cap) {
-    return {CapPolynomial::of(cap), CapShare::of(cap)};
-  }
-
-  // Whether a row with such a highest product may have others below the polynomial's lower end that count
-  // beside it. So many powers of two below, all keys together are nothing, whatever the polynomial makes of
-  // them.
-  FLASHGEN_DEVICE bool is_low(float highest) const {
-    constexpr float kNothing = 20.0f;
-    return (highest + polynomial.limit) * polynomial.coefficients[0] < kNothing && highest != kForbidden;
-  }
-
-  FLASHGEN_DEVICE float logit(float s) const {
-    const float below = s * polynomial.factor(s), beyond = share(s) * share.highest;
-    const float logit = polynomial.is_beyond(s) ? beyond : below;
-    return s == kForbidden ? -kInfinity : logit;
-  }
-};
-
-// ... of a tile that a mask may cut.
-struct SharesBeyond {
-  CappedProducts capped;
-  bool are_some_forbidden;
-
-  FLASHGEN_DEVICE float logit(float s) const { return capped.logit(s); }
-  // There are none to be taken ahead.
-  template <i32 count>
-  FLASHGEN_DEVICE void take_powers(float (&)[count]) const {}
-  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
-  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps. Where all
-  // of a warp's are forbidden they stay as they are, which no exponential is left of.
-  template <i32 count>
-  FLASHGEN_DEVICE void replace_powers(float (&products)[count], const float (&shift)[2]) const {
-    constexpr i32 few = count % 16 == 0 ? 16 : 8;
-#pragma unroll 1
-    for (i32 from = 0; from < count; from += few) {
-      float replaced[few];
-      bool are_some = !are_some_forbidden;
-#pragma unroll
-      for (i32 i = 0; i < few; ++i) {
-        replaced[i] = products[i];
-        are_some = are_some || replaced[i] != kForbidden;
-      }
-      if (warp_any(are_some)) replace_few(replaced, shift);
-#pragma unroll
-      for (i32 i = 0; i < count - few; ++i) products[i] = products[i + few];
-#pragma unroll
-      for (i32 i = 0; i < few; ++i) products[count - few + i] = replaced[i];
-    }
-  }
-
- private:
-  template <i32 few>
-  FLASHGEN_DEVICE void replace_few(float (&products)[few], const float (&shift)[2]) const {
-    const CapPolynomial& polynomial = capped.polynomial;
-    const CapShare& share = capped.share;
-#pragma unroll
-    for (i32 i = 0; i < few; ++i) {
-      const float s = products[i], less = -shift[i / 2 % 2];
-      const float below = fused_multiply_add(s, polynomial.factor(s), less);
-      const float beyond = fused_multiply_add(share(s), share.highest, less);
-      products[i] = polynomial.is_beyond(s) ? beyond : below;
-    }
-  }
-};
-
-}  // namespace flashgen
-
-#line 4 "flashgen/cap_rows.cuh"
+#line 6 "flashgen/cap_rows.cuh"
 // What a warp knows of its rows under a softcap, from one tile of keys to the next: which way its tiles take
 // their logits (cap_shares.cuh), and how near anchors are to maxima.
-
-namespace flashgen {
 
 // Whether it is so for lanes that have different places in their rows.
 FLASHGEN_DEVICE bool are_several(bool is_so) {
@@ -4974,10 +2816,7 @@ FLASHGEN_DEVICE bool are_several(bool is_so) {
   return (places & (places - 1)) != 0;
 }
 
-// What has become of a tile's products, as one number, as registers are short: none has been looked at; they
-// have; and, besides, anchors move, so that what rows have so far is to be scaled.
-enum class Look : i32 { kNone, kTaken, kMovesAnchors };
-
+#line 22
 // Of rows under a low cap, of which all logits may be shares.
 struct FineCapRows {
   // How far they have come. They have had no tile; or all products were below the polynomial's end; or so
@@ -5052,60 +2891,6 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   const float reach = softmax.lowest_reach() * reciprocal_approx(cap.steepness());
   asked_from = -maximum(-reach, -limit);
   return softmax.rescales();
-}
-
-// Of rows under any other cap, whose highest products are looked at in every tile.
-struct CapRows {
-  // Whether sums of all of a warp's rows are so large that their logits may be shares. Sums do not fall.
-  bool are_large;
-
-  // Sees to it that anchors are near enough to maxima, which are these. The softmax says whether it rescales.
-  template <class Softmax>
-  FLASHGEN_DEVICE static void follow(Softmax& softmax, const CapShare& share, float first, float second) {
-    const float found[2] = {first, second}, top = share.highest;
-#pragma unroll
-    for (i32 row = 0; row < 2; ++row) {
-      const float anchor = softmax.rows.anchor[row];
-      if constexpr (Softmax::reach == 0.0f) {
-        // By one instruction: compilers would make a branch of a choice, amid a tile's exponentials.
-        softmax.move_anchor(row, maximum(anchor, found[row]));
-      } else {
-        // No further ahead than a row might get while its products are below the polynomial's end.
-        const float end = kBelowCap * top;
-        const float ahead = found[row] < end ? Softmax::anchor_ahead(found[row], end, true)
-                                             : softmax.anchor_ahead_in(row, found[row], top);
-        softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : anchor);
-      }
-    }
-  }
-  // Whether logits may be shares in a tile whose highest products are these, of each row and of a lane.
-  template <class Softmax>
-  FLASHGEN_DEVICE bool may_be_shares(const Softmax& softmax, const CapShare& share, const float (&of_rows)[2],
-                                     const float (&of_lane)[2]);
-};
-
-template <class Softmax>
-FLASHGEN_DEVICE bool CapRows::may_be_shares(const Softmax& softmax, const CapShare& share,
-                                            const float (&of_rows)[2], const float (&of_lane)[2]) {
-  if (are_large) return true;
-  const float least = share.least_sum();
-  const float peaks[2] = {maximum(softmax.rows.anchor[0], share.logit(of_rows[0])),
-                          maximum(softmax.rows.anchor[1], share.logit(of_rows[1]))};
-  // Mostly some logit is enough, where anchors are not ahead of these.
-  if (!Softmax::foresees && !warp_any(peaks[0] < least || peaks[1] < least)) return are_large = true;
-  bool is_large = true, is_exact = true;
-#pragma unroll
-  for (i32 row = 0; row < 2; ++row) {
-    // The row's sum is that of what it has, and of the highest of each lane, at least.
-    const float before = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - peaks[row]);
-    const float of_tile = exp2_approx(share.logit(of_lane[row]) - peaks[row]);
-    const float sum = peaks[row] + log2_approx(row_total(before + of_tile));
-    // Nothing that a row has with a sum that is no number depends on it.
-    is_large = is_large && !(sum < least);
-    is_exact = is_exact && share.are_exact_for(sum);
-  }
-  are_large = !warp_any(!is_large);
-  return !warp_any(!is_exact);
 }
 
 }  // namespace flashgen
@@ -5193,7 +2978,7 @@ constexpr u32 kTileBarriers = 231584;
 constexpr u32 kTiles = 231616;       // which tiles of queries come next
 constexpr u32 kListedKeys = 231648;  // which tiles of keys the slots hold
 constexpr u32 kDoubts = 231664;      // which tiles of queries bad values may have reached
-constexpr u32 kBytes = 231816;
+
 }  // namespace smem
 
 #line 38
@@ -5207,6 +2992,7 @@ FLASHGEN_DEVICE Captured<i32, 2> ids(const Params& p) {
       { p.captured_ids_size0, p.captured_ids_size1 },
   };
 }
+
 }  // namespace captured
 
 // What surveys have found out about them, by tensor and dimension.
@@ -5214,6 +3000,7 @@ namespace surveyed {
 FLASHGEN_DEVICE Survey<i32, 2, 1, 64> ids1(const Params& p) {
   return {captured::ids(p), p.survey_ids1};
 }
+
 }  // namespace surveyed
 
 // Which keys a query may attend to:
@@ -5254,32 +3041,20 @@ struct Mask {
   };
 
   FLASHGEN_DEVICE Query query_at(i32 q) const {
-
     return {q, load(captured::ids(p), b, q)};
   }
   FLASHGEN_DEVICE Key key_at(i32 k) const {
-
     return {k, load(captured::ids(p), b, k)};
   }
 
-  // Whether a pair is allowed, if both exist.
-  FLASHGEN_DEVICE bool allows(const Query& query, const Key& key) const {
-
-    return (key.k <= query.q + p.len_kv - p.len_q) & (query.ids == key.ids);
-  }
   // The same in two parts: a bit for each of some keys, made of the words `from(k)` of those from k on; ...
   template <class From>
   FLASHGEN_DEVICE u32 ordered_keys(const Query& query, const From& from) const {
-
     return ~from(after(query.q + p.len_kv - p.len_q));
   }
   // ... and what is asked of one pair after another.
   FLASHGEN_DEVICE bool allows_besides(const Query& query, const Key& key) const {
-
     return query.ids == key.ids;
-  }
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    return q < len_q && k < len_kv && allows(query_at(q), key_at(k));
   }
 
   // Queries and keys from begin to end, as far as there are so many, with what the rectangle's rules ask of either.
@@ -5342,12 +3117,6 @@ struct Mask {
     return tiles_of(surveyed::ids1(p).first(surveyed::ids1(p).between(q_lo, q_hi, b).smallest(), b), smaller(smaller(p.len_kv, surveyed::ids1(p).last(surveyed::ids1(p).between(q_lo, q_hi, b).largest(), b) + 1), clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
   }
 
-  // The tiles of queries between the first and the last that may attend to keys from k_begin to k_end.
-  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
-    const i32 k_lo = k_begin, k_hi = smaller(k_end, len_kv) - 1;
-
-    return tiles_of(larger(surveyed::ids1(p).first(surveyed::ids1(p).between(k_lo, k_hi, b).smallest(), b), k_lo + p.len_q - p.len_kv), smaller(p.len_q, surveyed::ids1(p).last(surveyed::ids1(p).between(k_lo, k_hi, b).largest(), b) + 1), tile);
-  }
 };
 // What becomes of a scaled logit s:
 //     tanh(s / limit) * limit
@@ -5357,7 +3126,6 @@ struct Score {
 
   // The score is amplitude * tanh(slope * s) of a product s.
   FLASHGEN_DEVICE Cap cap() const {
-
     return Cap::of(p.captured_limit, p.scale * (0x1p+0f * reciprocal(p.captured_limit)));
   }
 };
@@ -5404,7 +3172,7 @@ struct Shared {
 #line 92
   static_assert(smem::kSifting + sizeof(ValueSifting) <= smem::kQBarriers, "the plan leaves room for what is sifted");
   FLASHGEN_DEVICE ValueSifting& sifting() const { return *reinterpret_cast<ValueSifting*>(base + smem::kSifting); }
-  static_assert(smem::kDoubts + sizeof(TileDoubts) <= smem::kBytes, "the plan leaves room for what is in doubt");
+#line 95
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
 };
 

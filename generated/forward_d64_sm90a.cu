@@ -24,8 +24,6 @@
 // The products that it makes, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
 
-// The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
-
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
@@ -41,23 +39,9 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-// IEEE binary16 and bfloat16 as bits; arithmetic happens in float or on tensor cores.
-struct half_t {
-  u16 bits;
-};
+#line 17
 struct bfloat16_t {
   u16 bits;
-};
-// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
-struct e4m3_t {
-  u8 bits;
-};
-struct e5m2_t {
-  u8 bits;
-};
-
-struct alignas(16) Vec16 {
-  u32 words[4];
 };
 
 }  // namespace flashgen
@@ -74,16 +58,13 @@ namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
-FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
+#line 16
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
+#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
-FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
+#line 24
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -107,62 +88,8 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/copy.cuh"
-// Moving data: asynchronous global-to-shared copies and reductions to global memory.
-
-namespace flashgen {
-
-// Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
-FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most `pending` groups are under way.
-template <int pending>
-FLASHGEN_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-FLASHGEN_DEVICE void reduce_add(float* address, float value) {
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
-}
-
-// Signed numbers too: in two's complement they add up alike.
-FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
-  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-
-// Four neighbouring floats at a 16-byte aligned address (sm_90 and later).
-FLASHGEN_DEVICE void reduce_add_x4(float* address, const float (&value)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value[0]), "f"(value[1]),
-               "f"(value[2]), "f"(value[3])
-               : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/math.cuh"
+#line 5 "flashgen/ptx/math.cuh"
 // Scalar arithmetic, one instruction each.
-
-namespace flashgen {
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
@@ -191,26 +118,14 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
-// The smaller of two, or NaN if one of them is; from sm_80 on.
-FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
-  float c;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
+#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-// The same clipped to [0, 1]; of a NaN comes 0.
-FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
-  float d;
-  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
-  return d;
-}
-
+#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -218,74 +133,8 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-FLASHGEN_DEVICE u16 to_half_bits(float value) {
-  u16 bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
-FLASHGEN_DEVICE u32 pack(half_t, float low, float high) {
-#if __CUDA_ARCH__ >= 800
-  u32 packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-#else
-  return static_cast<u32>(to_half_bits(low)) | static_cast<u32>(to_half_bits(high)) << 16;
-#endif
-}
-
-FLASHGEN_DEVICE float half_to_float(u16 bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/matrix.cuh"
+#line 45 "flashgen/ptx/matrix.cuh"
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
-
-namespace flashgen {
-
-// Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
-FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x1(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
-}
-
-FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-               : "=r"(r[0])
-               : "r"(address)
-               : "memory");
-}
 
 // The way back (sm_90 and later).
 FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
@@ -294,102 +143,7 @@ FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
                : "memory");
 }
 
-FLASHGEN_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x2_trans(u32 address, const u32 (&r)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
-               "r"(r[1])
-               : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
-}
-
-FLASHGEN_DEVICE void stmatrix_x1_trans(u32 address, const u32 (&r)[1]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0])
-               : "memory");
-}
-
-// d += a * b, fp32 accumulation.
-FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// Turing's shape: half the depth.
-FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b));
-}
-
-// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
-// emulator carries out all products of a batch at one meeting of the lanes.
-FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(bfloat16_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_m16n8k16_batched(half_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  mma_m16n8k16(half_t{}, d, a, b);
-}
-
-FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
-  mma_m16n8k8(half_t{}, d, a0, a1, b);
-}
-
-FLASHGEN_DEVICE void mma_finish() {}
-
-// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
-FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b));
-}
-
-// 8-bit elements: twice the depth (sm_89 and later).
-FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 }  // namespace flashgen
-
 #endif
 #line 3 "flashgen/element.cuh"
 // Element types: conversions, and how deep one matrix instruction reaches.
@@ -397,7 +151,7 @@ FLASHGEN_DEVICE void mma_m16n8k32(e5m2_t, float (&d)[4], const u32 (&a)[4], cons
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-constexpr float kLog2E = 0x1.715476p+0f;
+#line 9
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
 
@@ -422,384 +176,17 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
+#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-// Which tile of which head of which sequence a block works on.
-struct Place {
-  i32 tile;
-  i32 head;
-  i32 sequence;
-
-  FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
-  // Its number when all tiles of all heads of all sequences are counted through.
-  FLASHGEN_DEVICE i64 number(i32 tiles, i32 heads) const {
-    return (static_cast<i64>(sequence) * heads + head) * tiles + tile;
-  }
-};
-
-template <class T>
-constexpr bool kIsFloat = sizeof(T) == 4;
-
-// Elements of the summed dimension that one multiply step consumes.
-template <class T>
-constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
-
-FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
-FLASHGEN_DEVICE float to_float(float x) { return x; }
-
-FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
-
-// Two neighbouring elements, written with one store.
-template <class T>
-struct alignas(4) Pair {
-  u32 bits;
-  FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
-};
-template <>
-struct alignas(8) Pair<float> {
-  float first, second;
-  FLASHGEN_DEVICE static Pair from(float a, float b) { return {a, b}; }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/tile.cuh"
+#line 5 "flashgen/tile.cuh"
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-
-namespace flashgen {
 
 constexpr i32 kChunkBytes = 16;
 
-// How rows of `chunks` 16-byte chunks are swizzled: chunk c of row r lies at c ^ ((r >> shift) & mask). Eight
-// neighbouring rows then put the same chunk into eight different bank groups, for any even number of chunks.
-template <i32 chunks>
-struct TileSwizzle {
-  static_assert(chunks % 2 == 0, "a tile row must be a whole number of 32-byte pairs of chunks");
-  static constexpr i32 span = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
-  static constexpr i32 mask = span - 1;
-  static constexpr i32 shift = span == 8 ? 0 : span == 4 ? 1 : 2;
-  FLASHGEN_DEVICE static i32 of_row(i32 row) { return (row >> shift) & mask; }
-};
-
-// rows_ x cols_ elements of T at `data`, which is 128-byte aligned.
-template <class T, i32 rows_, i32 cols_>
-struct SharedTile {
-  using Element = T;
-  static constexpr i32 rows = rows_;
-  static constexpr i32 cols = cols_;
-  static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  static constexpr i32 chunks = cols / chunk_elements;
-  static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
-  static constexpr i32 bytes = rows * row_bytes;
-  using Layout = TileSwizzle<chunks>;
-
-  u8* data;
-
-  FLASHGEN_DEVICE static i32 offset(i32 row, i32 chunk) {
-    return row * row_bytes + ((chunk ^ Layout::of_row(row)) * kChunkBytes);
-  }
-  FLASHGEN_DEVICE u8* chunk_at(i32 row, i32 chunk) const { return data + offset(row, chunk); }
-  FLASHGEN_DEVICE T* element_at(i32 row, i32 col) const {
-    return reinterpret_cast<T*>(chunk_at(row, col / chunk_elements)) + col % chunk_elements;
-  }
-  FLASHGEN_DEVICE Vec16& vector_at(i32 row, i32 chunk) const {
-    return *reinterpret_cast<Vec16*>(chunk_at(row, chunk));
-  }
-  // The tile's rows from `row` on, a multiple of eight so that the swizzle stays in step.
-  FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
-  FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
-};
-
-// A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
-// is one addition along rows, one xor along columns.
-template <class Tile>
-struct Cursor {
-  i32 row_offset;
-  i32 chunk;
-  i32 swizzle;
-
-  // `origin`: where the tile starts, a multiple of 128, or 0 for offsets from its start.
-  FLASHGEN_DEVICE Cursor(i32 origin, i32 row, i32 chunk_)
-      : row_offset(origin + row * Tile::row_bytes), chunk(chunk_), swizzle(Tile::Layout::of_row(row)) {}
-
-  // `aligned`: the lane's own chunk shares no bit with any step, so the sum is an xor that folds into one.
-  template <bool aligned>
-  FLASHGEN_DEVICE i32 offset(i32 row_step, i32 chunk_step) const {
-    constexpr i32 mask = Tile::Layout::mask;
-    if constexpr (aligned) {
-      const i32 base = row_offset + ((chunk ^ swizzle) * kChunkBytes);
-      return (base ^ ((chunk_step & mask) * kChunkBytes)) + (chunk_step & ~mask) * kChunkBytes +
-             row_step * Tile::row_bytes;
-    } else {
-      return row_offset + (((chunk + chunk_step) ^ swizzle) * kChunkBytes) + row_step * Tile::row_bytes;
-    }
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/operand.cuh"
-// Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
-//
-// A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
-// l/4 + 8, columns 2(l%4) and 2(l%4) + 1: the accumulator layout of mma.sync.
-
-namespace flashgen {
-
-template <class Tile>
-FLASHGEN_DEVICE i32 origin_of(Tile tile) {
-  return static_cast<i32>(shared_address(tile.data));
-}
-
-// Left operand of one step: 16 rows, one step deep.
-template <class T>
-struct LeftFragment {
-  u32 words[4];
-};
-template <>
-struct LeftFragment<float> {
-  float values[2][8];
-};
-
-// Right operand of one step: one step deep, 8 columns.
-template <class T>
-struct RightFragment {
-  u32 words[2];
-};
-template <>
-struct RightFragment<float> {
-  float values[8][2];
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand stored row by row: tile[row][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct LeftRows {
-  using T = typename Tile::Element;
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), first_row + (thread.lane & 15), thread.lane >> 4) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4(fragment.words, cursor.template offset<true>(16 * block, 2 * step));
-  }
-};
-
-template <class Tile>
-struct LeftRows<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftRows(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), cursor(0, first_row + thread.row(), 0) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const i32 offset = cursor.template offset<true>(16 * block + 8 * half, 2 * step + c);
-        const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + offset);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[half][4 * c + i] = float_of(chunk.words[i]);
-      }
-    }
-  }
-};
-
-// Left operand stored by columns: tile[depth][row].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct LeftColumns {
-  using T = typename Tile::Element;
-  static constexpr bool in_registers = false;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile, i32 first_row, Thread thread)
-      : cursor(origin_of(tile), (thread.lane & 7) + (thread.lane >> 4) * 8,
-               first_row / 8 + ((thread.lane >> 3) & 1)) {}
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x4_trans(fragment.words, cursor.template offset<false>(16 * step, 2 * block));
-  }
-};
-
-template <class Tile>
-struct LeftColumns<Tile, true> {
-  static constexpr bool in_registers = false;
-  Tile tile;
-  i32 row;
-
-  FLASHGEN_DEVICE LeftColumns(Tile tile_, i32 first_row, Thread thread)
-      : tile(tile_), row(first_row + thread.row()) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = *tile.element_at(8 * step + k, row + 16 * block + 8 * half);
-    }
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
-template <class Tile, bool is_float = kIsFloat<typename Tile::Element>>
-struct RightTransposed {
-  using T = typename Tile::Element;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), first_column + (thread.lane & 7) + (thread.lane >> 4) * 8,
-               (thread.lane >> 3) & 1) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4(words, cursor.template offset<true>(8 * block, 2 * step));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2(fragment.words, cursor.template offset<true>(8 * block, 2 * step));
-  }
-};
-
-template <class Tile>
-struct RightTransposed<Tile, true> {
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightTransposed(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 n = 0; n < 2; ++n) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        const Vec16 chunk = tile.vector_at(column + 8 * block + n, 2 * step + c);
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) fragment.values[4 * c + i][n] = float_of(chunk.words[i]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
-// Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
-// of two that no column step of the warp reaches.
-template <class Tile, bool aligned, bool is_float = kIsFloat<typename Tile::Element>>
-struct RightRows {
-  using T = typename Tile::Element;
-  Cursor<Tile> cursor;
-
-  FLASHGEN_DEVICE RightRows(Tile tile, i32 first_column, Thread thread)
-      : cursor(origin_of(tile), thread.lane & 15, first_column / 8 + (thread.lane >> 4)) {}
-  FLASHGEN_DEVICE void load_pair(RightFragment<T> (&pair)[2], i32 block, i32 step) const {
-    u32 words[4];
-    ldmatrix_x4_trans(words, cursor.template offset<aligned>(16 * step, block));
-    pair[0] = {{words[0], words[1]}};
-    pair[1] = {{words[2], words[3]}};
-  }
-  FLASHGEN_DEVICE void load_one(RightFragment<T>& fragment, i32 block, i32 step) const {
-    ldmatrix_x2_trans(fragment.words, cursor.template offset<aligned>(16 * step, block));
-  }
-};
-
-template <class Tile, bool aligned>
-struct RightRows<Tile, aligned, true> {
-  struct alignas(8) Two {
-    float values[2];
-  };
-  Tile tile;
-  i32 column;
-
-  FLASHGEN_DEVICE RightRows(Tile tile_, i32 first_column, Thread thread)
-      : tile(tile_), column(first_column + thread.column()) {}
-  FLASHGEN_DEVICE void load_one(RightFragment<float>& fragment, i32 block, i32 step) const {
-#pragma unroll
-    for (i32 k = 0; k < 8; ++k) {
-      const Two two = *reinterpret_cast<const Two*>(tile.element_at(8 * step + k, column + 8 * block));
-      fragment.values[k][0] = two.values[0];
-      fragment.values[k][1] = two.values[1];
-    }
-  }
-  FLASHGEN_DEVICE void load_pair(RightFragment<float> (&pair)[2], i32 block, i32 step) const {
-    load_one(pair[0], block, step);
-    load_one(pair[1], block + 1, step);
-  }
-};
-
-// ---------------------------------------------------------------------------------------------------------
-// Left operand made from accumulators: the columns of one product are the depth of the next.
-template <class T, i32 row_blocks, i32 column_blocks>
-struct LeftRegisters {
-  static constexpr bool in_registers = true;
-  static_assert(column_blocks % 2 == 0, "two blocks of eight columns make one step of sixteen");
-  LeftFragment<T> fragments[row_blocks][column_blocks / 2];
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values)[row_blocks][column_blocks][4], Thread) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        fragments[m][n / 2].words[2 * (n % 2)] = pack(T{}, values[m][n][0], values[m][n][1]);
-        fragments[m][n / 2].words[2 * (n % 2) + 1] = pack(T{}, values[m][n][2], values[m][n][3]);
-      }
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-template <i32 row_blocks, i32 column_blocks>
-struct LeftRegisters<float, row_blocks, column_blocks> {
-  static constexpr bool in_registers = true;
-  const float (&values)[row_blocks][column_blocks][4];
-  i32 first_lane;
-
-  FLASHGEN_DEVICE LeftRegisters(const float (&values_)[row_blocks][column_blocks][4], Thread thread)
-      : values(values_), first_lane(thread.lane & ~3) {}
-  FLASHGEN_DEVICE void load(LeftFragment<float>& fragment, i32 block, i32 step) const {
-    // Column k of a block is held by lane k/2 of each group of four.
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (i32 k = 0; k < 8; ++k)
-        fragment.values[half][k] = shuffle(values[block][step][2 * half + k % 2], first_lane + k / 2);
-    }
-  }
-};
-
-// A left operand fetched once and held in registers, for a tile that every product uses.
-template <class T, i32 row_blocks, i32 steps>
-struct LeftHeld {
-  static constexpr bool in_registers = true;
-  LeftFragment<T> fragments[row_blocks][steps];
-
-  template <class Left>
-  FLASHGEN_DEVICE void take(const Left& left) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 step = 0; step < steps; ++step) left.load(fragments[m][step], m, step);
-    }
-  }
-  FLASHGEN_DEVICE void load(LeftFragment<T>& fragment, i32 block, i32 step) const {
-    fragment = fragments[block][step];
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/product.cuh"
+#line 5 "flashgen/product.cuh"
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
-
-namespace flashgen {
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
 template <i32 row_blocks, i32 column_blocks>
@@ -817,79 +204,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
   }
 }
 
-template <bool turing, class T>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
-  if constexpr (turing) {
-    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
-  } else {
-    mma_m16n8k16_batched(T{}, d, a.words, b.words);
-  }
-}
-
-template <bool turing>
-FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<float>& a,
-                                    const RightFragment<float>& b) {
-#pragma unroll
-  for (i32 k = 0; k < 8; ++k) {
-#pragma unroll
-    for (i32 e = 0; e < 4; ++e) d[e] = fused_multiply_add(a.values[e / 2][k], b.values[k][e % 2], d[e]);
-  }
-}
-
-// The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
-template <i32 column_blocks, class Right, class T>
-FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
-  if (n + 1 < column_blocks) {
-    right.load_pair(pair, n, step);
-  } else {
-    right.load_one(pair[0], n, step);
-  }
-}
-
-// accumulator += left * right over `steps` steps of the summed dimension. Fragments of the right operand are
-// fetched one product ahead, so that tensor cores need not wait for shared memory; floats, whose fragments
-// take four times the registers, are multiplied slowly enough to do without.
-template <class T, bool turing, i32 steps, class Left, class Right, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulator, const Left& left,
-                              const Right& right) {
-  constexpr i32 pairs = ceil_div(column_blocks, 2);
-  constexpr bool ahead = !kIsFloat<T>;
-  LeftFragment<T> a[row_blocks];
-  RightFragment<T> b[2][2];
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) left.load(a[m], m, 0);
-  load_right<column_blocks>(b[0], right, 0, 0);
-  // Unrolled, a long loop over floats makes the assembler load fragments so early that it spills.
-  constexpr i32 unrolled = kIsFloat<T> && !Left::in_registers && steps > 4 ? 1 : steps;
-#pragma unroll unrolled
-  for (i32 step = 0; step < steps; ++step) {
-#pragma unroll
-    for (i32 pair = 0; pair < pairs; ++pair) {
-      const i32 n = 2 * pair, now = ahead ? (step * pairs + pair) % 2 : 0;
-      if (!ahead) {
-        if (step + pair > 0) load_right<column_blocks>(b[0], right, n, step);
-      } else if (pair + 1 < pairs) {
-        load_right<column_blocks>(b[1 - now], right, n + 2, step);
-      } else if (step + 1 < steps) {
-        load_right<column_blocks>(b[1 - now], right, 0, step + 1);
-      }
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-        multiply_block<turing>(accumulator[m][n], a[m], b[now][0]);
-        if (n + 1 < column_blocks) multiply_block<turing>(accumulator[m][n + 1], a[m], b[now][1]);
-        // This was the step's last use of a[m]: the next step's takes its registers at once.
-        if (pair + 1 == pairs && step + 1 < steps) left.load(a[m], m, step + 1);
-      }
-    }
-  }
-  if constexpr (!kIsFloat<T>) mma_finish();
-}
-
 }  // namespace flashgen
-
-// The same door for what Hopper adds: mbarriers, bulk copies, warpgroups, clusters, and grids that follow
-// each other.
 
 #if !defined(FLASHGEN_EMULATOR)
 #line 3 "flashgen/ptx/barrier.cuh"
@@ -909,20 +224,7 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Waits, and tells whether the condition of any thread holds.
-FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
-  u32 any;
-  asm volatile(
-      "{\n.reg .pred p, q;\n"
-      "setp.ne.u32 p, %3, 0;\n"
-      "barrier.cta.red.or.pred.aligned q, %1, %2, p;\n"
-      "selp.u32 %0, 1, 0, q;\n}\n"
-      : "=r"(any)
-      : "r"(barrier), "r"(threads), "r"(static_cast<u32>(condition))
-      : "memory");
-  return any != 0;
-}
-
+#line 33
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
 // that were announced have come; phases are told apart by their parity, that of the first one being 0.
 
@@ -930,27 +232,12 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Its memory may hold something else from now on.
-FLASHGEN_DEVICE void mbarrier_invalidate(u32 barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
+#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, whose address is one of map_to_rank(). To release what was
-// written is a fence for the whole GPU here: not for every step of a loop.
-FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Announces that `bytes` more will come in this phase.
-FLASHGEN_DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
+#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -969,42 +256,13 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// The same at once.
-FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
-  u32 ended;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(ended)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return ended != 0;
-}
-
-// Waiting for a while, and what threads of other blocks of the cluster did before they arrived is seen too.
-FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
-  u32 ended;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(ended)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return ended != 0;
-}
-
+#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
 
-FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait_cluster(barrier, parity)) {
-  }
-}
-
+#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -1013,23 +271,14 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Orders ordinary accesses of this thread, and those it knows of, before later ones by bulk copies and wgmma.
-FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
+#line 126
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for global memory alone, which is not waited for.
-FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
-}  // namespace flashgen
-
-#line 2 "flashgen/ptx/tensor_map.cuh"
+#line 4 "flashgen/ptx/tensor_map.cuh"
 // What bulk copies of boxes are told of a tensor.
-
-namespace flashgen {
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -1037,35 +286,15 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ptx/bulk.cuh"
+#line 22 "flashgen/ptx/bulk.cuh"
 // Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
-
-namespace flashgen {
 
 // ---- Boxes of tensors. Coordinates are elements, the first along the contiguous dimension, where
 // a box begins at a multiple of 16 bytes: anywhere else is an illegal instruction. Boxes may
 // reach out of the tensor on all sides, but one that is stored may not begin before it, and is
 // clipped at whole 16 bytes: rows that are no multiple of that are written beyond their end.
-
-FLASHGEN_DEVICE void tma_load_2d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_3d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
 
 FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
                                  i32 c3) {
@@ -1076,67 +305,11 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-FLASHGEN_DEVICE void tma_load_5d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1, i32 c2,
-                                 i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
+#line 97
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
-FLASHGEN_DEVICE void tma_load_2d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_3d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_4d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2, i32 c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_load_5d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
-                                           i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
 // What lies outside of the tensor is not written.
-
-FLASHGEN_DEVICE void tma_store_2d(const TensorMap* map, u32 source, i32 c0, i32 c1) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(source), "r"(c0), "r"(c1)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void tma_store_3d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(source), "r"(c0), "r"(c1), "r"(c2)
-               : "memory");
-}
 
 FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
   asm volatile(
@@ -1145,73 +318,14 @@ FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 
       : "memory");
 }
 
-FLASHGEN_DEVICE void tma_store_5d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3, i32 c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_2d(const TensorMap* map, u32 source, i32 c0, i32 c1) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-          map),
-      "r"(source), "r"(c0), "r"(c1)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_3d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-          map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_4d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
-          "l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void tma_reduce_add_5d(const TensorMap* map, u32 source, i32 c0, i32 c1, i32 c2, i32 c3,
-                                       i32 c4) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
-      "[%1];" ::"l"(map),
-      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-
+#line 149
 // Brings the map itself closer.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+#line 175
 // ---- Runs of bytes: a multiple of 16, between addresses that are.
-
-FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          destination),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
-FLASHGEN_DEVICE void bulk_store(void* destination, u32 source, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source),
-               "r"(bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination),
-      "r"(source), "r"(bytes)
-      : "memory");
-}
 
 // ---- Groups of stores and reductions
 
@@ -1229,78 +343,9 @@ FLASHGEN_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/cluster.cuh"
-// Blocks of a cluster (sm_90 and later): who they are, their barrier, and each other's shared memory.
-
-namespace flashgen {
-
-FLASHGEN_DEVICE u32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-FLASHGEN_DEVICE u32 cluster_size() {
-  u32 size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-
-// Where the block of that rank has what this block has at `address` of its shared memory.
-FLASHGEN_DEVICE u32 map_to_rank(u32 address, u32 rank) {
-  u32 mapped;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-  return mapped;
-}
-
-// ---- The cluster's barrier. All threads arrive, then wait; those that have returned count as arrived. What
-// a thread did before it arrived is done for whoever has waited.
-
-FLASHGEN_DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-// Orders nothing: tells only that this thread has come here.
-FLASHGEN_DEVICE void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
-FLASHGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-// ---- Shared memory of any block of the cluster, by addresses of map_to_rank
-
-FLASHGEN_DEVICE u32 cluster_load(u32 address) {
-  u32 value;
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
-FLASHGEN_DEVICE void cluster_load_x4(u32 (&values)[4], u32 address) {
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-               : "r"(address)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cluster_store(u32 address, u32 value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-FLASHGEN_DEVICE void cluster_store_x4(u32 address, const u32 (&values)[4]) {
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
-               "r"(values[1]), "r"(values[2]), "r"(values[3])
-               : "memory");
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/grid.cuh"
+#line 5 "flashgen/ptx/grid.cuh"
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
-
-namespace flashgen {
 
 // ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
 
@@ -1322,11 +367,7 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-// The bits that are set stay set.
-FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
-  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
-}
-
+#line 33
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
 // one.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -1342,15 +383,7 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
-// No instruction: says that what follows waits for other blocks, so that all of them must be resident.
-FLASHGEN_DEVICE void expect_cooperative_launch() {}
-
+#line 57
 // ---- Programmatic dependent launch (sm_90 and later)
 
 // Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
@@ -1362,12 +395,8 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/warpgroup.cuh"
+#line 5 "flashgen/ptx/warpgroup.cuh"
 // Dividing the register file among warpgroups (sm_90a).
-
-namespace flashgen {
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
 // take part. An increase waits until other warpgroups have given up enough.
@@ -1381,9 +410,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/descriptor.cuh"
+#line 5 "flashgen/ptx/descriptor.cuh"
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -1395,8 +422,6 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
 //   none       mn      next 8 rows along K                 next chunk of 16 bytes along MN
 //   32 to 128  k       not used (the chunks are adjacent)  next 8 rows along MN
 //   32 to 128  mn      next line's width along MN          next 8 rows along K
-
-namespace flashgen {
 
 enum class Swizzle : u32 { none = 0, bytes_128 = 1, bytes_64 = 2, bytes_32 = 3 };
 
@@ -1420,9 +445,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/ptx/wgmma.cuh"
+#line 6 "flashgen/ptx/wgmma.cuh"
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -1430,8 +453,6 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
 // that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
 // bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + c.
-
-namespace flashgen {
 
 // Orders what threads did to registers before what products do to them: needed before the first product, and
 // again when accumulators or fragments of the left operand were touched.
@@ -1470,23 +491,13 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-template <>
-struct WgmmaType<half_t> {
-  static constexpr char name[] = "k16.f32.f16.f16";
-};
+#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
-template <>
-struct WgmmaType<e4m3_t> {
-  static constexpr char name[] = "k32.f32.e4m3.e4m3";
-};
-template <>
-struct WgmmaType<e5m2_t> {
-  static constexpr char name[] = "k32.f32.e5m2.e5m2";
-};
 
+#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -1649,43 +660,9 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
+#line 231
 // A kernel may say which ones it uses, as compilers take some time for each.
-#ifdef WGMMA_SHAPES
 WGMMA_SHAPES(WGMMA_SHAPE)
-#else
-WGMMA_SHAPE(8)
-WGMMA_SHAPE(16)
-WGMMA_SHAPE(24)
-WGMMA_SHAPE(32)
-WGMMA_SHAPE(40)
-WGMMA_SHAPE(48)
-WGMMA_SHAPE(56)
-WGMMA_SHAPE(64)
-WGMMA_SHAPE(72)
-WGMMA_SHAPE(80)
-WGMMA_SHAPE(88)
-WGMMA_SHAPE(96)
-WGMMA_SHAPE(104)
-WGMMA_SHAPE(112)
-WGMMA_SHAPE(120)
-WGMMA_SHAPE(128)
-WGMMA_SHAPE(136)
-WGMMA_SHAPE(144)
-WGMMA_SHAPE(152)
-WGMMA_SHAPE(160)
-WGMMA_SHAPE(168)
-WGMMA_SHAPE(176)
-WGMMA_SHAPE(184)
-WGMMA_SHAPE(192)
-WGMMA_SHAPE(200)
-WGMMA_SHAPE(208)
-WGMMA_SHAPE(216)
-WGMMA_SHAPE(224)
-WGMMA_SHAPE(232)
-WGMMA_SHAPE(240)
-WGMMA_SHAPE(248)
-WGMMA_SHAPE(256)
-#endif
 #line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
@@ -1694,12 +671,7 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-// d = a * b, where the compiler knows that nothing d held before matters.
-template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
-  Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
-}
-
+#line 281
 // The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
 // warp holding its 16 rows.
 template <class T, i32 n, Major b_major = Major::k>
@@ -1707,19 +679,10 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-template <class T, i32 n, Major b_major = Major::k>
-FLASHGEN_DEVICE void wgmma_rs_first(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b) {
-  Wgmma<n>::template set_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), 0);
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/ptx/wgmma_fours.cuh"
+#line 5 "flashgen/ptx/wgmma_fours.cuh"
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
-
-namespace flashgen {
 
 template <i32 n>
 struct WgmmaFours {
@@ -1771,9 +734,8 @@ struct WgmmaFours {
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
 
-#ifdef WGMMA_SHAPES
+#line 60
 WGMMA_SHAPES(WGMMA_FOURS)
-#endif
 #line 63
 // d = the sum of four products a * b, plus what d held.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
@@ -1802,7 +764,6 @@ FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], cons
 }
 
 }  // namespace flashgen
-
 #endif
 #line 4 "flashgen/panel.cuh"
 // Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
@@ -1812,8 +773,7 @@ namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
-// ... and of each of its warps.
-constexpr i32 kWarpRows = 16;
+#line 13
 constexpr i32 kPanelBytes = 128;
 // Eight swizzled rows: what repeats, and what tiles are aligned to.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
@@ -1841,11 +801,7 @@ struct PanelTile {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
 
-  // A panel by itself, as an operand whose rows are summed over.
-  FLASHGEN_DEVICE PanelTile panel(i32 index) const {
-    return {address + static_cast<u32>(index * panel_stride)};
-  }
-
+#line 45
   // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
   FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
@@ -1872,11 +828,7 @@ struct PanelTile {
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
 
-  // The 16-byte chunk of a row, for ldmatrix and stmatrix.
-  FLASHGEN_DEVICE u32 chunk_at(i32 row, i32 chunk) const {
-    return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
-                                      (((chunk % 8) ^ (row % 8)) * kChunkBytes));
-  }
+#line 76
   // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
   // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
   // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
@@ -1886,41 +838,13 @@ struct PanelTile {
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
-  // The first of a lane's chunks of 16 rows from the first on, if these are columns of a right operand.
-  FLASHGEN_DEVICE u32 first_transposed_chunk(Thread thread) const {
-    const u32 lane = static_cast<u32>(thread.lane), r = lane % 8;
-    return address + (r + lane / 16 * 8) * kPanelBytes + ((lane / 8 % 2 ^ r) * kChunkBytes);
-  }
+#line 90
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
 };
 
-// The same tile for ordinary accesses, where shared memory begins at `base`.
-template <class Tile>
-struct SharedPanels {
-  using T = typename Tile::Element;
-  u8* base;
-  Tile tile;
-
-  FLASHGEN_DEVICE Vec16 chunk(i32 row, i32 chunk) const {
-    return *reinterpret_cast<const Vec16*>(at(row, chunk));
-  }
-  FLASHGEN_DEVICE T& at_element(i32 row, i32 column) const {
-    constexpr i32 elements = kChunkBytes / static_cast<i32>(sizeof(T));
-    return reinterpret_cast<T*>(at(row, column / elements))[column % elements];
-  }
-  FLASHGEN_DEVICE float element(i32 row, i32 column) const { return to_float(at_element(row, column)); }
-  FLASHGEN_DEVICE void set_element(i32 row, i32 column, float value) const {
-    at_element(row, column) = T{static_cast<u16>(pack(T{}, value, 0.0f))};
-  }
-
- private:
-  FLASHGEN_DEVICE u8* at(i32 row, i32 chunk) const {
-    return base + (tile.chunk_at(row, chunk) - shared_address(base));
-  }
-};
-
+#line 120
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];
@@ -1943,67 +867,8 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// The operands of the next product take the place of those of one that has been waited for. Assemblers would
-// write them to that place at once, while it is still being read, but for the sign of a number that is not
-// negative, which they do not know.
-template <i32 count>
-FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
-  const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
-#pragma unroll
-  for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
-}
-
-// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
-template <class A, class B>
-FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
-  using T = typename A::Element;
-  const MatrixDescriptor left = a.by_columns(), right = b.by_columns();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = 0; step < A::steps; ++step) {
-    wgmma_ss<T, B::rows>(sums, left.advanced(A::along_columns(step)), right.advanced(B::along_columns(step)),
-                         true);
-  }
-  wgmma_commit();
-}
-
-// Issues sums = A^T B, of 64 columns of A and n columns of B, a panel of each: a sum over rows of both.
-template <i32 n, class A, class B>
-FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
-  using T = typename A::Element;
-  static_assert(A::rows == B::rows, "rows of one meet rows of the other");
-  const MatrixDescriptor left = a.by_rows(), right = b.by_rows();
-  wgmma_fence();
-  wgmma_ss_first<T, n, Major::mn, Major::mn>(sums, left, right);
-#pragma unroll
-  for (i32 step = 1; step < A::rows / 16; ++step) {
-    wgmma_ss<T, n, Major::mn, Major::mn>(sums, left.advanced(A::along_rows(step)),
-                                         right.advanced(B::along_rows(step)), true);
-  }
-  wgmma_commit();
-}
-
-// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
-template <class VTile>
-FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
-                                  bool kept = true) {
-  using T = typename VTile::Element;
-  const MatrixDescriptor right = v.by_rows();
-  wgmma_fence();
-#pragma unroll
-  for (i32 step = 0; step < VTile::rows / 16; ++step) {
-    wgmma_rs<T, VTile::cols, Major::mn>(out, probabilities[step], right.advanced(VTile::along_rows(step)),
-                                        step > 0 || kept);
-  }
-  wgmma_commit();
-}
-
-}  // namespace flashgen
-
-#line 3 "flashgen/softmax.cuh"
+#line 5 "flashgen/softmax.cuh"
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
-
-namespace flashgen {
 
 // The four lanes that share a row of accumulators combine their values.
 FLASHGEN_DEVICE float row_maximum(float x) {
@@ -2015,143 +880,9 @@ FLASHGEN_DEVICE float row_total(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-// A row's maximum may lag behind by this many powers of two before the row is rescaled: the result is the
-// same (numerator and denominator share the factor), and most tiles then need no rescaling at all.
-constexpr float kMaximumLag = 8.0f;
-
-// Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
-template <i32 row_blocks>
-struct OnlineSoftmax {
-  // log2 of the factor taken out of the row: (running maximum of the scores) * scale * log2(e).
-  float maximum_log2[row_blocks][2];
-  // This lane's share of the row's sum of exponentials.
-  float sum[row_blocks][2];
-
-  FLASHGEN_DEVICE void reset() {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = -kInfinity;
-        sum[m][h] = 0.0f;
-      }
-    }
-  }
-
-  // Takes in one more logit per row, before all others; one lane of each row counts it.
-  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = logit * kLog2E;
-        sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
-      }
-    }
-  }
-
-  // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
-  template <i32 columns, i32 out_columns>
-  FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
-                              Accumulator<row_blocks, out_columns>& out, float scale_log2) {
-    // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
-    // is the rule, the lanes of a row need not even agree on one.
-    float highest[row_blocks][2];
-    bool lagging = false;
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) highest[m][h] = maximum(scores[m][0][2 * h], scores[m][0][2 * h + 1]);
-    }
-#pragma unroll
-    for (i32 n = 1; n < columns; ++n) {
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          highest[m][h] = maximum(highest[m][h], maximum(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
-        }
-      }
-    }
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        highest[m][h] *= scale_log2;
-        lagging |= highest[m][h] > maximum_log2[m][h] + kMaximumLag;
-      }
-    }
-    if (warp_any(lagging)) rescale(highest, out);
-
-    // A row with no allowed key so far subtracts 0, so that exp2(-inf - 0) is 0 and not NaN.
-    float shift[row_blocks][2];
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) shift[m][h] = maximum_log2[m][h] == -kInfinity ? 0.0f : maximum_log2[m][h];
-    }
-#pragma unroll
-    for (i32 n = 0; n < columns; ++n) {
-#pragma unroll
-      for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-        for (i32 e = 0; e < 4; ++e) {
-          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -shift[m][e / 2]));
-        }
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
-      }
-    }
-  }
-
-  // Adds up the lanes' shares; afterwards every lane of a row has the row's sum.
-  FLASHGEN_DEVICE void finish() {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) sum[m][h] = row_total(sum[m][h]);
-    }
-  }
-
-  // 1 / sum, and 0 for a row that attended to nothing.
-  FLASHGEN_DEVICE float normalizer(i32 m, i32 h) const { return sum[m][h] == 0.0f ? 0.0f : 1.0f / sum[m][h]; }
-
-  // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
-  FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
-    return sum[m][h] == 0.0f ? -kInfinity : (maximum_log2[m][h] + log2_approx(sum[m][h])) * kLn2;
-  }
-
- private:
-  // Each row decides for itself, so no row's result depends on its neighbours.
-  template <i32 out_columns>
-  FLASHGEN_DEVICE void rescale(const float (&highest)[row_blocks][2],
-                               Accumulator<row_blocks, out_columns>& out) {
-#pragma unroll
-    for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const float tile_maximum = row_maximum(highest[m][h]);
-        const bool lags = tile_maximum > maximum_log2[m][h] + kMaximumLag;
-        const float factor = lags ? exp2_approx(maximum_log2[m][h] - tile_maximum) : 1.0f;
-        if (lags) maximum_log2[m][h] = tile_maximum;
-        sum[m][h] *= factor;
-#pragma unroll
-        for (i32 n = 0; n < out_columns; ++n) {
-          out[m][n][2 * h] *= factor;
-          out[m][n][2 * h + 1] *= factor;
-        }
-      }
-    }
-  }
-};
-
-}  // namespace flashgen
-
-#line 3 "flashgen/row_statistics.cuh"
+#line 5 "flashgen/row_statistics.cuh"
 // What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
 // row's last values are still on their way.
-
-namespace flashgen {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
@@ -2208,9 +939,7 @@ struct FinishedRows<true> {
   }
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/anchored_softmax.cuh"
+#line 6 "flashgen/anchored_softmax.cuh"
 // The online softmax with as little as possible done to each score. A row's exponentials are taken relative
 // to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
 // denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
@@ -2219,8 +948,6 @@ struct FinishedRows<true> {
 // elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
 // maximum in either case, so that its bits do not depend on the other rows that a warp has.
 
-namespace flashgen {
-
 // The anchor of a row without one, which has had no allowed key: no logit is below it but -inf, whose
 // exponential is 0.
 constexpr float kNowhere = -0x1.fffffep127f;
@@ -2228,20 +955,17 @@ constexpr float kNowhere = -0x1.fffffep127f;
 // no further than it counts, else so far that values of up to 2^60 have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
-template <>
-constexpr float kSpan<half_t> = 15.0f;
+#line 23
 // A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
-template <>
-constexpr float kGrown<half_t> = 0x1p14f;
+#line 28
 // The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
 // there.
 template <class T>
 constexpr float kReach = 59.0f;
-template <>
-constexpr float kReach<half_t> = 13.0f;
 
+#line 35
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
 // exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
@@ -2251,18 +975,11 @@ template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
-template <>
-struct Ahead<half_t> {
-  static constexpr float little = 6.0f, more = little, most = little, wide = 27.0f;
-};
+#line 48
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
 
-// How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
-constexpr float kFinite = 118.0f;
-// By how many powers of two a factor may lower what a row has so far without being 0.
-constexpr float kMostAtOnce = 120.0f;
-
+#line 56
 // What is done about a row that has grown far above its anchor, with the scores it has.
 enum class Regrowth {
   // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
@@ -2300,8 +1017,8 @@ template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
 struct AnchoredSoftmax {
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
-  static constexpr bool checks = regrowth == Regrowth::checked;
 
+#line 95
   // How far above its anchor a row's maximum may be.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
 
@@ -2320,17 +1037,7 @@ struct AnchoredSoftmax {
     }
   }
 
-  // Takes in one more logit per row, before all others; one lane of each row counts it.
-  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
-    const bool counts = logit > -kInfinity;
-    due = counts ? 0 : kNoAnchor;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = logit == -kInfinity ? kNowhere : logit * kLog2E;
-      rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
-    }
-  }
-
+#line 124
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
   template <class Logits>
   FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
@@ -2352,26 +1059,7 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-  // Up to where neither of a lane's two rows reaches far above its anchor.
-  FLASHGEN_DEVICE float lowest_reach() const {
-    if constexpr (regrowth == Regrowth::never) return -kInfinity;
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
-  }
-  // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
-  FLASHGEN_DEVICE bool might_grow(float logit) const {
-    if constexpr (regrowth == Regrowth::never) return true;
-    return logit > lowest_reach();
-  }
-  // The same by the square of that number, which may be a NaN.
-  FLASHGEN_DEVICE bool might_grow_by_square(float square) const {
-    const float reaches = lowest_reach();
-    return !(square <= reaches * maximum(reaches, -reaches));
-  }
-  // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
-  // looked at.
-  FLASHGEN_DEVICE static bool is_near(float highest, float anchor) {
-    return foresees && anchor >= highest - kFinite;
-  }
+#line 165
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
     return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
@@ -2385,24 +1073,8 @@ struct AnchoredSoftmax {
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
-  // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
-  // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
-  // probability of 1 is not rounded.
-  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
-    if constexpr (regrowth == Regrowth::never) return found;
-    const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
-    const float room = highest - (kReach<T> - 1.0f) - found;
-    return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
-  }
 
-  // The same for a row that may have one, which it is not moved below; and no further at once than what the
-  // row has so far can be scaled by, if that counts.
-  FLASHGEN_DEVICE float anchor_ahead_in(i32 row, float found, float highest) const {
-    const float anchor = rows.anchor[row], ahead = maximum(anchor, anchor_ahead(found, highest));
-    const float most = anchor == kNowhere ? ahead : maximum(anchor + kMostAtOnce, found);
-    return ahead < most ? ahead : most;
-  }
-
+#line 196
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
   FLASHGEN_DEVICE static float ahead_of(float found) {
@@ -2442,13 +1114,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-  // The same exponentials, which are in the place of scores, once some have been taken out.
-  FLASHGEN_DEVICE void add_up(const Strip<columns>& exponentials) {
-    tile_sum[0] = tile_sum[1] = 0.0f;
-#pragma unroll
-    for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
-  }
-
+#line 242
   // Whether this lane has a row that might reach too far above its anchor.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
   // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
@@ -2459,10 +1125,7 @@ struct AnchoredSoftmax {
     return false;
   }
 
-  // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
-  FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
-  }
+#line 256
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
   FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
@@ -2555,19 +1218,14 @@ struct AnchoredSoftmax {
   }
 };
 
-}  // namespace flashgen
-
-#line 3 "flashgen/band.cuh"
+#line 5 "flashgen/band.cuh"
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
-
-namespace flashgen {
 
 struct Range {
   i32 begin, end;
-  FLASHGEN_DEVICE i32 size() const { return end - begin; }
-  FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
+#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -2576,8 +1234,7 @@ FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
 // Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
 template <bool has_lower, bool has_upper>
 struct Band {
-  // Every tile between the first and the last that are visited is.
-  static constexpr bool has_holes = false;
+#line 23
   i32 lower, upper;
   i32 len_q, len_kv;
 
@@ -2595,22 +1252,7 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
-  FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
-    i32 begin = 0, end = ceil_div(len_kv, tile);
-    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
-    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
-    return {begin, end};
-  }
-
-  // Tiles of queries that may attend to some key of [k_begin, k_end).
-  FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
-    i32 begin = 0, end = len_q;
-    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
-    if constexpr (has_lower) end = smaller(end, k_end - lower);
-    return tiles_of(begin, end, tile);
-  }
-
+#line 56
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
@@ -2627,31 +1269,9 @@ struct Band {
     return full;
   }
 
-  FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
-    bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
-    return allowed;
-  }
 };
 
-// Puts `value` wherever the mask forbids the pair; the warp's block begins at (first_q, first_key).
-template <class Mask, i32 row_blocks, i32 column_blocks>
-FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, float value, const Mask& mask,
-                                i32 first_q, i32 first_key, Thread thread) {
-  const i32 q = first_q + thread.row(), key = first_key + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 n = 0; n < column_blocks; ++n) {
-#pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if (!mask.allows(q + 16 * m + 8 * (e / 2), key + 8 * n + e % 2)) values[m][n][e] = value;
-      }
-    }
-  }
-}
-
+#line 97
 // Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
 // on.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
@@ -2741,29 +1361,13 @@ FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Bits of those that it allows; of a band they are known by themselves.
-template <i32 column_blocks, class Mask>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
-                                  Thread thread) {
-  find_forbidden<column_blocks>(allowed, mask, first_q, first_key, thread);
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) allowed[h] = ~allowed[h];
-}
-template <i32 column_blocks, bool has_lower, bool has_upper>
-FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_upper>& mask, i32 first_q,
-                                  i32 first_key, Thread thread) {
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h)
-    allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
-}
-
+#line 202
 // Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
 // need not be bits first. Else bits are worth keeping.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
-template <class Mask>
-constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
 
+#line 209
 // The same for any mask.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
@@ -2803,14 +1407,10 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/issue_in_fours.cuh"
+#line 5 "flashgen/issue_in_fours.cuh"
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
 // told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
 // it is unrolled, and all that they do before takes longer.
-
-namespace flashgen {
 
 template <class QTile, class KTile, i32 step = 0>
 FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
@@ -2870,42 +1470,9 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
   wgmma_commit();
 }
 
-}  // namespace flashgen
-
-#line 4 "flashgen/listed.cuh"
-// What the producer tells of a tile, where it chooses which ones come, and what the mask makes of it.
-
-namespace flashgen {
-
-// It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
-// gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
-struct alignas(8) ListedTile {
-  i32 tile;
-  // Bit 0: whether it is the last one. What the others mean is the kernel's.
-  u32 facts;
-
-  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
-    return {tile, facts << 1 | static_cast<u32>(is_last)};
-  }
-  // All lanes of a warp call, and get the same.
-  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
-    ListedTile read = {};
-    if (thread.lane == 0) read = slot;
-    return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
-  }
-
-  FLASHGEN_DEVICE bool is_last() const { return (facts & 1u) != 0; }
-  FLASHGEN_DEVICE u32 others() const { return facts >> 1; }
-  FLASHGEN_DEVICE bool has(i32 fact) const { return (others() >> fact & 1u) != 0; }
-};
-
-}  // namespace flashgen
-
-#line 4 "flashgen/ring.cuh"
+#line 6 "flashgen/ring.cuh"
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
-
-namespace flashgen {
 
 // Where someone is in a ring: how many slots have gone by.
 template <i32 slots>
@@ -2919,25 +1486,7 @@ struct RingPlace {
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
-template <i32 slots>
-  requires((slots & (slots - 1)) != 0)
-struct RingPlace<slots> {
-  u32 count = 0;
-  i32 at = 0;
-  u32 round = 0;
-
-  FLASHGEN_DEVICE i32 slot() const { return at; }
-  FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
-  FLASHGEN_DEVICE void advance(i32 by = 1) {
-    count += static_cast<u32>(by);
-    const bool wraps = at >= slots - by;
-    at += wraps ? by - slots : by;
-    round ^= wraps ? 1u : 0u;
-  }
-};
-
+#line 40
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
@@ -2967,13 +1516,9 @@ struct Ring {
   }
 };
 
-}  // namespace flashgen
-
-#line 4 "flashgen/row_tile.cuh"
+#line 6 "flashgen/row_tile.cuh"
 // Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
 // tile.
-
-namespace flashgen {
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
 struct alignas(16) RowTile {
@@ -2995,10 +1540,9 @@ struct alignas(16) KeyTile {
   u8 part = 0;
   u8 parts = 1;
 
-  // Steps of the part where the whole tile has `steps`.
-  FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
+#line 33
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -3052,31 +1596,14 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-// The same where the last tiles are cut into parts, which follow one another.
-template <i32 tile_kv, i32 section_heads, class Params>
-FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
-  const i32 beyond = number - p.whole_tiles;
-  if (beyond < 0) return key_tile<tile_kv, section_heads>(p, number);
-  const i32 cut = beyond / p.tile_parts;
-  KeyTile keys = key_tile<tile_kv, section_heads>(p, p.whole_tiles + cut);
-  keys.part = static_cast<u8>(beyond - cut * p.tile_parts);
-  keys.parts = static_cast<u8>(p.tile_parts);
-  return keys;
-}
-
+#line 98
 // The number of a further tile. The first ones are the blocks' own numbers.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-// Warns all blocks: the numbers that they draw from then on have this bit besides.
-constexpr i32 kWarning = -0x7fffffff - 1;
-template <class Params>
-FLASHGEN_DEVICE void warn_all(const Params& p) {
-  atomic_or(p.counter, static_cast<u32>(kWarning));
-}
-
+#line 111
 // To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
 // launch.
 template <class Params>
@@ -3087,218 +1614,8 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-}  // namespace flashgen
-
-#line 3 "flashgen/stream.cuh"
-// Streaming tiles between global and shared memory.
-
-namespace flashgen {
-
-// `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
-template <class T>
-struct GlobalRows {
-  T* data;
-  i64 stride;
-  i32 row_count;
-
-  FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
-};
-
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
-  return chunk;
-}
-
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
-
-// Asynchronous copy of one chunk, in pieces of access_bytes.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 valid) {
-  constexpr i32 pieces = kChunkBytes / access_bytes;
-  constexpr i32 piece_elements = access_bytes / static_cast<i32>(sizeof(T));
-#pragma unroll
-  for (i32 i = 0; i < pieces; ++i) {
-    const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
-    const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
-  }
-}
-
-// Brings one tile of rows after another from global to shared memory, all threads of the block together. With
-// asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
-// land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
-// columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
-struct TileStream {
-  using T = typename Tile::Element;
-  static constexpr i32 count = Tile::rows * Tile::chunks;
-  static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
-  // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
-  static constexpr i32 rows_apart = threads / Tile::chunks;
-  static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
-
-  i64 stride;
-  // The next tile: its first row (stacked: this thread's first chunk of it), and how many rows there are from
-  // there on.
-  const T* next;
-  i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
-
-  FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
-      : stride(source.stride) {
-    seek(source, first_row, thread);
-  }
-
-  FLASHGEN_DEVICE void seek(GlobalRows<const T> source, i32 first_row, Thread thread) {
-    if constexpr (stacked) {
-      const i32 row = first_row + thread.index() / Tile::chunks;
-      next = source.at(row, thread.index() % Tile::chunks * Tile::chunk_elements);
-      rows_left = source.row_count - row;
-    } else {
-      next = source.at(first_row, 0);
-      rows_left = source.row_count - first_row;
-    }
-  }
-
-  // Leaves out the next `tiles` tiles.
-  FLASHGEN_DEVICE void skip(i32 tiles) {
-    next += static_cast<i64>(tiles) * Tile::rows * stride;
-    rows_left -= tiles * Tile::rows;
-  }
-
-  // Starts the next tile's way into `tile`.
-  FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
-    if constexpr (stacked) {
-      const i32 chunk = thread.index() % Tile::chunks;
-      const i32 columns = head_dim - chunk * Tile::chunk_elements;
-      u8* const to = tile.chunk_at(thread.index() / Tile::chunks, chunk);
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        fetch_one(i, to + i * rows_apart * Tile::row_bytes, next, i * rows_apart < rows_left ? columns : 0);
-        next += rows_apart * stride;
-      }
-    } else {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads, row = index / Tile::chunks,
-                  chunk = index % Tile::chunks;
-        if (index >= count) break;
-        const i32 columns = row < rows_left ? head_dim - chunk * Tile::chunk_elements : 0;
-        fetch_one(i, tile.chunk_at(row, chunk), next + row * stride + chunk * Tile::chunk_elements, columns);
-      }
-      next += Tile::rows * stride;
-    }
-    rows_left -= Tile::rows;
-  }
-
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
-
- private:
-  // A chunk without columns reads nothing: where `from` then points does not matter.
-  FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
-  }
-};
-
-// Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
-FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
-}
-template <bool asynchronous, i32 pending>
-FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
-}
-
-// Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
-template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
-FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
-                                       const float (&values)[row_blocks][column_blocks][4], Thread thread,
-                                       const Factor& factor) {
-  using T = typename Tile::Element;
-  const i32 row = first_row + thread.row(), column = first_column + thread.column();
-#pragma unroll
-  for (i32 m = 0; m < row_blocks; ++m) {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const float scale = factor(m, h);
-#pragma unroll
-      for (i32 n = 0; n < column_blocks; ++n) {
-        *reinterpret_cast<Pair<T>*>(tile.element_at(row + 16 * m + 8 * h, column + 8 * n)) =
-            Pair<T>::from(values[m][n][2 * h] * scale, values[m][n][2 * h + 1] * scale);
-      }
-    }
-  }
-}
-
-// Writes the rows of a tile that exist to global memory.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes>
-FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> destination, i32 first_row,
-                                Thread thread) {
-#pragma unroll 4
-  for (i32 index = thread.index(); index < Tile::rows * Tile::chunks; index += threads) {
-    const i32 row = index / Tile::chunks, chunk = index % Tile::chunks;
-    const i32 valid = head_dim - chunk * Tile::chunk_elements;
-    if (first_row + row < destination.row_count && valid > 0) {
-      write_chunk<typename Tile::Element, access_bytes>(
-          destination.at(first_row + row, chunk * Tile::chunk_elements), tile.vector_at(row, chunk), valid);
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 4 "flashgen/strip.cuh"
+#line 6 "flashgen/strip.cuh"
 // Results of a warpgroup on their way to memory.
-
-namespace flashgen {
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
 // row() + 8 of the lanes have a factor each.
@@ -3317,62 +1634,8 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
   }
 }
 
-// The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
-// four words of what was everyone's words[q].
-FLASHGEN_DEVICE void transpose_quad(u32 (&words)[4], Thread thread) {
-#pragma unroll
-  for (i32 bit = 1; bit < 4; bit *= 2) {
-    const bool upper = thread.lane & bit;
-#pragma unroll
-    for (i32 pair = 0; pair < 2; ++pair) {
-      const i32 i = bit == 1 ? 2 * pair : pair, j = i + bit;
-      const u32 sent = upper ? words[i] : words[j];
-      const u32 received = bits_of(shuffle_xor(float_of(sent), bit));
-      words[i] = upper ? received : words[i];
-      words[j] = upper ? words[j] : received;
-    }
-  }
-}
-
-// Writes a warp's 16 rows, from `row` on, to global memory.
-template <class T, i32 columns>
-FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<columns>& strip,
-                                 const float (&scale)[2], Thread thread) {
-  static_assert(columns % 32 == 0, "a quad of lanes writes 32 columns at once");
-  // As many chunks at a time as registers surely allow.
-  constexpr i32 chunks = columns / 32, together = chunks % 4 == 0   ? 4
-                                                  : chunks % 3 == 0 ? 3
-                                                  : chunks % 2 == 0 ? 2
-                                                                    : 1;
-#pragma unroll
-  for (i32 h = 0; h < 2; ++h) {
-    const i32 mine = row + 8 * h + thread.row();
-    Vec16* const target = reinterpret_cast<Vec16*>(rows_of.at(mine, 8 * (thread.lane % 4)));
-#pragma unroll
-    for (i32 first = 0; first < chunks; first += together) {
-      Vec16 made[together];
-#pragma unroll
-      for (i32 g = 0; g < together; ++g) {
-#pragma unroll
-        for (i32 k = 0; k < 4; ++k) {
-          const float* const o = strip + 4 * (4 * (first + g) + k) + 2 * h;
-          made[g].words[k] = pack(T{}, o[0] * scale[h], o[1] * scale[h]);
-        }
-        transpose_quad(made[g].words, thread);
-      }
-      if (mine >= rows_of.row_count) continue;
-#pragma unroll
-      for (i32 g = 0; g < together; ++g) target[4 * (first + g)] = made[g];
-    }
-  }
-}
-
-}  // namespace flashgen
-
-#line 10 "flashgen/forward_sm90.cuh"
+#line 12 "flashgen/forward_sm90.cuh"
 // What the forward kernel for Hopper is made of.
-
-namespace flashgen {
 
 struct ForwardSm90Config {
   i32 head_dim;
@@ -3436,7 +1699,7 @@ struct TileFacts {
   static constexpr i32 kNone = 8;
   u32 bits;
 
-  FLASHGEN_DEVICE static TileFacts of_empty() { return {~0u << kNone}; }
+#line 77
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
@@ -3463,19 +1726,7 @@ struct Step {
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
 };
 
-// Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to.
-struct alignas(16) Reach {
-  Range tile_keys;
-  Range keys;
-  Range full_keys;
-};
-
-// What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
-// ones, in some kernels also in a block's first tile; of a plain tile they are used as they come, and of one
-// of which all that the mask cuts is over.
-constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
-
+#line 116
 // ---- The output
 
 template <i32 count>
@@ -3558,7 +1809,7 @@ constexpr u32 kKBarriers = 204832;
 constexpr u32 kVBarriers = 204896;
 constexpr u32 kTileBarriers = 204960;
 constexpr u32 kTiles = 204992;  // which tiles of queries come next
-constexpr u32 kBytes = 205024;
+
 }  // namespace smem
 
 #line 38
