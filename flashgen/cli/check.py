@@ -57,8 +57,9 @@ def check(
     json: Annotated[bool, Option("--json", help="Print one JSON object on stdout.", rich_help_panel=CHECK)] = False,
 ) -> None:
     """Draw cases, run them forward and backward, and compare with the oracle."""
-    from flashgen.cli.check_report import as_json, describe, describe_failure
+    from flashgen.cli.check_report import as_json, describe, describe_failure, outputs_of
     from flashgen.cli.checking import Subject, check_all
+    from flashgen.cli.outputs import rows
 
     wish = _wish(cases, race, schedules, seed, case, target)
     gpus = find_gpus() if target is TargetOption.GPU or not request.archs else ()
@@ -73,6 +74,7 @@ def check(
         talk.print_json(as_json(request.spec, plans, wish, outcome))
     else:
         talk.print_text(describe(plans, wish, outcome))
+        talk.print_rows(rows(outputs_of(outcome)))
     if outcome.failure is not None:
         talk.fail(describe_failure(outcome.failure))
         raise Leave(Exit.CHECK_FAILED)

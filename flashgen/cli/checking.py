@@ -1,4 +1,5 @@
-"""The work of ``flashgen check``: run drawn cases on kernels until one fails, and make that one small."""
+"""The work of ``flashgen check``: run drawn cases on kernels until one fails, and make that one small; in the end see
+whether the outputs of all of them are off by a factor."""
 
 from __future__ import annotations
 
@@ -11,17 +12,30 @@ from flashgen.cli import talk
 from flashgen.cli.exits import UsageError
 from flashgen.cli.verification import runner
 from flashgen.errors import EmulationError, LaunchError
-from flashgen.verify import Case, Expectation, Mode, Tiles, Trial, draw, expect, modes, run_case, shrunk
+from flashgen.verify import (
+    Case,
+    CaseResult,
+    Expectation,
+    Mode,
+    Tally,
+    Tiles,
+    Trial,
+    draw,
+    expect,
+    modes,
+    run_case,
+    shrunk,
+)
 
 if TYPE_CHECKING:
     from flashgen.cli.gpus import Gpu
     from flashgen.launch.host import HostTarget
-    from flashgen.oracle import Check
     from flashgen.plan.model import AttentionPlan
     from flashgen.spec import Schedule
 
 #: The kind of a failure that is no finding of the emulator.
 INACCURATE = "inaccurate"
+SYSTEMATIC = "systematic"
 LAUNCH = "launch"
 
 
@@ -38,11 +52,11 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one run came to: the worst result beside its bound, and what is wrong, if anything."""
+    """What one run came to: what is wrong, if anything, and the results of its case."""
 
-    worst: Check | None = None
     kind: str = ""
     text: str = ""
+    results: tuple[CaseResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +64,11 @@ class Failure:
     """The smallest trial that fails as the first one did."""
 
     subject: Subject
-    trial: Trial
+    #: None where it takes all cases of the run to see a systematic error.
+    trial: Trial | None
     verdict: Verdict
+    #: The run whose cases show a systematic error together.
+    run: Wish | None = None
 
 
 @dataclass(slots=True)
@@ -60,15 +77,10 @@ class Outcome:
 
     cases: int = 0
     runs: Counter[str] = field(default_factory=Counter)
-    worst: Check | None = None
+    #: The results on each architecture.
+    tallies: dict[str, Tally] = field(default_factory=dict)
     failure: Failure | None = None
     interrupted: bool = False
-
-    def count(self, mode: Mode, verdict: Verdict) -> None:
-        """Take in one run."""
-        self.runs[mode.schedule] += 1
-        if verdict.worst is not None and (self.worst is None or verdict.worst.ratio > self.worst.ratio):
-            self.worst = verdict.worst
 
 
 class Subject:
@@ -92,12 +104,11 @@ class Subject:
         try:
             results = run_case(runner(kernel, self.gpu), self.plan.spec, expected)
         except EmulationError as error:
-            return Verdict(None, error.kind or "emulator", str(error))
+            return Verdict(error.kind or "emulator", str(error))
         except LaunchError as error:
-            return Verdict(None, LAUNCH, str(error))
-        worst = max(results, key=lambda result: result.check.ratio).check
+            return Verdict(LAUNCH, str(error))
         wrong = [result.describe() for result in results if not result.check.ok]
-        return Verdict(worst, INACCURATE if wrong else "", "\n".join(wrong))
+        return Verdict(INACCURATE if wrong else "", "\n".join(wrong), tuple(results))
 
     def smallest(self, trial: Trial, verdict: Verdict) -> Failure:
         """The failure, with as small a trial as fails in the same way."""
@@ -143,24 +154,43 @@ def check_all(subjects: Sequence[Subject], wish: Wish) -> Outcome:
 def _check(subject: Subject, wish: Wish, outcome: Outcome) -> None:
     total = 1 if wish.trial else wish.cases
     failed: tuple[Trial, Verdict] | None = None
+    tally = outcome.tallies.setdefault(subject.plan.arch.name, Tally())
     with talk.progress(f"checking {subject.where}", total) as update:
         for done, (case, ways) in enumerate(_cases(subject, wish)):
             update(done, f"checking {subject.where}")
-            failed = _try_case(subject, case, ways, outcome)
+            failed = _try_case(subject, case, ways, outcome, tally)
             outcome.cases += 1
             if failed is not None:
                 break
-    if failed is not None:
+    if failed is None:
+        outcome.failure = systematic_failure(subject, tally, wish)
+    else:
         # Who names a case wants to see that one.
         outcome.failure = Failure(subject, *failed) if wish.trial else subject.smallest(*failed)
 
 
-def _try_case(subject: Subject, case: Case, ways: Sequence[Mode], outcome: Outcome) -> tuple[Trial, Verdict] | None:
+def systematic_failure(subject: Subject, tally: Tally, wish: Wish) -> Failure | None:
+    """What the slopes of a run's results say, when no result of it fails by itself."""
+    wrong = tally.systematic()
+    if not wrong:
+        return None
+    verdict = Verdict(SYSTEMATIC, "\n".join(report.describe_slope() for report in wrong))
+    if wish.trial is not None:
+        return Failure(subject, wish.trial, verdict)
+    alone = next(filter(None, (tally.shown_alone_by(report.output) for report in wrong)), None)
+    return Failure(subject, Trial(alone) if alone else None, verdict, wish)
+
+
+def _try_case(
+    subject: Subject, case: Case, ways: Sequence[Mode], outcome: Outcome, tally: Tally
+) -> tuple[Trial, Verdict] | None:
     """Run a case in each way; the first that fails."""
     expected = subject.expect(case)
-    for mode in ways:
+    for number, mode in enumerate(ways):
         verdict = subject.run(expected, mode)
-        outcome.count(mode, verdict)
+        outcome.runs[mode.schedule] += 1
+        if number == 0:  # other orders of threads give the same rounding errors once more
+            tally.add(verdict.results)
         if verdict.kind:
             return Trial(case, mode), verdict
     return None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
 from flashgen.cli.builder import BuiltAttention, BuiltKernel, Files
+from flashgen.cli.outputs import COLUMNS as OUTPUT_COLUMNS
+from flashgen.cli.outputs import rows
 from flashgen.plan.algorithm import describe_algorithm
 from flashgen.plan.model import AttentionPlan, KernelPlan
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from flashgen.cli.verification import Verification
     from flashgen.spec import AttentionSpec
 
-SCHEMA = 1
+SCHEMA = 2
 LABEL_WIDTH = 10
 COLUMNS = ("kernel", "tile", "stages", "warps", "registers", "spills", "shared", "occupancy", "compile")
 
@@ -82,6 +84,8 @@ def print_report(
     unverified = "no, stderr says why" if asked else "no (--no-verify)"
     verdict = verification.describe() if verification else unverified
     _line(console, "verified", verdict, _verified_style(verification))
+    if verification is not None:
+        talk.print_rows(rows(verification.outputs), LABEL_WIDTH, {OUTPUT_COLUMNS[0]: "dim"})
 
 
 def describe_arch(plan: AttentionPlan) -> str:

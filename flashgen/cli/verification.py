@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashgen.cli import talk
+from flashgen.cli.outputs import OutputOnArch, as_json, describe_worst, worst_json
 from flashgen.errors import CompileError, EmulationError, LaunchError
 from flashgen.plan.model import AttentionPlan
 from flashgen.plan.varlen import COUNTS, STARTS
+from flashgen.spec.command import rebuild_command
 
 #: Arrays of a cache.
 _OF_CACHE = ("seqlens", "batch_idx", "leftpad", "block_table")
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdict on all plans; the error and its bound are those of the tensor nearest to its bound."""
+    """The verdict on all plans."""
 
     target: str
     cases: int
-    max_error: float
-    bound: float
     ok: bool
+    outputs: tuple[OutputOnArch, ...] = ()
     failures: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -39,18 +39,16 @@ class Verification:
         return {
             "target": self.target,
             "cases": self.cases,
-            "max_error": self.max_error if math.isfinite(self.max_error) else None,
-            "bound": self.bound if math.isfinite(self.bound) else None,
             "ok": self.ok,
+            "worst": worst_json(self.outputs),
+            "outputs": as_json(self.outputs),
         }
 
     def describe(self) -> str:
         """One line for people."""
-        verdict = "ok" if self.ok else "FAILED"
-        return (
-            f"{verdict} on the {self.target}: {self.cases} cases, "
-            f"largest error {self.max_error:.2e} beside its bound {self.bound:.2e}"
-        )
+        verdict = f"{'ok' if self.ok else 'FAILED'} on the {self.target}: {self.cases} cases"
+        worst = describe_worst(self.outputs)
+        return f"{verdict}, {worst}" if worst else verdict
 
 
 #: ``check(plan, target, gpu) -> what flashgen.verify says``.
@@ -89,27 +87,30 @@ def _verify(plan: AttentionPlan, gpu: Gpu | None, check: Check) -> Verification:
     try:
         checked = check(plan, target, gpu)
     except (EmulationError, LaunchError) as error:
-        return Verification(target, 0, math.inf, 0.0, False, (f"{plan.arch.name}: {error}",))
-    failures = tuple(f"{plan.arch.name}: {result.describe()}" for result in checked.failures)
-    return Verification(target, checked.cases, checked.max_error, checked.bound, checked.ok, failures)
+        return Verification(target, 0, False, failures=(f"{plan.arch.name}: {error}",))
+    lines = [result.describe() for result in checked.failures]
+    lines += [report.describe_slope() for report in checked.systematic]
+    failures = [f"{plan.arch.name}: {line}" for line in lines]
+    if failures:
+        failures += ["To see it again:", f"  {rebuild_command(plan.spec, plan.schedule, plan.arch.name)}"]
+    return Verification(target, checked.cases, checked.ok, _outputs(plan, checked), tuple(failures))
 
 
-def _combined(parts: Sequence[Verification]) -> Verification:
-    worst = max(parts, key=_ratio)
-    return Verification(
-        target=" and ".join(dict.fromkeys(part.target for part in parts)),
-        cases=sum(part.cases for part in parts),
-        max_error=worst.max_error,
-        bound=worst.bound,
-        ok=all(part.ok for part in parts),
-        failures=tuple(line for part in parts for line in part.failures),
+def _outputs(plan: AttentionPlan, checked: Checked) -> tuple[OutputOnArch, ...]:
+    return tuple(
+        OutputOnArch(plan.arch.name, report, report.largest.case.describe(), report.worst.case.describe())
+        for report in checked.outputs
     )
 
 
-def _ratio(part: Verification) -> float:
-    if not math.isfinite(part.max_error):
-        return math.inf
-    return part.max_error / part.bound if part.bound else math.copysign(math.inf, part.max_error - 1e-300)
+def _combined(parts: Sequence[Verification]) -> Verification:
+    return Verification(
+        target=" and ".join(dict.fromkeys(part.target for part in parts)),
+        cases=sum(part.cases for part in parts),
+        ok=all(part.ok for part in parts),
+        outputs=tuple(output for part in parts for output in part.outputs),
+        failures=tuple(line for part in parts for line in part.failures),
+    )
 
 
 def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Checked:

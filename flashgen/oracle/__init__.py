@@ -6,24 +6,39 @@ from flashgen.oracle.cache import appended, forward_cached, turned
 from flashgen.oracle.captured import captured_gradients
 from flashgen.oracle.captured_bounds import captured_bounds
 from flashgen.oracle.dropout import dropout_mask
-from flashgen.oracle.rounded import rounded_backward, rounded_forward
+from flashgen.oracle.rounded import rounded_backward, rounded_captured_gradients, rounded_forward
 from flashgen.oracle.rules import Rules
+from flashgen.oracle.slope import (
+    LSE_SLOPE_TOLERANCE,
+    SLOPE_TOLERANCE,
+    CaseSlope,
+    Slope,
+    case_slope,
+    pooled_slope,
+)
 
 __all__ = [
+    "LSE_SLOPE_TOLERANCE",
+    "SLOPE_TOLERANCE",
     "Bounds",
+    "CaseSlope",
     "Check",
     "Rules",
+    "Slope",
     "allowed_pairs",
     "appended",
     "backward",
     "bounds",
     "captured_bounds",
     "captured_gradients",
+    "case_slope",
     "check",
     "dropout_mask",
     "forward",
     "forward_cached",
+    "pooled_slope",
     "rounded_backward",
+    "rounded_captured_gradients",
     "rounded_forward",
     "turned",
 ]

@@ -24,7 +24,7 @@ from flashgen.dtypes import FP32
 from flashgen.oracle.attention import backward, forward
 from flashgen.oracle.problem import gradient_of_lse, read_problem
 from flashgen.oracle.reach import largest, reach
-from flashgen.oracle.rounded import Floats32, evaluate
+from flashgen.oracle.rounded import Floats32, RoundedResult, evaluate
 from flashgen.oracle.rules import Lengths, Rules
 from flashgen.spec import AttentionSpec, Dropout
 
@@ -36,30 +36,37 @@ FP32_ROUNDING_STEPS = 6.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """The largest allowed error of each tensor (of each element for ``lse``)."""
+    """The largest allowed error of each tensor (of each element for ``lse``), and the rounded run behind it."""
 
     o: float
     lse: NDArray[np.float64]
     dq: float | None = None
     dk: float | None = None
     dv: float | None = None
+    rounded: RoundedResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The error and the bound where their ratio is worst; ``note`` says what else is wrong."""
+    """The largest error of a tensor and the bound of that element; ``note`` says what else is wrong.
+
+    ``worst`` is the error and the bound of the element nearest to, or furthest beyond, its bound; None where that is
+    the element with the largest error.
+    """
 
     max_error: float
     bound: float
     ok: bool
     note: str = ""
+    worst: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float:
-        """Error over bound; at most 1 when all is well."""
-        if not self.ok and not np.isfinite(self.max_error):
+        """The worst error over its bound; at most 1 when all is well."""
+        error, bound = self.worst or (self.max_error, self.bound)
+        if not self.ok and not np.isfinite(error):
             return float("inf")
-        return _ratio(self.max_error, self.bound)
+        return _ratio(error, bound)
 
 
 def bounds(
@@ -97,7 +104,7 @@ def bounds(
     lse = exact[1]
     lse_limit = LSE_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(lse), np.abs(lse), 1.0))
     lse_limit = np.maximum(lse_limit, step32 * reached.lse)
-    return Bounds(lse=lse_limit, **limits)
+    return Bounds(lse=lse_limit, rounded=result, **limits)
 
 
 def check(
@@ -131,9 +138,10 @@ def check(
     if error.size == 0:
         return Check(0.0, largest_bound, True)
     limit = np.broadcast_to(bound, exact.shape).ravel()
-    worst = int(np.argmax(error / np.maximum(limit, np.finfo(np.float64).tiny)))
+    peak, nearest = (int(np.argmax(x)) for x in (error, error / np.maximum(limit, np.finfo(np.float64).tiny)))
     ok = not np.any(~(error <= limit))
-    return Check(float(error[worst]), float(limit[worst]), bool(ok))
+    worst = (float(error[nearest]), float(limit[nearest])) if nearest != peak else None
+    return Check(float(error[peak]), float(limit[peak]), bool(ok), worst=worst)
 
 
 def _largest_error(actual: Floats32 | None, exact: NDArray[np.float64]) -> float:

@@ -40,6 +40,8 @@ class RoundedResult:
     dv: Floats32 | None = None
     #: Gradients of captured float tensors by name, in float64.
     captured: Mapping[str, Floats] = field(default_factory=dict)
+    #: Pairs of a query and a key that it may attend to, over all heads.
+    pairs: int = 0
 
 
 def rounded_forward(
@@ -79,6 +81,24 @@ def rounded_backward(
         return result.dq.astype(dtype), result.dk.astype(dtype), result.dv.astype(dtype)
 
 
+def rounded_captured_gradients(
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    *,
+    scale: float | None = None,
+    captured: Mapping[str, Any] | None = None,
+    dlse: Any = None,
+    dropout: Dropout | None = None,
+    lengths: Lengths | None = None,
+) -> Mapping[str, Floats]:
+    """Gradients of the captured float tensors, by name, in float64: they are sums of rounded terms."""
+    options: dict[str, Any] = {"captured": captured, "dlse": dlse, "dropout": dropout, "lengths": lengths}
+    return evaluate(spec, q, k, v, do, scale=scale, **options).captured
+
+
 def evaluate(
     spec: AttentionSpec,
     q: Any,
@@ -102,13 +122,14 @@ def evaluate(
     o = np.zeros((given.batch, given.len_q, given.heads, spec.head_dim_v), np.float32)
     lse = np.zeros((given.batch, given.heads, given.len_q), np.float32)
     dq, dk, dv = np.zeros_like(q32), np.zeros_like(k32), np.zeros_like(v32)
-    sums = CapturedSums(spec, rules, captured)
+    sums, pairs = CapturedSums(spec, rules, captured), 0
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(given.batch, given.heads):
             h_kv = h // given.group
             operands = q32[b, :, h], k32[b, :, h_kv], v32[b, :, h_kv]
             head = _Head(element, *operands, given.scale, HeadRules(rules, b, h))
             o[b, :, h], lse[b, h] = head.forward()
+            pairs += int(head.allowed.sum())
             if do32 is not None:
                 row_sum = (do32[b, :, h] * o[b, :, h]).sum(axis=1, dtype=np.float32) - of_lse[b, h]
                 of_scores, p = head.score_gradients(do32[b, :, h], row_sum, lse[b, h])
@@ -119,10 +140,10 @@ def evaluate(
                 sums.add_pairs(head.logits, _store(element, of_scores).astype(np.float64), b, h)
                 sums.add_sink(-sink_column(float(head.sink), lse[b, h].astype(np.float64)) * row_sum, b, h)
         if do32 is None:
-            return RoundedResult(o, lse)
+            return RoundedResult(o, lse, pairs=pairs)
         factor = np.float32(given.scale)
         dq, dk, dv = (_store(element, x) for x in (dq * factor, dk * factor, dv))
-        return RoundedResult(o, lse, dq, dk, dv, sums.values)
+        return RoundedResult(o, lse, dq, dk, dv, sums.values, pairs)
 
 
 def dot(a: Floats32, b: Floats32, start: Floats32 | None = None) -> Floats32:

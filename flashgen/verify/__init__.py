@@ -4,6 +4,7 @@ from flashgen.verify.cases import Case, Inputs, cases_for
 from flashgen.verify.drawn import Tiles, draw
 from flashgen.verify.expectation import CaseResult, Expectation, expect
 from flashgen.verify.shrink import shrunk
+from flashgen.verify.tally import OutputReport, Tally
 from flashgen.verify.trial import Mode, Trial, modes
 from flashgen.verify.trial_text import parse_trial, trial_text
 from flashgen.verify.verification import Run, Verification, run_case, verify
@@ -14,7 +15,9 @@ __all__ = [
     "Expectation",
     "Inputs",
     "Mode",
+    "OutputReport",
     "Run",
+    "Tally",
     "Tiles",
     "Trial",
     "Verification",

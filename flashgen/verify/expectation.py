@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.oracle import Check, backward, bounds, check, forward
+from flashgen.oracle import CaseSlope, Check, backward, bounds, case_slope, check, forward
+from flashgen.oracle.rounded import RoundedResult
+from flashgen.oracle.rules import Floats
 from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cached import Filling
 from flashgen.verify.captured import with_values
@@ -25,13 +27,14 @@ class CaseResult:
     case: Case
     tensor: str
     check: Check
+    slope: CaseSlope | None = None
 
     def describe(self) -> str:
         """One line for people."""
         verdict = "ok" if self.check.ok else "FAILED"
         note = f" ({self.check.note})" if self.check.note else ""
-        error = f"{self.check.max_error:.2e} of at most {self.check.bound:.2e}"
-        return f"{verdict}: {self.tensor} of {self.case.describe()}: error {error}{note}"
+        error, bound = self.check.worst or (self.check.max_error, self.check.bound)
+        return f"{verdict}: {self.tensor} of {self.case.describe()}: error {error:.2e} of at most {bound:.2e}{note}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,15 +51,20 @@ class Expectation:
     dropout: Dropout | None = None
     packing: Packing | None = None
     filling: Filling | None = None
+    #: The results of one run in the spec's dtype; without it there are no slopes.
+    rounded: RoundedResult | None = None
 
     def judge(self, results: Sequence[Any]) -> list[CaseResult]:
         """Each tensor that the case compares; one that is missing fails."""
         given = (*results, None, None, None)
-        return [
-            CaseResult(self.case, name, check(result, reference, limit, exact_infinity=name == "lse"))
-            for name, result, reference, limit in zip(TENSORS, given, self.exact, self.limits, strict=False)
-            if name in self.case.compared
-        ]
+        outputs = zip(TENSORS, given, self.exact, self.limits, strict=False)
+        return [self._judge(*output) for output in outputs if output[0] in self.case.compared]
+
+    def _judge(self, name: str, result: Any, exact: Floats, limit: float | Floats) -> CaseResult:
+        slope = None
+        if self.rounded is not None:
+            slope = case_slope(result, exact, limit, getattr(self.rounded, name), self.rounded.pairs)
+        return CaseResult(self.case, name, check(result, exact, limit, exact_infinity=name == "lse"), slope)
 
 
 def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expectation:
@@ -79,4 +87,4 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     if any_values:
         reach = rounding_errors(spec, inputs, scale, exact, dropout, lengths)
         limits = tuple(np.maximum(x, reach[name]) for name, x in zip(TENSORS, limits, strict=False))
-    return Expectation(case, inputs, scale, exact, limits, spec.tensors, dropout, packing, filling)
+    return Expectation(case, inputs, scale, exact, limits, spec.tensors, dropout, packing, filling, strict.rounded)

@@ -1,4 +1,4 @@
-"""Run a kernel on the cases, compare with the oracle, and report the worst error beside its bound."""
+"""Run a kernel on the cases, compare with the oracle, and report errors and slopes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from flashgen.oracle import Check
 from flashgen.spec import AttentionSpec
 from flashgen.verify.cases import Case, cases_for
 from flashgen.verify.expectation import CaseResult, Expectation, expect
 from flashgen.verify.packed import packed_results
+from flashgen.verify.tally import OutputReport, Tally
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
 #: Where the spec captures tensors, ``captured=`` gives them by name; where it drops pairs, ``dropout=`` says which;
@@ -23,19 +23,32 @@ Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdict; ``max_error`` and ``bound`` are of the tensor nearest to its bound."""
+    """The verdict: every result within its bound, and no output off by a factor."""
 
     target: str
     cases: int
-    max_error: float
-    bound: float
-    ok: bool
+    outputs: tuple[OutputReport, ...] = ()
     details: tuple[CaseResult, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failures and not self.systematic
 
     @property
     def failures(self) -> tuple[CaseResult, ...]:
         """What is not within its bound."""
         return tuple(result for result in self.details if not result.check.ok)
+
+    @property
+    def systematic(self) -> tuple[OutputReport, ...]:
+        """The outputs whose slope on the oracle is not 1."""
+        return tuple(report for report in self.outputs if report.is_systematic)
+
+    @property
+    def worst(self) -> CaseResult | None:
+        """The result nearest to, or furthest beyond, its bound."""
+        return max((report.worst for report in self.outputs), key=lambda result: result.check.ratio, default=None)
 
 
 def verify(
@@ -48,16 +61,17 @@ def verify(
 ) -> Verification:
     """Check ``run`` on every case (those of ``cases_for`` when none are named)."""
     cases = cases_for(spec) if cases is None else tuple(cases)
+    tally = Tally()
     details: list[CaseResult] = []
     for done, case in enumerate(cases):
         if progress is not None:
             progress(done, len(cases), case)
-        details += run_case(run, spec, expect(spec, case))
+        results = run_case(run, spec, expect(spec, case))
+        tally.add(results)
+        details += results
     if progress is not None:
         progress(len(cases), len(cases), None)
-    worst = max((result.check for result in details), key=lambda c: c.ratio, default=Check(0.0, 0.0, True))
-    ok = all(result.check.ok for result in details)
-    return Verification(target, len(cases), worst.max_error, worst.bound, ok, tuple(details))
+    return Verification(target, len(cases), tally.reports(), tuple(details))
 
 
 def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseResult]:

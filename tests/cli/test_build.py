@@ -9,11 +9,23 @@ from typing import Any
 import pytest
 
 from flashgen.cli.gpus import Gpu
+from flashgen.cli.outputs import OutputOnArch
 from flashgen.cli.verification import Verification
 from flashgen.errors import CompileError, SerialisedError
+from flashgen.oracle import Check, Slope
+from flashgen.verify import Case, CaseResult, OutputReport
 
-GOOD = Verification("emulator", 22, 1e-3, 5e-3, True)
-BAD = Verification("emulator", 22, 2e-2, 5e-3, False, ("sm_80: FAILED: dq of one query: error 2e-2",))
+
+def output(name: str, error: float, slope: float) -> OutputOnArch:
+    case = Case("one query", 1, 1)
+    result = CaseResult(case, name, Check(error, 5e-3, error <= 5e-3))
+    return OutputOnArch(
+        "sm_80", OutputReport(name, result, result, Slope(slope, 2e-5, 1.0, 64, 1)), "one query", "one query"
+    )
+
+
+GOOD = Verification("emulator", 22, True, (output("o", 1e-3, 1.00001), output("dq", 2e-3, 0.99998)))
+BAD = Verification("emulator", 22, False, (output("dq", 2e-2, 1.0),), ("sm_80: FAILED: dq of one query: error 2e-2",))
 KERNEL_KEYS = [
     "name",
     "pass",
@@ -41,15 +53,28 @@ def test_json_is_one_object_of_the_documented_shape_and_all_of_stdout(
     assert result.code == 0
     value = json.loads(result.out)
     assert list(value) == ["schema", "spec", "kernels", "verify"]
-    assert value["schema"] == 1
+    assert value["schema"] == 2
     assert value["spec"]["head_dim"] == 128
     assert value["spec"]["mask"] == "causal"
     assert value["verify"] == {
         "target": "emulator",
         "cases": 22,
-        "max_error": 1e-3,
-        "bound": 5e-3,
         "ok": True,
+        "worst": {"output": "dq", "arch": "sm_80", "error": 2e-3, "bound": 5e-3, "ratio": 0.4, "case": "one query"},
+        "outputs": [
+            {
+                "output": name,
+                "arch": "sm_80",
+                "max_error": error,
+                "bound": 5e-3,
+                "ratio": error / 5e-3,
+                "case": "one query",
+                "worst_ratio": error / 5e-3,
+                "slope": slope,
+                "slope_noise": 2e-5,
+            }
+            for name, error, slope in (("o", 1e-3, 1.00001), ("dq", 2e-3, 0.99998))
+        ],
     }
     for kernel in value["kernels"]:
         assert list(kernel) == KERNEL_KEYS
@@ -219,7 +244,27 @@ def test_a_person_reads_spec_plan_resources_files_and_error(
     assert re.search(r"\d+x\d+ +\d +\d split_q +40 +0 B +\d+\.\d KiB +\d+%, \d+/SM \(.+\) +0\.25 s", forward)
     assert str(own_cache / "builds") in result.out
     assert "forward_d128_causal_sm80.{cu,cubin}" in result.out
-    assert "ok on the emulator: 22 cases, largest error 1.00e-03 beside its bound 5.00e-03" in result.out
+    assert "ok on the emulator: 22 cases, worst ratio 0.40: dq of one query on sm_80, error 2.00e-03 of" in result.out
+    heads, *rows = result.out[result.out.index("output  arch") :].splitlines()
+    assert re.split("  +", heads)[2:] == [
+        "largest error",
+        "bound",
+        "ratio",
+        "worst ratio",
+        "slope",
+        "case of the largest error",
+    ]
+    assert re.split("  +", rows[0].strip()) == [
+        "o",
+        "sm_80",
+        "1.00e-03",
+        "5.00e-03",
+        "0.20",
+        "0.20",
+        "1.00001, noise 2e-05",
+        "one query",
+    ]
+    assert len(rows) == 2
 
 
 def test_a_failed_verification_is_reported_and_ends_with_1(
@@ -272,7 +317,11 @@ def test_the_real_compiler_and_the_emulator_agree_with_the_oracle(
     value = json.loads(result.out)
     assert (tmp_path / "forward_d16_fp16_sm80.cubin").read_bytes().startswith(b"\x7fELF")
     assert value["verify"]["ok"] is True
-    assert 0 < value["verify"]["max_error"] <= value["verify"]["bound"]
+    assert 0 < value["verify"]["worst"]["ratio"] <= 1
+    assert [output["output"] for output in value["verify"]["outputs"]] == ["o", "lse"]
+    for output in value["verify"]["outputs"]:
+        assert 0 < output["max_error"] <= output["bound"]
+        assert 0.999 < output["slope"] < 1.001
 
 
 @pytest.mark.gpu

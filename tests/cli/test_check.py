@@ -16,14 +16,16 @@ import pytest
 from flashgen.cli import talk
 from flashgen.cli.gpus import Gpu
 from flashgen.plan import plan
+from flashgen.plan.model import AttentionPlan
 from flashgen.recent import Recent
-from flashgen.render import render
+from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, causal
 
 SPEC = AttentionSpec(16, dtype="fp16", mask=causal(), direction="forward")
 OPTIONS = ("--head-dim", "16", "--dtype", "fp16", "--causal", "--forward-only", "--arch", "sm_80")
 COMMAND = "flashgen check --head-dim 16 --dtype fp16 --causal --forward-only --arch sm_80"
 Plant = Callable[[str, str, str], None]
+Replace = Callable[[str, str], None]
 
 
 @pytest.fixture(autouse=True)
@@ -46,18 +48,38 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return plant_
 
 
+@pytest.fixture
+def replace_in_all(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Replaces ``old`` by ``new`` in every kernel that has it, whatever the alignment of the arrays it is for."""
+
+    def replace_(old: str, new: str) -> None:
+        def sources_of(plan: AttentionPlan, meanwhile: Any = None) -> dict[Any, KernelSource]:
+            return {kernel.role: KernelSource(kernel, render(kernel).text.replace(old, new)) for kernel in plan.kernels}
+
+        monkeypatch.setattr("flashgen.sources.sources_of", sources_of)
+
+    return replace_
+
+
 def command_of(said: str) -> list[str]:
     """The words of the command that a failure names."""
     line = said[said.index("To see it again:") :].splitlines()[1].strip()
-    assert line.startswith(COMMAND + " --case '")
+    assert line.startswith(COMMAND + " --case")
     return shlex.split(line)
 
 
-def test_a_kernel_without_bugs_passes_in_one_line(flashgen: Any) -> None:
+def test_a_kernel_without_bugs_passes_with_a_line_for_each_output(flashgen: Any) -> None:
     result = flashgen("check", *OPTIONS, "--cases", "6", "--schedules", "2")
     assert result.code == 0, result.err
-    assert result.out.startswith("ok: sm_80: 6 cases, 18 runs (6 sequential, 6 random, 6 priority), largest error ")
-    assert result.out.count("\n") == 1
+    assert result.out.startswith("ok: sm_80: 6 cases, 18 runs (6 sequential, 6 random, 6 priority), worst ratio ")
+    _, heads, *rows = (re.split("  +", line) for line in result.out.splitlines())
+    assert heads == ["output", "arch", "largest error", "bound", "ratio", "worst ratio", "slope", heads[-1]]
+    assert [row[:2] for row in rows] == [["o", "sm_80"], ["lse", "sm_80"]]
+    for row in rows:
+        assert 0 <= float(row[2]) <= float(row[3])
+        assert 0 <= float(row[4]) <= float(row[5]) <= 1
+        assert re.match(r"[01]\.\d{5}, noise \d", row[6])
+        assert row[7].startswith("Sq=")
     assert "checking sm_80 on the emulator" in result.err
 
 
@@ -73,15 +95,17 @@ def test_json_is_one_object_on_stdout(flashgen: Any) -> None:
         "race",
         "cases",
         "runs",
-        "max_error",
-        "bound",
+        "worst",
+        "outputs",
         "ok",
         "interrupted",
         "failure",
     ]
-    assert (value["schema"], value["archs"], value["seed"], value["race"]) == (1, ["sm_80"], 5, True)
+    assert (value["schema"], value["archs"], value["seed"], value["race"]) == (2, ["sm_80"], 5, True)
     assert (value["cases"], value["runs"]) == (3, {"sequential": 3})
-    assert 0 <= value["max_error"] <= value["bound"]
+    assert list(value["worst"]) == ["output", "arch", "error", "bound", "ratio", "case"]
+    assert value["worst"]["ratio"] == max(output["worst_ratio"] for output in value["outputs"]) <= 1
+    assert [(output["output"], output["arch"]) for output in value["outputs"]] == [("o", "sm_80"), ("lse", "sm_80")]
     assert (value["ok"], value["interrupted"], value["failure"]) == (True, False, None)
 
 
@@ -121,6 +145,53 @@ def test_a_wrong_result_is_found_without_a_finding_and_shrinks(flashgen: Any, pl
     words = command_of(result.err)
     assert words[-1] == "Sq=2 Sk=1"  # the first query attends to nothing, but for the bug
     assert flashgen(*words[1:]).code == 1
+
+
+NORMALIZER = "return softmax.normalizer(m, h)"
+
+
+def test_a_systematic_error_that_every_bound_allows_is_found(flashgen: Any, replace_in_all: Replace) -> None:
+    replace_in_all(NORMALIZER, f"{NORMALIZER} * 1.002f")
+    result = flashgen("check", *OPTIONS)
+    assert result.code == 1
+    assert result.out.startswith("FAILED: sm_80: 100 cases, 100 runs (100 sequential), worst ratio 0.")
+    assert "systematic on sm_80 on the emulator" in result.err
+    assert "FAILED: o has a systematic error: the slope of the results on the oracle is 1.00" in result.err
+    words = command_of(result.err)
+    assert words[-4:] == ["--cases", "100", "--seed", "0"]
+    again = flashgen(*words[1:])
+    assert again.code == 1
+    assert again.err[again.err.index("error: ") :] == result.err[result.err.index("error: ") :]
+
+
+def test_a_systematic_error_of_one_pass_is_an_object_too(flashgen: Any, replace_in_all: Replace) -> None:
+    replace_in_all("scale[2] = {p.scale, p.scale}", "scale[2] = {1.03f * p.scale, 1.03f * p.scale}")
+    result = flashgen("check", "--head-dim", "64", "--causal", "--arch", "sm_90a", "--json")
+    assert result.code == 1
+    value = json.loads(result.out)
+    failure = value["failure"]
+    assert (value["ok"], failure["arch"], failure["kind"]) == (False, "sm_90a", "systematic")
+    assert failure["text"].startswith("FAILED: dk has a systematic error")
+    assert failure["command"].endswith(" --arch sm_90a --cases 100 --seed 0")
+    slopes = {output["output"]: output["slope"] for output in value["outputs"]}
+    # Arrays that are not aligned are for other kernels, which are right.
+    assert 1.015 < slopes.pop("dk") < 1.031
+    assert all(slope == pytest.approx(1, abs=1e-3) for slope in slopes.values())
+
+
+def test_a_case_that_shows_a_systematic_error_by_itself_is_named(flashgen: Any, replace_in_all: Replace) -> None:
+    replace_in_all(NORMALIZER, f"{NORMALIZER} * 1.01f")
+    options = ("--head-dim", "64", "--causal", "--forward-only", "--arch", "sm_80")
+    result = flashgen("check", *options, "--json")
+    failure = json.loads(result.out)["failure"]
+    assert failure["kind"] == "systematic"
+    command = "flashgen check --head-dim 64 --dtype bf16 --causal --forward-only --arch sm_80"
+    assert failure["command"] == f"{command} --cases 100 --seed 0"
+    assert f"One case shows it by itself:\n  {command} --case '{failure['case']}'\n" in result.err
+    alone = flashgen("check", *options, "--case", failure["case"])
+    assert alone.code == 1
+    assert "FAILED: o has a systematic error" in alone.err
+    assert alone.err.endswith(f"To see it again:\n  {command} --case '{failure['case']}'\n")
 
 
 def test_a_stray_store_is_found_in_the_first_order(flashgen: Any, plant: Plant) -> None:

@@ -170,7 +170,7 @@ def judge(
     results: tuple[Any, ...],
     lengths: Any = None,
 ) -> None:
-    """Fails unless every result is within its bound."""
+    """Fails unless every result is within its bound, and none is off by a factor."""
     arrays = [plain(x) for x in (q, k, v)]
     gradient = None if do is None else plain(do)
     dropout = DROPOUT if spec.dropout else None
@@ -185,6 +185,12 @@ def judge(
         bound = np.maximum(getattr(limits, name), reach[name])
         found = fg.oracle.check(plain(result), reference, bound, exact_infinity=name == "lse")
         assert found.ok, f"{name}: {found}"
+        of_case = fg.oracle.case_slope(
+            plain(result), reference, bound, getattr(limits.rounded, name), limits.rounded.pairs
+        )
+        tolerance = fg.oracle.LSE_SLOPE_TOLERANCE if name == "lse" else fg.oracle.SLOPE_TOLERANCE
+        slope = fg.oracle.pooled_slope([of_case], tolerance)
+        assert slope is None or slope.ok, f"{name}: {slope}"
 
 
 @pytest.fixture(name="verify")

@@ -31,6 +31,7 @@ from tests.kernels.test_forward_sm90 import (
     WATCHED,
     drawn_case,
     drawn_mode,
+    factors,
     launches,
 )
 from tests.kernels.test_forward_sm90 import SPECS as FORWARD_SPECS
@@ -61,7 +62,7 @@ def built(spec: fg.AttentionSpec, schedule: fg.Schedule | None = None) -> fg.Ker
 
 
 def check(spec: fg.AttentionSpec, expected: Expectation, mode: Mode = Mode(), by: str = NAME) -> None:  # noqa: B008
-    """Both passes of one call, the backward one by that algorithm, within their bounds."""
+    """Both passes of one call, the backward one by that algorithm, within their bounds and off by no factor."""
     kernel = built(spec)
 
     def run(q: Any, k: Any, v: Any, do: Any, scale: float, captured: Any = None) -> Any:
@@ -71,7 +72,7 @@ def check(spec: fg.AttentionSpec, expected: Expectation, mode: Mode = Mode(), by
     with launches(kernel, mode, "main") as done:
         results = run_case(run, spec, expected)
     assert done == {by} or not expected.case.len_kv
-    wrong = [result.describe() for result in results if not result.check.ok]
+    wrong = [result.describe() for result in results if not result.check.ok] or factors(results)
     assert not wrong, (spec.describe(), mode, wrong)
 
 
@@ -276,8 +277,11 @@ def test_gradients_of_captured_tensors_come_with_the_others(dim: int, name: str)
         *plain, captured = kernel.backward(x.do, x.q, x.k, x.v, o, lse, captured_gradients=True)
     assert done == {NAME}
     exact = oracle.captured_gradients(spec, x.q, x.k, x.v, x.do)
+    rounded = oracle.rounded_captured_gradients(spec, x.q, x.k, x.v, x.do)
     assert sorted(captured) == sorted(exact)
     for tensor, bound in oracle.captured_bounds(spec, x.q, x.k, x.v, x.do, exact=exact).items():
         assert oracle.check(captured[tensor], exact[tensor], bound).ok
+        slope = oracle.pooled_slope([oracle.case_slope(captured[tensor], exact[tensor], bound, rounded[tensor])])
+        assert slope is None or slope.ok, (tensor, slope)
     without = kernel.backward(x.do, x.q, x.k, x.v, o, lse)
     assert [a.tobytes() for a in plain[1:]] == [b.tobytes() for b in without[1:]]

@@ -134,11 +134,14 @@ def test_they_agree_with_the_oracle(name: str) -> None:
     arrays = inputs(CASES[name], kernel.spec)
     found = gradients(kernel, arrays)
     exact = oracle.captured_gradients(kernel.spec, *arrays)
+    rounded = oracle.rounded_captured_gradients(kernel.spec, *arrays)
     assert sorted(found) == sorted(exact)
     for tensor, bound in oracle.captured_bounds(kernel.spec, *arrays, exact=exact).items():
         assert found[tensor].dtype == kernel.spec.tensors[tensor].dtype
         check = oracle.check(found[tensor], exact[tensor], bound)
         assert check.ok, (tensor, check)
+        slope = oracle.pooled_slope([oracle.case_slope(found[tensor], exact[tensor], bound, rounded[tensor])])
+        assert slope is None or slope.ok, (tensor, slope)
 
 
 ORDERS: list[dict[str, Any]] = [

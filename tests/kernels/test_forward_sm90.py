@@ -7,7 +7,7 @@ Cases are drawn from a seed, the same in every run; DRAWN_CASES says how many, a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from random import Random
@@ -18,7 +18,7 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan.sm90 import HEAD_DIMS
-from flashgen.verify import Case, Expectation, Mode, expect, run_case
+from flashgen.verify import Case, CaseResult, Expectation, Mode, Tally, expect, run_case
 from flashgen.verify.trial import ORDERS
 
 Array = np.ndarray[Any, Any]
@@ -69,6 +69,13 @@ def launches(kernel: Any, mode: Mode, role: str = "forward") -> Iterator[set[str
         del target.launch
 
 
+def factors(results: Iterable[CaseResult]) -> list[str]:
+    """By which results of one case are off as a whole, in words."""
+    tally = Tally()
+    tally.add(results)
+    return [report.describe_slope() for report in tally.systematic()]
+
+
 def check(
     spec: fg.AttentionSpec,
     expected: Expectation,
@@ -76,7 +83,7 @@ def check(
     schedule: fg.Schedule | None = None,
     by: str = NAME,
 ) -> None:
-    """One call, by that algorithm, within its bounds."""
+    """One call, by that algorithm, within its bounds and off by no factor."""
     kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")
     assert kernel.plan.kernel("forward").algorithm == NAME
 
@@ -87,7 +94,7 @@ def check(
         results = run_case(run, spec, expected)
     case = expected.case
     assert done == {by} or not case.len_q
-    wrong = [result.describe() for result in results if not result.check.ok]
+    wrong = [result.describe() for result in results if not result.check.ok] or factors(results)
     assert not wrong, (spec.describe(), mode, wrong)
 
 

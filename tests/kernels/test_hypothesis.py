@@ -29,7 +29,7 @@ from flashgen.plan import plan
 from flashgen.plan.model import AttentionPlan
 from flashgen.spec import Mask, Score
 from flashgen.spec.command import rebuild_command
-from flashgen.verify import Case, Mode, Tiles, Trial, expect, run_case, trial_text
+from flashgen.verify import Case, Mode, Tally, Tiles, Trial, expect, run_case, trial_text
 from flashgen.verify.layouts import LAYOUTS
 from flashgen.verify.trial import ORDERS, SIDES
 
@@ -241,7 +241,10 @@ def wrong(build: Build, trial: Trial) -> list[str]:
         results = run_case(run, build.spec, expect(build.spec, trial.case, any_values=True))
     finally:
         kernel.target.options = {}
-    return [result.describe() for result in results if not result.check.ok]
+    tally = Tally()
+    tally.add(results)
+    wrong = [result.describe() for result in results if not result.check.ok]
+    return wrong or [report.describe_slope() for report in tally.systematic()]
 
 
 @pytest.mark.parametrize("number", range(PARTS))

@@ -20,13 +20,13 @@ import pytest
 import flashgen as fg
 from flashgen.arch import ARCHS, Arch
 from flashgen.cli.check_report import describe_failure
-from flashgen.cli.checking import Subject
+from flashgen.cli.checking import Subject, Wish, systematic_failure
 from flashgen.emulator import load
 from flashgen.plan import plan
 from flashgen.plan.model import AttentionPlan
 from flashgen.plan.sm90 import HEAD_DIMS
 from flashgen.render import render
-from flashgen.verify import Mode, Tiles, Trial, draw, modes
+from flashgen.verify import Mode, Tally, Tiles, Trial, draw, modes
 
 LEVEL = os.environ.get("DRAWN_CASES", "sample")
 #: Builds of each group, and cases of each build.
@@ -190,13 +190,17 @@ def test_every_result_is_within_its_bound_and_nothing_is_found(
 ) -> None:
     build = drawn_build(arch, dtype, number)
     subject = Subject(build.plan, build.schedule, None)
-    tiles, done = Tiles.of(build.plan.schedule), []
+    tiles, done, tally = Tiles.of(build.plan.schedule), [], Tally()
     for index in range(CASES):
         case, mode = draw(build.spec, tiles, number, index), mode_of(index)
         verdict = subject.run(subject.expect(case), mode)
         if verdict.kind:
             pytest.fail(describe_failure(subject.smallest(Trial(case, mode), verdict)), pytrace=False)
+        tally.add(verdict.results)
         done.append(mode)
+    failure = systematic_failure(subject, tally, Wish(CASES, seed=number))
+    if failure is not None:
+        pytest.fail(describe_failure(failure), pytrace=False)
     record({"arch": arch, "dtype": dtype, **counts(done)})
 
 

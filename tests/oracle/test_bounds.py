@@ -225,7 +225,14 @@ def test_a_bound_that_is_not_a_number_is_not_met():
 
 def test_the_worst_element_is_the_one_nearest_to_its_own_bound():
     verdict = oracle.check(np.array([0.5, 0.2]), np.zeros(2), np.array([1.0, 0.25]))
-    assert (verdict.max_error, verdict.bound, verdict.ok) == (0.2, 0.25, True)
+    assert (verdict.worst, verdict.ratio, verdict.ok) == ((0.2, 0.25), 0.8, True)
+
+
+def test_the_largest_error_stands_beside_the_bound_of_its_own_element():
+    verdict = oracle.check(np.array([0.5, 0.2]), np.zeros(2), np.array([1.0, 0.25]))
+    assert (verdict.max_error, verdict.bound) == (0.5, 1.0)
+    verdict = oracle.check(np.array([0.5, 0.2]), np.zeros(2), np.array([0.5, 0.25]))
+    assert (verdict.max_error, verdict.bound, verdict.worst, verdict.ratio) == (0.5, 0.5, None, 1.0)
 
 
 def test_nothing_to_compare_passes():

@@ -120,6 +120,21 @@ def test_bounds_allow_roundings_and_no_mistake(case: str, dtype: str) -> None:
         assert not oracle.check(-exact[name], exact[name], bound).ok
 
 
+def test_the_slope_of_a_gradient_tells_a_factor_from_roundings() -> None:
+    mask, function = CASES["bias"]
+    spec = fg.AttentionSpec(8, dtype="bf16", mask=mask, score=function)
+    arrays = [x.astype(spec.element.numpy()) for x in problem()]
+    exact = oracle.captured_gradients(spec, *arrays)
+    rounded = oracle.rounded_captured_gradients(spec, *arrays)
+    for name, bound in oracle.captured_bounds(spec, *arrays, exact=exact).items():
+
+        def slope(factor: float, name: str = name, bound: float = bound) -> Any:
+            return oracle.pooled_slope([oracle.case_slope(factor * rounded[name], exact[name], bound, rounded[name])])
+
+        assert slope(1.0).ok
+        assert not slope(1.05).ok
+
+
 def test_the_gradient_of_the_lse_reaches_scores_and_sinks() -> None:
     mask, scored = CASES["softcap and all"]
     spec = fg.AttentionSpec(8, mask=mask, score=scored)

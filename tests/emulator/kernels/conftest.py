@@ -137,7 +137,8 @@ def packed(want: Expected, packing: Packing) -> Expected:
 
     exact = {name: cut(x, name in ("dk", "dv")) for name, x in want.exact.items() if name != "lse"}
     lse, limit = (np.moveaxis(cut(np.moveaxis(x, 1, 2), 0), 0, 1) for x in (want.exact["lse"], want.bounds.lse))
-    return replace(want, inputs=inputs, exact={**exact, "lse": lse}, bounds=replace(want.bounds, lse=limit))
+    bounds = replace(want.bounds, lse=limit, rounded=None)  # slopes are judged where sequences are not packed
+    return replace(want, inputs=inputs, exact={**exact, "lse": lse}, bounds=bounds)
 
 
 def far_apart(array: Array) -> Array:
@@ -262,7 +263,7 @@ class Run:
         return tensor_map(box, dtype, info.pointer, *layout(info, box, dtype)).for_emulator()
 
     def wrong(self, role: Role) -> list[str]:
-        """What the kernel wrote that is not within its bound."""
+        """What the kernel wrote that is not within its bound, or is off by a factor."""
         found = [f"counter: left at {self.arrays['counter'].tolist()}"] if self.arrays["counter"].any() else []
         for name in results_of(self.plan.kernel(role)):
             with np.errstate(invalid="ignore"):
@@ -270,7 +271,14 @@ class Run:
             bound = getattr(self.want.bounds, name)
             verdict = oracle.check(result, self.want.exact[name], bound, exact_infinity=name == "lse")
             if not verdict.ok:
-                found.append(f"{name}: error {verdict.max_error:.3g}, bound {verdict.bound:.3g} {verdict.note}")
+                error, limit = verdict.worst or (verdict.max_error, verdict.bound)
+                found.append(f"{name}: error {error:.3g}, bound {limit:.3g} {verdict.note}")
+            elif name != "lse" and self.want.bounds.rounded is not None:
+                run = self.want.bounds.rounded
+                of_case = oracle.case_slope(result, self.want.exact[name], bound, getattr(run, name), run.pairs)
+                slope = oracle.pooled_slope([of_case])
+                if slope is not None and not slope.ok:
+                    found.append(f"{name}: slope {slope.value:.5f}, noise {slope.noise:.1e}")
         return found
 
 

@@ -1,0 +1,135 @@
+"""Whether results are off by a factor: the regression slope of a result on the oracle, pooled over the cases of a run.
+
+A bound of each element cannot see such an error where rounding alone may take elements further. The slope can: it
+averages rounding errors out. A case gives the slope of weighted least squares through the origin, in which an element
+weighs ``1 / bound**2``. Cases are pooled by how well each knows its slope, so that hostile values and loose bounds
+count little. The test fails when the pooled slope is further from 1 than the tolerance and its noise.
+
+The noise comes from how far the slopes of cases lie apart: those of a rounded run, which is the same computation in
+the spec's dtype, with or without those of the result, whichever gives less. Few cases know little about that, so
+Student's factor multiplies it. It is never more than the bounds allow. A bias of the rounded run itself, as LSE in
+float32 has near a million, is no error of the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: How far from 1 the slope of an output may be, noise aside.
+SLOPE_TOLERANCE = 1e-3
+#: The same of LSE, whose elements are held to a relative error of this.
+LSE_SLOPE_TOLERANCE = 1e-5
+#: Rounding errors of a case may share a sign: by this share of their bounds.
+_ALIGNED_SHARE = 0.02
+#: Standard errors that count as noise, where many cases tell what those are.
+_STANDARD_ERRORS = 3.5
+#: The most noise that the bounds of the cases allow, in standard errors by the bounds.
+_MOST_BY_BOUNDS = 5.0
+#: Where rounded values happen to be exact, a standard error is still this share of that by the bounds.
+_LEAST_BY_BOUNDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSlope:
+    """What one output of one case says about the slope."""
+
+    #: The slope of the result, less 1.
+    deviation: float
+    #: The same of the rounded run.
+    of_rounded: float
+    #: The standard error of both, as far as the bounds tell: far more than it usually is.
+    by_bounds: float
+    #: Elements that are finite and not zero.
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """The slope of one output over the cases of a run."""
+
+    value: float
+    #: How far from 1 noise alone may take it.
+    noise: float
+    #: The slope of the rounded run.
+    of_rounded: float
+    values: int
+    cases: int
+    tolerance: float = SLOPE_TOLERANCE
+
+    @property
+    def ok(self) -> bool:
+        """Whether the slope is 1, or what the rounded run has instead, within tolerance and noise."""
+        room = self.tolerance + self.noise
+        return min(1.0, self.of_rounded) - room <= self.value <= max(1.0, self.of_rounded) + room
+
+
+def case_slope(
+    result: Any,
+    exact: NDArray[np.float64],
+    bound: float | NDArray[np.float64],
+    rounded: Any,
+    pairs: int | None = None,
+) -> CaseSlope | None:
+    """The slope of one output; None if no element can tell.
+
+    ``rounded`` is the output of the rounded run. ``pairs`` is the number of pairs of a query and a key behind the
+    output: with fewer pairs than elements, elements share the rounding errors of P.
+    """
+    actual, one_run = np.asarray(result), np.asarray(rounded)
+    if actual.shape != exact.shape:
+        return None
+    with np.errstate(all="ignore"):
+        actual, one_run = actual.astype(np.float64), one_run.astype(np.float64)
+        limit = np.broadcast_to(np.asarray(bound, np.float64), exact.shape)
+        finite = np.isfinite(exact) & np.isfinite(actual) & np.isfinite(one_run) & np.isfinite(limit)
+        usable = finite & (exact != 0.0) & (limit > 0.0)
+        x, limit = exact[usable], limit[usable]
+        size = x / limit
+        weight = float(size @ size)
+        if not 0.0 < weight < math.inf:
+            return None
+        # Equal elements are rounded alike, so they tell no more than one of them.
+        _, first = np.unique(np.abs(x).astype(np.float32), return_index=True)
+        shared = 1.0 if pairs is None else max(1.0, first.size / max(pairs, 1))
+        independent = shared / float(np.square(size[first]).sum())
+        aligned = _ALIGNED_SHARE * float(np.abs(size).sum()) / weight
+        deviation, of_rounded = (float(size @ ((y[usable] - x) / limit)) / weight for y in (actual, one_run))
+    return CaseSlope(deviation, of_rounded, math.sqrt(independent + aligned**2), x.size)
+
+
+def pooled_slope(cases: Sequence[CaseSlope | None], tolerance: float = SLOPE_TOLERANCE) -> Slope | None:
+    """The slope over these cases of one output; None if they cannot tell it from 0."""
+    known = [case for case in cases if case is not None]
+    if not known:
+        return None
+    deviations, of_rounded, by_bounds = np.array([(c.deviation, c.of_rounded, c.by_bounds) for c in known]).T
+    best = float(by_bounds.min())
+    weights = np.square(best / by_bounds)
+    total = float(weights.sum())
+    weights /= total
+    deviation, bias = float(weights @ deviations), float(weights @ of_rounded)
+    # So many cases would know as much if all weighed the same.
+    count = 1.0 / float(weights @ weights)
+    own, others = (float(np.square(weights) @ np.square(x)) for x in (deviations - deviation, of_rounded))
+    by_bounds_alone = best / math.sqrt(total)
+    least, most = _LEAST_BY_BOUNDS * by_bounds_alone, _MOST_BY_BOUNDS * by_bounds_alone
+    # A factor in some of the cases also moves the slopes of the result apart, but not those of the rounded run.
+    both, rounded = 2.0 * count - 1.0, count
+    by_both = _students_factor(both) * max(math.sqrt((own + others) * count / both), least)
+    by_rounded = _students_factor(rounded) * max(math.sqrt(others), least)
+    noise = min(by_both, by_rounded, most)
+    if not noise < 1.0:
+        return None
+    return Slope(1.0 + deviation, noise, 1.0 + bias, sum(c.values for c in known), len(known), tolerance)
+
+
+def _students_factor(freedom: float) -> float:
+    """Standard errors as rare as ``_STANDARD_ERRORS`` are, when the standard error is known by so many degrees of
+    freedom: Wallace's approximation of Student's distribution."""
+    return math.sqrt(freedom * math.expm1(_STANDARD_ERRORS**2 / freedom))
