@@ -90,7 +90,7 @@ class TorchArrays:
 
     def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
         """From torch's caching allocator, so that streams and graphs are torch's concern."""
-        if like.get_device() == self._current_device():
+        if like.is_cuda and like.get_device() == self._current_device():
             made = [_empty_on_gpu(*layout) for layout in layouts]
         else:
             made = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in layouts]
