@@ -40,7 +40,7 @@ def _traced(function: Callable[..., Any], what: str, arguments: tuple[Node, ...]
         except Exception as error:
             raise _foreign(error, what) from error
     try:
-        root = _checked(result, what)
+        root = checked(result, what)
     except TraceError as error:
         span = _definition(function)
         raise TraceError(with_line(span, str(error)) if span else str(error)) from None
@@ -60,7 +60,8 @@ def _check_signature(function: Callable[..., Any], what: str, names: str, argume
         pass
 
 
-def _checked(result: object, what: str) -> Node:
+def checked(result: object, what: str) -> Node:
+    """The result of a mask or score function as a node; TraceError where it is none, or the wrong kind."""
     if result is None:
         raise TraceError(f"the {what} function returned None; does it lack a return?")
     if isinstance(result, Captured) or can_be_node(result):

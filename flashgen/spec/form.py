@@ -6,24 +6,30 @@ of the one before, so the program recorded with that one serves it too.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 from weakref import WeakValueDictionary
 
 
 class Form:
-    """What makes a mask or a score equal to another, as one object."""
+    """What makes a mask or a score equal to another, as one object.
 
-    __slots__ = ("__weakref__", "key")
+    Its name is a constant to every torch.compile, which not every object is. A name is never used twice.
+    """
 
-    def __init__(self, key: tuple[Any, ...]) -> None:
-        self.key = key
+    __slots__ = ("__weakref__", "key", "name")
+
+    def __init__(self, key: tuple[Any, ...], name: str) -> None:
+        self.key, self.name = key, name
 
     def __reduce__(self) -> tuple[Any, ...]:
         return form_of, (self.key,)
 
 
 _forms: WeakValueDictionary[tuple[Any, ...], Form] = WeakValueDictionary()
+_named: WeakValueDictionary[str, Form] = WeakValueDictionary()
+_numbers = itertools.count()
 _lock = threading.Lock()
 
 
@@ -32,5 +38,11 @@ def form_of(key: tuple[Any, ...]) -> Form:
     with _lock:
         form = _forms.get(key)
         if form is None:
-            form = _forms[key] = Form(key)
+            form = _forms[key] = Form(key, f"form {next(_numbers)}")
+            _named[form.name] = form
         return form
+
+
+def form_named(name: str) -> Form:
+    """The form of that name, which somebody still holds."""
+    return _named[name]

@@ -1,18 +1,41 @@
-"""What torch.compile takes as constants of a graph: functions of forms, which it compares by identity.
+"""What torch.compile takes as constants of a graph: functions of texts, numbers and tuples of these.
 
-It runs these functions while it records, instead of following them.
+It runs these functions while it records, instead of following them. Masks and scores come by the names of their forms;
+functions come as the operations that ``flashgen.torch.recorder`` wrote down.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from flashgen.expr import Load, Traced, postorder
+import torch
+
+from flashgen.errors import TraceError
+from flashgen.expr import Index, Length, Load, Node, Tensor, Traced, build, postorder
+from flashgen.expr import Score as Logit
+from flashgen.expr.capture import TYPES
+from flashgen.expr.captured import load
+from flashgen.expr.nodes import Type
+from flashgen.expr.trace import checked
+from flashgen.expr.traced import with_used
 from flashgen.spec import Mask, Score
 from flashgen.spec.declared import Declared
-from flashgen.spec.form import Form
+from flashgen.spec.form import form_named
 from flashgen.spec.mask import Band
 from flashgen.torch.programs import Program, program_of, tensors_of
+from flashgen.torch.recorder import Operation
+
+
+class Recorded(NamedTuple):
+    """What torch.compile knows of a mask and a score: names of forms, or results among the operations."""
+
+    mask: str | Operation | None
+    score: str | Operation | None
+    #: The mask's where it is bands alone.
+    limits: tuple[int | None, ...]
+    steps: tuple[Operation, ...] = ()
+    #: Element types and ranks of the tensors of these operations.
+    declared: tuple[tuple[torch.dtype, int], ...] = ()
 
 
 def constant(number: int | None) -> int | None:
@@ -23,54 +46,116 @@ def constant(number: int | None) -> int | None:
     return None if number is None else range(number).stop
 
 
-def mask_names(form: Form) -> tuple[str, ...]:
+def mask_names(form: str) -> tuple[str, ...]:
     """The names of the tensors of a mask's expression."""
-    return _names(form.key[2])
+    return _names(form_named(form).key[2])
 
 
-def score_names(form: Form) -> tuple[str, ...]:
+def score_names(form: str) -> tuple[str, ...]:
     """The names of the tensors of a score's expression."""
-    return _names(form.key[0])
+    return _names(form_named(form).key[0])
 
 
-def sink_names(form: Form) -> tuple[str, ...]:
+def sink_names(form: str) -> tuple[str, ...]:
     """The names of the tensors of a score's sink."""
-    return _names(form.key[1])
+    return _names(form_named(form).key[1])
 
 
-def text(mask: Form | None, score: Form | None, *limits: int | None) -> str:
-    """The text of the program; ``limits`` are the mask's where it is bands alone."""
-    return _program(mask, score, limits)[0].text
+def text_of_limits(*limits: int | None) -> str:
+    """The text of a mask of bands alone."""
+    return text(None, None, limits)
 
 
-def order(mask: Form | None, score: Form | None, *limits: int | None) -> tuple[int, ...]:
-    """Where the program's tensors are among those of the mask, the score and the sink, each in the order of names."""
-    return _program(mask, score, limits)[1]
+def text(*recorded: Any) -> str:
+    """The text of the program of a ``Recorded``."""
+    return _program(Recorded(*recorded))[0].text
+
+
+def order(*recorded: Any) -> tuple[int, ...]:
+    """Where the program's tensors are: first those of the mask, the score and the sink, each in the order of names;
+    then those of the operations.
+    """
+    return _program(Recorded(*recorded))[1]
 
 
 _function: Any
-for _function in (mask_names, score_names, sink_names, text, order):
+for _function in (mask_names, score_names, sink_names, text_of_limits, text, order):
     # What torch.compiler.assume_constant_result sets, without loading the compiler.
     _function._dynamo_marked_constant = True
 
 
-def _program(mask: Form | None, score: Form | None, limits: tuple[int | None, ...]) -> tuple[Program, tuple[int, ...]]:
-    left, right, left_from_start, right_from_start = limits
-    whole = Mask(Band(left, right), Band(left_from_start, right_from_start)) if mask is None else _mask(mask)
-    scored = None if score is None else _score(score)
-    program, ordered = program_of(whole, scored)
-    tensors = tensors_of(whole, scored)
+def _program(recorded: Recorded) -> tuple[Program, tuple[int, ...]]:
+    nodes = _Nodes(recorded)
+    mask, score = _mask(recorded, nodes), _score(recorded, nodes)
+    program, ordered = program_of(mask, score)
+    of_objects = tensors_of(
+        mask if isinstance(recorded.mask, str) else None, score if isinstance(recorded.score, str) else None
+    )
+    tensors = [*of_objects, *nodes.declared.values()]
     return program, tuple(next(i for i, t in enumerate(tensors) if t is tensor) for tensor in ordered)
 
 
-def _mask(form: Form) -> Mask:
-    bottom_right, top_left, rest = form.key
-    return Mask(bottom_right, top_left, _traced(rest))
+def _mask(recorded: Recorded, nodes: _Nodes) -> Mask:
+    if isinstance(recorded.mask, str):
+        bottom_right, top_left, rest = form_named(recorded.mask).key
+        return Mask(bottom_right, top_left, _traced(rest))
+    if recorded.mask is None:
+        left, right, left_from_start, right_from_start = recorded.limits
+        return Mask(Band(left, right), Band(left_from_start, right_from_start))
+    return Mask(rest=nodes.traced(recorded.mask, "mask"))
 
 
-def _score(form: Form) -> Score:
-    traced, sink = form.key
-    return Score(_traced(traced), None if sink is None else _traced(sink))
+def _score(recorded: Recorded, nodes: _Nodes) -> Score | None:
+    if isinstance(recorded.score, str):
+        traced, sink = form_named(recorded.score).key
+        return Score(_traced(traced), None if sink is None else _traced(sink))
+    return None if recorded.score is None else Score(nodes.traced(recorded.score, "score"))
+
+
+class _Nodes:
+    """The nodes of recorded operations."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.declared = {
+            f"tensor_{i}": Declared(str(dtype).removeprefix("torch."), rank)
+            for i, (dtype, rank) in enumerate(recorded.declared)
+        }
+        self._tensors = [Tensor(name, _type_of(name, d.dtype), d.rank) for name, d in self.declared.items()]
+        self._made: list[Node] = []
+        for step in recorded.steps:
+            self._made.append(self._node(step))
+
+    def traced(self, result: Operation, what: str) -> Traced:
+        """The expression of a mask or a score."""
+        return with_used(checked(self._node(result), what), {}, self.declared)
+
+    def _node(self, operation: Operation) -> Node:
+        match operation:
+            case "step", number:
+                return self._made[number]
+            case "number", value:
+                return build.as_node(value)
+            case "length", name:
+                return Length(name)
+            case "load", number, *indices:
+                return load(self._tensors[number], tuple(map(self._node, indices)))
+            case "unary", op, x:
+                return build.unary(op, self._node(x))
+            case "binary", op, a, b:
+                return build.binary(op, self._node(a), self._node(b))
+            case "select", *parts:
+                return build.select(*map(self._node, parts))
+            case "power", base, (_, exponent):
+                return build.power(self._node(base), exponent)
+            case (name,):
+                return Logit() if name == "s" else Index(name)
+        raise AssertionError(f"{operation} is not an operation of the recorder")
+
+
+def _type_of(name: str, dtype: str) -> Type:
+    if dtype not in TYPES:
+        raise TraceError(f"{name} has elements of type {dtype}; captured tensors are {', '.join(TYPES)}")
+    return TYPES[dtype]
 
 
 def _traced(key: tuple[Any, ...]) -> Traced:

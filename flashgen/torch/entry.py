@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,8 +9,19 @@ import torch
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
 from flashgen.launch.joined import run
-from flashgen.spec import Mask, Score, Sequences, causal, full, window
+from flashgen.spec import (
+    Mask,
+    Sequences,
+    causal,
+    chunked,
+    dilated,
+    full,
+    global_tokens,
+    softcap,
+    window,
+)
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
+from flashgen.torch.compiling import attend_compiled, by_operator
 from flashgen.torch.function import (
     attention_function,
     program_function,
@@ -30,10 +40,11 @@ _LAYOUTS = ("bshd", "bhsd")
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 
-for _maker in (causal, full, window):
-    # What torch.compiler.assume_constant_result sets, without loading the compiler: a mask that a compiled
-    # function makes is made while it is traced.
-    _maker._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_maker: Any
+for _maker in (causal, full, window, chunked, dilated, global_tokens, softcap):
+    # What torch.compiler.assume_constant_result sets, without loading the compiler: a mask or a score of numbers that
+    # a compiled function makes is made while it is traced.
+    _maker._dynamo_marked_constant = True
 
 
 def attention(
@@ -75,7 +86,7 @@ def attention(
         limits = NO_LIMITS if mask is None else limits_of(mask)
         out, lse = attend(q, k, v, limits, scale, deterministic, dropout_p, sequences)
     elif torch.compiler.is_compiling():
-        out, lse = _attend_compiled(q, k, v, mask, score, scale, deterministic, dropout_p, sequences)
+        out, lse = attend_compiled(q, k, v, mask, score, scale, deterministic, dropout_p, sequences)
     else:
         program, captured = program_of(mask_of(mask), score_of(score))
         out, lse = attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences)
@@ -110,7 +121,7 @@ def attend(
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
         if sequences is not None or isinstance(what, str):
-            text = what if isinstance(what, str) else compiled.text(None, None, *[compiled.constant(n) for n in what])
+            text = what if isinstance(what, str) else compiled.text_of_limits(*[compiled.constant(n) for n in what])
             return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences, state)
         state = drawn_state(dropout_p, q, state)
         result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *what, deterministic, dropout_p, state)
@@ -188,63 +199,6 @@ def _attend(
 def _looks_at_sequences(kernel: Kernel) -> bool:
     """Whether a kernel's calls look at where packed sequences begin each time: those on the emulator do."""
     return kernel.target.on_host
-
-
-def _attend_compiled(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    score: Any,
-    scale: float | None,
-    deterministic: bool | None,
-    dropout_p: float,
-    sequences: Sequences | None,
-) -> tuple[Any, Any]:
-    """What torch.compile follows: the program's text is a constant of the graph, and captured tensors are inputs."""
-    if not (mask is None or isinstance(mask, Mask)) or not (score is None or isinstance(score, Score)):
-        raise ArgumentError(
-            "torch.compile cannot look into a mask or score function; make a flashgen.Mask.of(function) or "
-            "flashgen.Score.of(function) outside of the compiled function, and pass that"
-        )
-    mask_form: Any = None if mask is None else mask.form
-    score_form: Any = None if score is None else score.form
-    limits = NO_LIMITS if mask is None or mask_form is not None else limits_of(mask)
-    tensors: list[Any] = []
-    if mask is not None and mask.rest is not None:
-        tensors += [mask.rest.tensors[name] for name in compiled.mask_names(mask_form)]
-    if score is not None:
-        tensors += [score.traced.tensors[name] for name in compiled.score_names(score_form)]
-        if score.sink is not None:
-            tensors += [score.sink.tensors[name] for name in compiled.sink_names(score_form)]
-    captured = [tensors[i] for i in compiled.order(mask_form, score_form, *limits)]
-    text = compiled.text(mask_form, score_form, *limits)
-    return by_operator(q, k, v, captured, text, scale, deterministic, dropout_p, sequences)
-
-
-def by_operator(
-    q: Any,
-    k: Any,
-    v: Any,
-    captured: Iterable[Any],
-    text: str,
-    scale: float | None,
-    deterministic: bool | None,
-    dropout_p: float = 0.0,
-    sequences: Sequences | None = None,
-    state: Any = None,
-) -> tuple[Any, Any]:
-    """The same through the dispatcher, whoever watches."""
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    program = list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q, state)
-    result: tuple[Any, Any]
-    if sequences is None:
-        result = torch.ops.flashgen.program_forward(q, k, v, *program)
-    else:
-        longest = sequences.max_seqlen_q, sequences.max_seqlen_k
-        result = torch.ops.flashgen.varlen_forward(q, k, v, *arrays_of(sequences), *longest, *program)
-    return result
 
 
 def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:

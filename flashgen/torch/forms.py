@@ -11,7 +11,8 @@ import torch
 from flashgen.spec import Mask, Score, Sequences, alibi, chunked, softcap, window
 from flashgen.spec import sink as sink_of
 from flashgen.torch.compiled import constant
-from flashgen.torch.entry import attend_program, by_operator
+from flashgen.torch.compiling import by_operator
+from flashgen.torch.entry import attend_program
 from flashgen.torch.programs import Program, program_of
 from flashgen.torch.replay import Asked
 

@@ -88,14 +88,6 @@ def test_one_tensor_in_mask_score_and_sink_compiles(emulated: Any, inputs: Any) 
     assert torch.equal(attend(q, k, v), fg.attention(q, k, v, mask=mask, score=score))
 
 
-def test_a_function_in_a_compiled_one_is_refused_with_a_remedy(emulated: Any, inputs: Any) -> None:
-    compiled = torch.compile(
-        lambda q, k, v: fg.attention(q, k, v, mask=lambda b, h, q, k: q >= k), fullgraph=True, backend="aot_eager"
-    )
-    with pytest.raises(Exception, match=r"Mask\.of\(function\)"):
-        compiled(*inputs())
-
-
 def test_operator_and_function_agree_bit_for_bit(emulated: Any, inputs: Any) -> None:
     from flashgen.torch.programs import program_of
 
