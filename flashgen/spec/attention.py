@@ -25,7 +25,7 @@ CacheKind = Literal["contiguous", "paged"]
 class AttentionSpec:
     """Softmax attention over queries, keys and values of given head dimensions, dtype, mask and score.
 
-    ``mask`` is a Mask or a function ``(b, h, q, k) -> condition``, ``score`` a Score or a function
+    ``mask`` is a Mask, a function ``(b, h, q, k) -> condition`` or an array of bools, ``score`` a Score or a function
     ``(s, b, h, q, k) -> number`` of the scaled logit s.
 
     ``head_dim_v`` defaults to ``head_dim``. ``direction="forward"`` leaves the backward pass out.
@@ -68,7 +68,7 @@ class AttentionSpec:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         if isinstance(self.dtype, str) and self.dtype.lower() in ALIASES:
             object.__setattr__(self, "dtype", ALIASES[self.dtype.lower()].name)
-        if callable(self.mask) and not isinstance(self.mask, type):
+        if (callable(self.mask) and not isinstance(self.mask, type)) or _is_array(self.mask):
             object.__setattr__(self, "mask", Mask.of(self.mask))
         if self.score is not None:
             self._read_score()
@@ -188,6 +188,14 @@ class AttentionSpec:
         extras += [f"{self.cache} cache"] if self.cache else []
         score = [] if self.score is None else [f"score {self.score.describe()}"]
         return ", ".join([f"head_dim {dims}", self.dtype, self.mask.describe(), *score, *extras])
+
+
+def _is_array(value: object) -> bool:
+    if value is None or isinstance(value, Mask):
+        return False
+    from flashgen.expr import is_tensor
+
+    return is_tensor(value)
 
 
 def _filled(traced: Traced, values: Mapping[str, Any]) -> Traced:

@@ -8,13 +8,13 @@ and k (``flashgen.expr``), which may hold captured numbers and tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.errors import SpecError
 from flashgen.spec.form import Form, form_of
 from flashgen.spec.show import show
+from flashgen.spec.tensor_masks import mask_function, problem_with
 
 if TYPE_CHECKING:
     from flashgen.expr import TileRule, Traced
@@ -88,12 +88,20 @@ class Mask:
             object.__setattr__(self, "form", form_of(self._key()))
 
     @classmethod
-    def of(cls, mask: Mask | Callable[..., Any]) -> Mask:
-        """A mask as it is, or the mask of a function ``(b, h, q, k) -> condition``."""
+    def of(cls, mask: Any) -> Mask:
+        """A mask as it is, or the mask of a function ``(b, h, q, k) -> condition``, or of an array of bools.
+
+        An array is ``(batch, heads, len_q, len_kv)``; leading dimensions may be missing, and any may be 1.
+        """
         if isinstance(mask, Mask):
             return mask
-        from flashgen.expr import trace_mask
+        from flashgen.expr import element_type, is_tensor, trace_mask
 
+        if is_tensor(mask):
+            problem = problem_with(element_type(mask), mask.shape)
+            if problem:
+                raise SpecError(problem)
+            mask = mask_function(mask)
         return cls(rest=trace_mask(mask))
 
     def __and__(self, other: Mask) -> Mask:

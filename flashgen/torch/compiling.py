@@ -10,6 +10,7 @@ import torch
 from flashgen.errors import ArgumentError
 from flashgen.spec import Mask, Score, Sequences
 from flashgen.torch import compiled
+from flashgen.torch.function import over_batch
 from flashgen.torch.packed import arrays_of
 from flashgen.torch.programs import limits_of, mask_of, score_of
 from flashgen.torch.randomness import drawn_state
@@ -88,6 +89,7 @@ def by_operator(
     program = list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q, state)
     result: tuple[Any, Any]
     if sequences is None:
+        k, v = over_batch(q, k), over_batch(q, v)
         result = torch.ops.flashgen.program_forward(q, k, v, *program)
     else:
         longest = sequences.max_seqlen_q, sequences.max_seqlen_k

@@ -21,9 +21,11 @@ from flashgen.spec import (
     window,
 )
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
+from flashgen.torch.bool_masks import function_of
 from flashgen.torch.compiling import attend_compiled, by_operator
 from flashgen.torch.function import (
     attention_function,
+    over_batch,
     program_function,
     recorded_of,
     rows_contiguous,
@@ -64,9 +66,10 @@ def attention(
     """Softmax attention with autograd: ``softmax(score(scale * q k^T), masked) v``.
 
     q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``; with ``layout="bhsd"`` lengths and heads
-    change places, here and in the output. ``mask`` is a Mask such as ``flashgen.causal()``, a function
-    ``(b, h, q, k) -> condition``, or None for all keys; ``score`` a Score such as ``flashgen.softcap(30.0)``, a
-    function ``(s, b, h, q, k) -> number``, or None. Tensors that they capture are torch tensors on q's device;
+    change places, here and in the output. k and v may have batch 1 under any batch of q. ``mask`` is a Mask such
+    as ``flashgen.causal()``, a function ``(b, h, q, k) -> condition``, a tensor of bools that broadcasts to
+    ``(B, H, Sq, Sk)``, or None for all keys; ``score`` a Score such as ``flashgen.softcap(30.0)``, a function
+    ``(s, b, h, q, k) -> number``, or None. Tensors that they capture are torch tensors on q's device;
     float tensors that the score captured get gradients. ``scale`` defaults to 1/sqrt(D). ``deterministic=None``
     follows torch.use_deterministic_algorithms. Pairs are dropped with probability ``dropout_p``, which ones by
     torch's generator for q's device. With ``return_lse`` the result is ``(out, lse)``. The output
@@ -82,6 +85,8 @@ def attention(
         q, k, v = _swapped("q", q, names), _swapped("k", k, names), _swapped("v", v, names)
     if sequences is not None:
         check_sequences(sequences)
+    if isinstance(mask, torch.Tensor):
+        mask = function_of(mask, q, k, sequences)
     if score is None and (mask is None or (isinstance(mask, Mask) and mask.rest is None)):
         limits = NO_LIMITS if mask is None else limits_of(mask)
         out, lse = attend(q, k, v, limits, scale, deterministic, dropout_p, sequences)
@@ -117,6 +122,8 @@ def attend(
         found = again(*asked)
         if found is not None:
             return found[0], found[1]
+    if sequences is None:
+        k, v = over_batch(q, k), over_batch(q, v)
     if torch.compiler.is_compiling() or is_watched(q, k, v):
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
@@ -151,6 +158,8 @@ def attend_program(
         found = again(*asked)
         if found is not None:
             return found[0], found[1]
+    if sequences is None:
+        k, v = over_batch(q, k), over_batch(q, v)
     watched = is_watched(q, k, v)
     check_tensors(program.names, captured, q.device)
     if watched or any(type(tensor) not in _PLAIN for tensor in captured):

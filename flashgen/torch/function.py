@@ -60,6 +60,13 @@ def rows_contiguous(x: Any) -> Any:
     return x if x.stride()[-1] == 1 else x.contiguous()
 
 
+def over_batch(q: Any, x: Any) -> Any:
+    """Keys or values of batch 1 as those of each sequence: with a stride of 0, and gradients that torch sums."""
+    if isinstance(q, torch.Tensor) and isinstance(x, torch.Tensor) and q.dim() == x.dim() == 4:
+        return x if x.shape[0] != 1 or q.shape[0] == 1 else x.expand(q.shape[0], -1, -1, -1)
+    return x
+
+
 def wants_gradients(*tensors: Any) -> bool:
     """Whether somebody may ask for gradients by one of them; what is no tensor is for others to refuse."""
     if torch.is_grad_enabled():

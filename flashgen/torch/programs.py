@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
+from flashgen.expr import is_tensor
 from flashgen.spec import AttentionSpec, Mask, Score, full
 from flashgen.spec.files import spec_to_dict
 from flashgen.spec.reading import TEXT_FIELDS, mask_and_score
+from flashgen.spec.show import show
 from flashgen.torch.slots import traced
 
 #: How many pairs of a mask and a score, with numbers of their own each, are remembered.
@@ -51,9 +53,11 @@ def mask_of(mask: Any) -> Mask:
         return full()
     if isinstance(mask, Mask):
         return mask
+    if is_tensor(mask):
+        raise ArgumentError(f"mask is a {_kind(mask)}; make it a torch tensor of bools beside q, once")
     if not callable(mask) or isinstance(mask, (type, Score)):
         raise ArgumentError(
-            f"mask={mask!r} is not a mask; use flashgen.causal(), flashgen.window(left, right), another mask, "
+            f"mask={show(mask)} is not a mask; use flashgen.causal(), flashgen.window(left, right), another mask, "
             "a function (b, h, q, k) -> condition, or None"
         )
     return Mask(rest=traced(mask, "mask"))
@@ -63,9 +67,11 @@ def score_of(score: Any) -> Score | None:
     """A score as it is; a function of ``(s, b, h, q, k)`` as a score."""
     if score is None or isinstance(score, Score):
         return score
+    if is_tensor(score):
+        raise ArgumentError(f"score is a {_kind(score)}; pass flashgen.bias(tensor) to add it to the scores")
     if not callable(score) or isinstance(score, (type, Mask)):
         raise ArgumentError(
-            f"score={score!r} is not a score; use flashgen.softcap(cap), flashgen.alibi(slopes), another score, "
+            f"score={show(score)} is not a score; use flashgen.softcap(cap), flashgen.alibi(slopes), another score, "
             "a function (s, b, h, q, k) -> number, or None"
         )
     return Score(traced(score, "score"))
@@ -129,9 +135,8 @@ def check_tensors(names: tuple[str, ...], tensors: tuple[Any, ...], device: torc
     """Captured tensors are torch's, on the device of q: a copy made here would miss later changes."""
     for name, tensor in zip(names, tensors, strict=True):
         if not isinstance(tensor, torch.Tensor):
-            kind = f"{type(tensor).__module__.split('.')[0]}.{type(tensor).__name__}"
             raise ArgumentError(
-                f"the captured tensor {name} is a {kind}; make it a torch tensor beside q, once: "
+                f"the captured tensor {name} is a {_kind(tensor)}; make it a torch tensor beside q, once: "
                 f"torch.as_tensor({name}, device={str(device)!r})"
             )
         if tensor.device != device:
@@ -139,3 +144,7 @@ def check_tensors(names: tuple[str, ...], tensors: tuple[Any, ...], device: torc
                 f"the captured tensor {name} is on {tensor.device}, and q is on {device}; move it there, once: "
                 f"{name}.to({str(device)!r})"
             )
+
+
+def _kind(tensor: Any) -> str:
+    return f"{type(tensor).__module__.split('.')[0]}.{type(tensor).__name__}"
