@@ -85,27 +85,32 @@ def with_kvcache(
     alibi_slopes: Any = None,
     attention_chunk: int = 0,
     return_lse: bool,
+    starts_new: Any = None,
     asked: Asked | None = None,
 ) -> Any:
-    """What both generations' functions do."""
+    """What both generations' functions do; ``starts_new`` says where packed new keys begin."""
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     of_call = {"k": k, "v": v, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cache.cu_seqlens_q}
     of_call |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad, "block_table": cache.block_table}
+    of_call |= {"cu_seqlens_k_new": starts_new}
     if rotary is not None:
         of_call |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_seqlens": rotary.positions}
     check_tensors(**{name: x for name, x in of_call.items() if x is not None})
-    _check_ranks(4 if cache.cu_seqlens_q is None else 3, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    _check_ranks(4, k_cache=k_cache, v_cache=v_cache)
+    _check_ranks(4 if cache.cu_seqlens_q is None else 3, q=q)
+    _check_ranks(4 if starts_new is None else 3, k=k, v=v)
     if (k is None) != (v is None):
         raise ArgumentError("k and v go together: pass both, or neither")
     if k is None and rotary is not None:
         raise ArgumentError("rotary_cos and rotary_sin turn new keys and the queries beside them; pass k and v too")
-    if rotary is not None and cache.cu_seqlens_q is not None:
-        raise ArgumentError("rotary_cos and rotary_sin do not go with cu_seqlens_q; turn q and k before, or pad q")
     if k is not None and cache.seqlens is None:
         raise ArgumentError("cache_seqlens=None does not say behind which keys k and v come; pass how many there are")
+    if starts_new is not None:
+        _check_starts(starts_new, cache.seqlens, k, v)
     limits = limits_of(causal, window_size)
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, cache.cu_seqlens_q)
-    given, wanted = {"k": k, "v": v, "rotary": rotary, "scale": scale}, RESULTS if return_lse else RESULTS[:1]
+    given = {"k": k, "v": v, "rotary": rotary, "scale": scale, "starts_new": starts_new}
+    wanted = RESULTS if return_lse else RESULTS[:1]
     out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, **given, asked=asked, wanted=wanted)
     return (out, lse) if return_lse else out
 
@@ -160,9 +165,20 @@ def attend_to_pages(
     return result
 
 
-def _check_ranks(of_queries: int, **tensors: Any) -> None:
+def _check_starts(starts: Any, seqlens: Any, k: Any, v: Any) -> None:
+    """Where packed new keys begin, one place for each sequence and the end."""
+    batch = seqlens.shape[0] if seqlens.dim() == 1 else 0
+    if starts.dtype != torch.int32 or starts.shape != (batch + 1,) or starts.device != k.device:
+        raise ArgumentError(
+            f"cu_seqlens_k_new is {starts.dtype} of shape {tuple(starts.shape)} on {starts.device}; pass {batch + 1} "
+            f"int32 numbers on {k.device}: where the new keys of each of {batch} sequences begin, and the end"
+        )
+    if k.shape[0] != v.shape[0]:
+        raise ArgumentError(f"k has {k.shape[0]} rows and v has {v.shape[0]}; they must be equal")
+
+
+def _check_ranks(rank: int, **tensors: Any) -> None:
     for name, x in tensors.items():
-        rank = of_queries if name == "q" else 4
         if x is not None and x.dim() != rank:
             raise ArgumentError(f"{name} has shape {tuple(x.shape)}; it must have {rank} dimensions")
 

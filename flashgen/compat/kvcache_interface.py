@@ -10,7 +10,7 @@ from flashgen.compat.kvcache import cache_of, lengths_of, rotary_of, with_kvcach
 from flashgen.errors import ArgumentError
 from flashgen.torch.replay import again
 
-_REFUSED = ("qv", "q_descale", "k_descale", "v_descale", "cu_seqlens_k_new")
+_REFUSED = ("qv", "q_descale", "k_descale", "v_descale")
 
 
 def flash_attn_with_kvcache(
@@ -47,20 +47,23 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """flash-attn 2's function with FlashAttention-3's arguments; ``page_table`` is its ``block_table``.
 
-    With ``cu_seqlens_q`` q is ``(total_q, H, D)``, and so is the output; the log-sum-exp is ``(H, total_q)``.
+    With ``cu_seqlens_q`` q is ``(total_q, H, D)``, and so is the output; the log-sum-exp is ``(H, total_q)``. With
+    ``cu_seqlens_k_new`` k is ``(total_new, Hk, D)``, and v alike: rows ``cu_seqlens_k_new[i]`` up to
+    ``cu_seqlens_k_new[i + 1]`` come behind the keys of sequence i. Without k it means nothing.
     ``rotary_seqlens`` ``(B,)`` says at which positions the first new keys are, where it is not ``cache_seqlens``. With
     ``attention_chunk`` a query attends to its own chunk of so many positions. v_cache may have a head dimension of its
     own. ``scheduler_metadata``, ``pack_gqa`` and ``sm_margin`` say how that library is to compute, and mean nothing
     here.
     """
-    _refuse(qv, q_descale, k_descale, v_descale, cu_seqlens_k_new)
+    _refuse(qv, q_descale, k_descale, v_descale)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = lengths_of(cache_seqlens, q, cu_seqlens_q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, page_table
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q
     masking = causal, window_size, attention_chunk, softcap
     rules = "FA3 kvcache", softmax_scale, *masking, rotary_interleaved, num_splits, max_seqlen_q, return_softmax_lse
-    found = again(given, rules)
+    starts_new = None if k is None else cu_seqlens_k_new
+    found = again(given, rules) if starts_new is None else None
     if found is not None:
         return (found[0], found[1]) if return_softmax_lse else found[0]
     return with_kvcache(
@@ -77,6 +80,7 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         attention_chunk=attention_chunk,
         return_lse=return_softmax_lse,
+        starts_new=starts_new,
         asked=(given, rules),
     )
 

@@ -21,6 +21,7 @@ from flashgen.torch.forms import Form, program_for, recorded
 from flashgen.torch.function import rows_contiguous, wants_gradients
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.ops import library
+from flashgen.torch.packed_keys import put_apart
 from flashgen.torch.programs import Program, check_tensors, program_named
 from flashgen.torch.replay import RESULTS, Asked, remember
 
@@ -51,13 +52,19 @@ def attend_to_cache(
     v: Any = None,
     rotary: Rotary | None = None,
     scale: float | None = None,
+    starts_new: Any = None,
     asked: Asked | None = None,
     wanted: Collection[str] = RESULTS,
 ) -> tuple[Any, Any]:
     """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given.
 
-    What was done is remembered for calls that ask the same, of which the ``wanted`` results alone are asked for.
+    With ``starts_new`` k and v are packed, and those of sequence i begin there. What was done is remembered for calls
+    that ask the same, of which the ``wanted`` results alone are asked for.
     """
+    if starts_new is not None or (rotary is not None and cache.cu_seqlens_q is not None):
+        text = recorded(form, tensors)[0] if torch.compiler.is_compiling() else program_for(form)[0].text
+        q, cache = put_apart(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text)
+        k, v, rotary, asked = None, None, None, None
     if torch.compiler.is_compiling():
         text, captured = recorded(form, tensors)
     else:

@@ -60,8 +60,6 @@ def test_packed_queries_are_those_of_each_sequence(emulated: Any, page_size: int
     one_length, _ = fa3(packed, at.k_cache, at.v_cache, **{**options, "cache_seqlens": at.seqlens}, **starts)
     as_number, _ = fa3(packed, at.k_cache, at.v_cache, **{**options, "cache_seqlens": 9}, **starts)
     assert torch.equal(one_length, as_number)
-    with pytest.raises(fg.ArgumentError, match="do not go with cu_seqlens_q"):
-        fa3(packed, at.k_cache, at.v_cache, at.k, at.v, None, at.cos, at.sin, **options, **starts)
 
 
 def test_the_varlen_function_finds_keys_in_pages(emulated: Any) -> None:

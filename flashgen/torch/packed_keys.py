@@ -1,0 +1,135 @@
+"""New keys, or queries to turn, that lie behind one another: to the append kernel each row is a sequence of its own.
+
+Where a row goes is computed on the device, so no call waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from flashgen.spec import KVCache, Rotary
+
+#: The most sequences of one launch.
+_MOST = 65535
+
+
+class _Rows(NamedTuple):
+    """Packed rows as sequences of one row each."""
+
+    #: Which sequence a row is of, and how many rows of it come before.
+    sequence: Any
+    step: Any
+    #: Whether it is of any: rows behind the last sequence are not.
+    is_one: Any
+
+    def positions(self, first: Any) -> Any:
+        """Those of rows whose sequences begin at positions."""
+        return (first[self.sequence] + self.step).int()
+
+
+def put_apart(
+    q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, rotary: Rotary | None, starts: Any, text: str
+) -> tuple[Any, KVCache]:
+    """Puts k and v into a cache and turns q, where one of them is packed: the queries, and the cache with the keys.
+
+    ``starts`` says where the new keys of each sequence begin, if these are packed.
+    """
+    if starts is None:
+        _append(q, k_cache, v_cache, k, v, cache, rotary, text, turns=False)
+        counted = cache.seqlens + k.shape[1]
+    else:
+        _append_rows(q, k_cache, v_cache, k, v, cache, rotary, starts, text)
+        counted = cache.seqlens + starts.diff()
+    if rotary is not None:
+        q = _turned(q, k_cache, v_cache, k, v, cache, rotary, text)
+    places = counted, cache.batch_idx, cache.leftpad, cache.block_table
+    return q, KVCache(*places, 0, cache.num_splits, cache.cu_seqlens_q, cache.max_seqlen_q)
+
+
+def _append_rows(
+    q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, rotary: Rotary | None, starts: Any, text: str
+) -> None:
+    rows = _rows_of(starts, k.shape[0])
+    # The kernel leaves out keys that there is no room for.
+    room = k_cache.shape[1] * (1 if cache.block_table is None else cache.block_table.shape[1])
+    places = torch.where(rows.is_one, rows.positions(cache.seqlens), room).int()
+    each = KVCache(places, _cache_rows(cache, rows), None, cache.block_table)
+    if rotary is not None:
+        first = cache.seqlens if rotary.positions is None else rotary.positions
+        rotary = Rotary(rotary.cos, rotary.sin, rotary.interleaved, rows.positions(first), rotary.one_position)
+    for part in _parts(k.shape[0]):
+        _append(
+            *(q, k_cache, v_cache, k[part, None], v[part, None]),
+            *(_part(each, part), _turning(rotary, part), text),
+            turns=False,
+        )
+
+
+def _turned(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, rotary: Rotary, text: str) -> Any:
+    if cache.cu_seqlens_q is None:
+        return _append(q, k_cache, v_cache, k, v, cache, rotary, text, turns=True)
+    rows = _rows_of(cache.cu_seqlens_q, q.shape[0])
+    first = cache.seqlens if rotary.positions is None else rotary.positions
+    positions = first[rows.sequence] if rotary.one_position else rows.positions(first)
+    rotary = Rotary(rotary.cos, rotary.sin, rotary.interleaved, positions, rotary.one_position)
+    each = KVCache(positions, _cache_rows(cache, rows), None, cache.block_table)
+    turned = [
+        _append(
+            *(q[part, None], k_cache, v_cache, k, v),
+            *(_part(each, part), _turning(rotary, part), text),
+            turns=True,
+        )
+        for part in _parts(q.shape[0])
+    ]
+    return torch.cat(turned).squeeze(1) if turned else q
+
+
+def _append(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    cache: KVCache,
+    rotary: Rotary | None,
+    text: str,
+    *,
+    turns: bool,
+) -> Any:
+    """One launch that turns queries alone, or appends keys alone."""
+    if turns:
+        k, v = (x.new_empty((q.shape[0], 0, *x.shape[-2:])) for x in (k, v))
+    else:
+        q = q.new_empty((k.shape[0], 0, *q.shape[-2:]))
+    angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
+    how = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
+    places = cache.seqlens, cache.batch_idx, None, cache.block_table
+    return torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *how)
+
+
+def _rows_of(starts: Any, total: int) -> _Rows:
+    rows = torch.arange(total, dtype=starts.dtype, device=starts.device)
+    sequence = torch.searchsorted(starts[1:].contiguous(), rows, right=True)
+    last = starts.shape[0] - 2
+    return _Rows(sequence.clamp(max=last), rows - starts[sequence], sequence <= last)
+
+
+def _cache_rows(cache: KVCache, rows: _Rows) -> Any:
+    """The row of the cache, or of the table of pages, of each row's sequence."""
+    return (rows.sequence if cache.batch_idx is None else cache.batch_idx[rows.sequence]).int()
+
+
+def _parts(count: int) -> list[slice]:
+    return [slice(i, i + _MOST) for i in range(0, count, _MOST)]
+
+
+def _part(cache: KVCache, part: slice) -> KVCache:
+    return KVCache(cache.seqlens[part], cache.batch_idx[part], None, cache.block_table)
+
+
+def _turning(rotary: Rotary | None, part: slice) -> Rotary | None:
+    if rotary is None:
+        return None
+    return Rotary(rotary.cos, rotary.sin, rotary.interleaved, rotary.positions[part], rotary.one_position)
