@@ -10,8 +10,10 @@ import torch
 from flashgen.errors import ArgumentError
 from flashgen.spec import Sequences
 from flashgen.spec.sequences import LENGTH_LIMIT
+from flashgen.spec.show import show
 from flashgen.torch.entry import attend
 from flashgen.torch.forms import Form, attend_by_form
+from flashgen.torch.options import number_of
 from flashgen.torch.packed import check_sequences
 from flashgen.torch.replay import Asked
 
@@ -34,8 +36,11 @@ def attention(
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
     limits = limits_of(causal, window_size)
+    if type(softcap) is not float:
+        softcap = number_of("softcap", softcap)
+    chunk = chunk_of(attention_chunk)
     reproducible = True if deterministic else None
-    if softcap == 0.0 and alibi_slopes is None and attention_chunk == 0:
+    if softcap == 0.0 and alibi_slopes is None and chunk is None:
         return attend(q, k, v, (*limits, None, None), scale, reproducible, dropout_p, sequences, state, asked)
     starts = None if sequences is None else sequences.cu_seqlens_q
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, starts)
@@ -111,27 +116,29 @@ def limits_of(causal: bool, window_size: tuple[int, int]) -> tuple[int | None, i
     except (TypeError, ValueError):
         is_known = False
     if not is_known:
-        raise ArgumentError(f"window_size={window_size!r} must be two whole numbers >= 0, or -1 for no limit")
+        raise ArgumentError(f"window_size={show(window_size)} must be two whole numbers >= 0, or -1 for no limit")
     open_right = None if right == -1 else right
     return None if left == -1 else left, 0 if causal else open_right
 
 
 def cap_of(softcap: float) -> str | None:
     """The limit of ``tanh``, as forms have it."""
+    if type(softcap) is not float:
+        softcap = number_of("softcap", softcap)
     if softcap == 0.0:
         return None
-    if softcap is None or not softcap > 0.0:
+    if not softcap > 0.0:
         raise ArgumentError(f"softcap={softcap!r} is not a limit for logits; pass a positive number, or 0.0 for none")
     return float(softcap).hex()
 
 
 def chunk_of(attention_chunk: int) -> int | None:
     """The length of a chunk; None for no chunks."""
-    if attention_chunk == 0:
-        return None
-    if not isinstance(attention_chunk, int) or attention_chunk < 0:
-        raise ArgumentError(f"attention_chunk={attention_chunk!r} is not a length; pass a whole number, or 0 for none")
-    return attention_chunk
+    if isinstance(attention_chunk, bool) or not isinstance(attention_chunk, int) or attention_chunk < 0:
+        raise ArgumentError(
+            f"attention_chunk={show(attention_chunk)} is not a length; pass a whole number, or 0 for none"
+        )
+    return attention_chunk or None
 
 
 def _slopes(slopes: Any, q: Any, starts: Any) -> tuple[Any, int]:

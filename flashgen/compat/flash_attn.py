@@ -15,6 +15,7 @@ from flashgen.compat.kvcache import flash_attn_with_kvcache as flash_attn_with_k
 from flashgen.compat.probabilities import signed_probabilities
 from flashgen.errors import ArgumentError
 from flashgen.spec import Dropout, Sequences
+from flashgen.torch.options import check_flags, number_of
 from flashgen.torch.randomness import drawn_state
 from flashgen.torch.replay import again
 
@@ -41,6 +42,10 @@ def flash_attn_func(
     without dropout, as there; else it holds the probabilities of all pairs, ``(B, H, Sq, Sk)`` with lengths rounded up
     to 128, below 0 where a pair was dropped.
     """
+    if not type(causal) is type(deterministic) is type(return_attn_probs) is bool:
+        check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    if type(dropout_p) is not float:
+        dropout_p = number_of("dropout_p", dropout_p)
     if not return_attn_probs:
         rules, asked = (softmax_scale, causal, window_size, softcap, deterministic), None
         if dropout_p == 0.0:
@@ -136,6 +141,10 @@ def flash_attn_varlen_func(
     With ``block_table`` ``(sequences, pages of the longest)`` k and v are pages ``(pages, page_size, Hk, D)`` of any
     size, ``cu_seqlens_k`` says how many keys of them each sequence has, and there are no gradients.
     """
+    if not type(causal) is type(deterministic) is type(return_attn_probs) is bool:
+        check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    if type(dropout_p) is not float:
+        dropout_p = number_of("dropout_p", dropout_p)
     if block_table is not None:
         if dropout_p:
             raise ArgumentError(

@@ -13,6 +13,7 @@ from flashgen.compat.kvcache_interface import flash_attn_with_kvcache as flash_a
 from flashgen.compat.splits import flash_attn_combine as flash_attn_combine
 from flashgen.compat.splits import get_scheduler_metadata as get_scheduler_metadata
 from flashgen.errors import ArgumentError
+from flashgen.torch.options import check_flags
 
 
 def flash_attn_func(
@@ -39,6 +40,7 @@ def flash_attn_func(
     With ``attention_chunk`` a query attends to its own chunk of so many positions.
     """
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     out, lse = attention(
         q, k, v, softmax_scale, causal, window_size, softcap, deterministic, attention_chunk=attention_chunk
     )
@@ -76,6 +78,7 @@ def flash_attn_varlen_func(
     take part, if that is given: int32, and on q's device. The log-sum-exp is ``(H, total_q)``.
     """
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     out, lse = attention(
         q,
         k,

@@ -10,7 +10,9 @@ import torch
 from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
+from flashgen.spec.show import show
 from flashgen.torch.kvcache import attend_to_cache
+from flashgen.torch.options import check_flags
 from flashgen.torch.replay import RESULTS, Asked, again
 
 
@@ -43,6 +45,8 @@ def flash_attn_with_kvcache(
     ``(positions, rotary_dim / 2)`` k and q are turned by their positions; all queries by that of the first where
     neither ``causal`` nor a window is asked for. There are no gradients.
     """
+    if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is bool:
+        check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = lengths_of(cache_seqlens, q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
@@ -122,8 +126,10 @@ def lengths_of(number: Any, q: Any, starts: Any = None) -> Any:
         number = number if isinstance(number, int) else index(number)
     except TypeError:
         raise ArgumentError(
-            f"cache_seqlens={number!r} says not how many keys there are; pass an int, or an int32 tensor beside q"
+            f"cache_seqlens={show(number)} says not how many keys there are; pass an int, or an int32 tensor beside q"
         ) from None
+    if not torch.compiler.is_compiling() and not -(2**31) <= number < 2**31:
+        raise ArgumentError(f"cache_seqlens={show(number)} does not fit 32 bits; pass how many keys there are")
     check_tensors(q=q)
     batch = q.shape[0] if starts is None else starts.shape[0] - 1
     return torch.full((batch,), number, dtype=torch.int32, device=q.device)

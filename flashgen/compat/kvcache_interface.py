@@ -8,6 +8,7 @@ import torch
 
 from flashgen.compat.kvcache import cache_of, lengths_of, rotary_of, with_kvcache
 from flashgen.errors import ArgumentError
+from flashgen.torch.options import check_flags
 from flashgen.torch.replay import again
 
 _REFUSED = ("qv", "q_descale", "k_descale", "v_descale")
@@ -56,6 +57,8 @@ def flash_attn_with_kvcache(
     here.
     """
     _refuse(qv, q_descale, k_descale, v_descale)
+    if not type(causal) is type(rotary_interleaved) is type(return_softmax_lse) is bool:
+        check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = lengths_of(cache_seqlens, q, cu_seqlens_q)
     places = cache_seqlens, cache_batch_idx, cache_leftpad, page_table

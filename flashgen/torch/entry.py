@@ -20,6 +20,7 @@ from flashgen.spec import (
     softcap,
     window,
 )
+from flashgen.spec.show import show
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
 from flashgen.torch.bool_masks import function_of
 from flashgen.torch.compiling import attend_compiled, by_operator
@@ -32,6 +33,7 @@ from flashgen.torch.function import (
     wants_gradients,
 )
 from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
+from flashgen.torch.options import check_flags, number_of
 from flashgen.torch.packed import arrays_of, check_sequences, longest_of
 from flashgen.torch.programs import Program, check_tensors, limits_of, mask_of, program_of, score_of
 from flashgen.torch.randomness import drawn_state, dropout_of
@@ -78,8 +80,14 @@ def attention(
     With ``sequences``, a ``flashgen.Sequences``, q, k and v have no batch dimension: their rows are those of all
     sequences, one behind another, and ``lse`` is ``(H, total_q)``. To mask and score, b is the sequence.
     """
-    if layout not in _LAYOUTS:
-        raise ArgumentError(f"layout={layout!r} is unknown; use 'bshd' or 'bhsd'")
+    if type(dropout_p) is not float:
+        dropout_p = number_of("dropout_p", dropout_p)
+    if type(return_lse) is not bool:
+        check_flags(return_lse=return_lse)
+    if deterministic is not None and type(deterministic) is not bool:
+        check_flags(deterministic=deterministic)
+    if not isinstance(layout, str) or layout not in _LAYOUTS:
+        raise ArgumentError(f"layout={show(layout)} is unknown; use 'bshd' or 'bhsd'")
     if layout == "bhsd":
         names = ("batch, heads, length, dim" if sequences is None else "heads, total length, dim").split(", ")
         q, k, v = _swapped("q", q, names), _swapped("k", k, names), _swapped("v", v, names)

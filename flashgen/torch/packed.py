@@ -10,6 +10,7 @@ import torch
 from flashgen.errors import ArgumentError
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import Sequences
+from flashgen.spec.show import show
 
 _ARRAYS = (*STARTS, *COUNTS)
 
@@ -38,7 +39,7 @@ def check_sequences(sequences: Any) -> None:
     """ArgumentError for what is none of torch's; the launch looks at types, sizes and devices."""
     if not isinstance(sequences, Sequences):
         raise ArgumentError(
-            f"sequences={sequences!r} says not where sequences begin; pass flashgen.Sequences(cu_seqlens_q, "
+            f"sequences={show(sequences)} says not where sequences begin; pass flashgen.Sequences(cu_seqlens_q, "
             "cu_seqlens_k, max_seqlen_q, max_seqlen_k), or None for a batch of one length"
         )
     starts = isinstance(sequences.cu_seqlens_q, torch.Tensor) and isinstance(sequences.cu_seqlens_k, torch.Tensor)

@@ -12,6 +12,7 @@ import torch
 
 from flashgen.errors import ArgumentError
 from flashgen.spec import Dropout
+from flashgen.spec.show import show
 
 
 def drawn_state(dropout_p: float, q: Any, given: Any = None) -> Any:
@@ -19,7 +20,7 @@ def drawn_state(dropout_p: float, q: Any, given: Any = None) -> Any:
     if dropout_p == 0.0:
         return None
     if not 0.0 < dropout_p < 1.0:
-        raise ArgumentError(f"dropout_p={dropout_p!r} is no probability to drop a pair with; use 0.0 to below 1.0")
+        raise ArgumentError(f"dropout_p={show(dropout_p)} is no probability to drop a pair with; use 0.0 to below 1.0")
     if given is not None:
         return given
     return torch.randint(2**62, (2,), dtype=torch.int64, device=q.device)
@@ -29,6 +30,6 @@ def dropout_of(dropout_p: float, state: Any) -> Dropout | None:
     """What a kernel is told; None where nothing is dropped."""
     if state is None:
         if dropout_p != 0.0:
-            raise ArgumentError(f"dropout_p={dropout_p!r} without rng_state; pass two 64-bit integers as a tensor")
+            raise ArgumentError(f"dropout_p={show(dropout_p)} without rng_state; pass two 64-bit integers as a tensor")
         return None
     return Dropout(dropout_p, state=state)

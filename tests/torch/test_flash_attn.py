@@ -113,7 +113,7 @@ def test_packed_inputs_have_packed_gradients(emulated: Any, inputs: Any, packed:
         ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\)"),
         ({"window_size": 4}, "window_size=4 must be two whole numbers"),
         ({"window_size": (None, None)}, r"window_size=\(None, None\) must be"),
-        ({"softcap": None}, "softcap=None is not a limit for logits"),
+        ({"softcap": None}, "softcap=None is not a number"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(emulated: Any, inputs: Any, option: Any, words: str) -> None:

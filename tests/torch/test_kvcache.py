@@ -115,7 +115,7 @@ def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> 
         (fa2, {"cache_seqlens": [10, 25]}, r"cache_seqlens=\[10, 25\] says not how many keys there are"),
         (fa2, {"cache_batch_idx": [1, 0]}, "cache_batch_idx is a list; pass a torch.Tensor"),
         (fa2, {"k_cache": [1]}, "k_cache is a list; pass a torch.Tensor"),
-        (fa2, {"softcap": None}, "softcap=None is not a limit for logits"),
+        (fa2, {"softcap": None}, "softcap=None is not a number"),
         (fa2, {"softcap": -1.0}, "softcap=-1.0"),
         (fa2, {"alibi_slopes": torch.ones(3)}, r"alibi_slopes has shape \(3,\)"),
         (fa2, {"num_splits": 1000}, "num_splits=1000 is out of range"),

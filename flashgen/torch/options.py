@@ -1,0 +1,33 @@
+"""Options that are True or False, or numbers: what else somebody passes is refused before anything depends on it."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+
+from flashgen.errors import ArgumentError
+from flashgen.spec.show import show
+
+# Callers compare types first, which is quicker than these functions, and call them for what is left.
+
+
+def check_flags(**flags: Any) -> None:
+    """ArgumentError for what is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ArgumentError(f"{name}={show(value)} is not a bool; pass True or False")
+
+
+def number_of(name: str, value: Any) -> float:
+    """A number of any library as Python's; one in a tensor without dimensions is read now."""
+    is_tensor = isinstance(value, torch.Tensor) and value.dim() == 0
+    if isinstance(value, bool) or not (is_tensor or isinstance(value, numbers.Real)):
+        raise ArgumentError(f"{name}={show(value)} is not a number; pass a Python float")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ArgumentError(f"{name}={show(value)} is larger than any float; pass a smaller number") from None
+    return value if isinstance(value, int) else number
