@@ -51,9 +51,8 @@ def test_a_compiled_function_follows_its_window(emulated: Any, rows: Any, softca
         assert torch.equal(compiled(*tensors, window), call(*tensors, window))
 
 
-def test_lengths_may_be_unknown_until_the_graph_runs(emulated: Any, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_may_be_unknown_until_the_graph_runs(emulated: Any, rows: Any) -> None:
     """As where padding is taken out within the compiled function."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
 
     def call(q: Any, k: Any, v: Any, of_q: Any, of_k: Any) -> Any:
         longest_q, longest_k = of_q.diff().max().item(), of_k.diff().max().item()
@@ -63,5 +62,6 @@ def test_lengths_may_be_unknown_until_the_graph_runs(emulated: Any, rows: Any, m
     of, tensors = sequences(), rows()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     where = of.cu_seqlens_q, of.cu_seqlens_k
-    found = forward_and_backward(lambda *x: compiled(*x, *where), *tensors)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        found = forward_and_backward(lambda *x: compiled(*x, *where), *tensors)
     assert close(found, forward_and_backward(lambda *x: call(*x, *where), *tensors))
