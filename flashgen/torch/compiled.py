@@ -146,7 +146,8 @@ class _Nodes:
             case "select", *parts:
                 return build.select(*map(self._node, parts))
             case "power", base, (_, exponent):
-                return build.power(self._node(base), exponent)
+                raised: Node = self._node(base) ** exponent
+                return raised
             case (name,):
                 return Logit() if name == "s" else Index(name)
         raise AssertionError(f"{operation} is not an operation of the recorder")

@@ -88,6 +88,13 @@ class Placeholder(Operators):
     def __init__(self, recorder: Recorder | None, operation: Operation) -> None:
         self.recorder, self.operation = recorder, operation
 
+    def __pow__(self, exponent: object) -> Any:
+        return _recorded("power", (), self, exponent)
+
+    def pow(self, exponent: object) -> Any:
+        """A power with a small whole exponent."""
+        return self**exponent
+
     def __bool__(self) -> bool:
         refuse(
             "a traced value is not true or false yet; write fg.where(condition, a, b) for `if`, `&` for `and`, "
@@ -171,10 +178,6 @@ def _select(condition: Any, then: Any, other: Any) -> Any:
     return _recorded("select", (), condition, then, other)
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    return _recorded("power", (), base, exponent)
-
-
 def _is_tracing() -> bool:
     return True
 
@@ -200,7 +203,6 @@ def _taught() -> bool:
         (build.binary, _binary),
         (build.unary, _unary),
         (build.select, _select),
-        (build.power, _power),
         (blame.is_tracing, _is_tracing),
     ):
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(recording)
