@@ -9,6 +9,7 @@ from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.errors import FlashgenError, NoGpuError
 
 if TYPE_CHECKING:
+    from flashgen.cli.far_copy import FarCopy
     from flashgen.launch.device_array import DeviceArray
 
 #: What is built for where there is no GPU.
@@ -56,10 +57,16 @@ def archs_to_build(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> tuple[Arch
     return tuple(get_arch(name) for name in DEFAULT_ARCHS)
 
 
-def to_device(array: Any, ordinal: int) -> DeviceArray:
-    """A copy of a NumPy array on a GPU, with the same strides, and with all that lies between its elements."""
+def to_device(array: Any, ordinal: int) -> DeviceArray | FarCopy:
+    """A copy of a NumPy array on a GPU, with the same strides, and with all that lies between its elements.
+
+    Gaps of gigabytes are left out.
+    """
     from dataclasses import replace
 
+    import numpy as np
+
+    from flashgen.cli.far_copy import LARGEST_COPIED, FarCopy, can_map
     from flashgen.dtypes import DTYPES
     from flashgen.launch.device_array import DeviceArray
     from flashgen.launch.driver import get_driver
@@ -73,6 +80,10 @@ def to_device(array: Any, ordinal: int) -> DeviceArray:
     reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
     before = -sum(r for r in reach if r < 0)
     span = before + sum(r for r in reach if r > 0) + array.itemsize
+    if span > LARGEST_COPIED:
+        if can_map(driver, ordinal):
+            return FarCopy(driver, array, dtype, ordinal)
+        return to_device(np.ascontiguousarray(array), ordinal)
     # The legacy default stream (1): plain copies and unplaced launches are ordered by it.
     copy = DeviceArray(driver, (span // array.itemsize,), dtype, ordinal, 1)
     with driver.on(ordinal):

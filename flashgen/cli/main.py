@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import pairwise
 from typing import Annotated
@@ -62,6 +63,8 @@ def _common(
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    # The oracle's matrices are small: the threads of a BLAS would wait for each other longer than they compute.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(run(sys.argv[1:]))
 
 

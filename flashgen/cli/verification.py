@@ -150,12 +150,13 @@ def _run_on_host(
     do: Any,
     scale: float,
     captured: Captured = None,
+    dlse: Any = None,
     **more: Any,
 ) -> Sequence[Any]:
     out, lse = kernel(q, k, v, scale=scale, captured=captured, **more)
     if do is None:
         return out, lse
-    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured, **more)
+    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured, dlse=dlse, **more)
 
 
 def _run_on_gpu(
@@ -167,16 +168,17 @@ def _run_on_gpu(
     do: Any,
     scale: float,
     captured: Captured = None,
+    dlse: Any = None,
     **more: Any,
 ) -> Sequence[Any]:
     from flashgen.cli.captured_copy import CapturedCopy
     from flashgen.cli.gpus import to_device, to_host
 
-    q, k, v, do = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do))
+    q, k, v, do, dlse = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do, dlse))
     captured = {name: CapturedCopy(x, ordinal) for name, x in (captured or {}).items()}
     for option, names in (("sequences", (*STARTS, *COUNTS)), ("cache", _OF_CACHE)):
         if option in more:
             arrays = {name: getattr(more[option], name) for name in names}
             copies = {name: CapturedCopy(x, ordinal) for name, x in arrays.items() if x is not None}
             more[option] = replace(more[option], **copies)
-    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, **more)]
+    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, dlse, **more)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,10 @@ from flashgen.verify.values import Fill, Spoil, fill_values, spoil_values
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 #: Of no round number of bits, so that a seed or an offset that is cut short shows.
 _SEED, _OFFSET = 0x9E3779B97F4A7C15, 5 * 2**32 + 12
-PLAIN: tuple[Layout, Layout, Layout, Layout] = ("contiguous",) * 4
+#: The size of gradients of the log-sum-exp.
+_DLSE = 3.0
+Layouts: TypeAlias = tuple[Layout, Layout, Layout, Layout]
+PLAIN: Layouts = ("contiguous",) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,13 @@ class Case:
     heads_kv: int = 1
     fill: Fill = "normal"
     scale: float | None = None
-    layouts: tuple[Layout, Layout, Layout, Layout] = PLAIN
+    layouts: Layouts = PLAIN
     spoil: Spoil = "nothing"
     seed: int = 0
     #: With which probability pairs are dropped, if the spec drops any.
     p: float = 0.25
+    #: Whether the loss depends on the log-sum-exp too.
+    dlse: bool = False
 
     def describe(self) -> str:
         """The case in one line."""
@@ -83,7 +88,16 @@ class Case:
         dtype = spec.element.numpy()
         arrays = [laid_out(x, layout, dtype) for x, layout in zip(values, self.layouts, strict=True)]
         spoil_values(self.spoil, arrays, random)
-        return Inputs(*arrays)
+        q, k, v, do = arrays
+        return Inputs(q, k, v, do, self._gradient_of_lse() if spec.needs_backward else None)
+
+    def _gradient_of_lse(self) -> NDArray[np.float32] | None:
+        """As large as D = rowsum(dO O) is for plain values; None where the loss depends on O alone."""
+        if not self.dlse:
+            return None
+        random = np.random.default_rng([self.seed, *b"dlse"])
+        values = _DLSE * random.standard_normal((self.batch, self.heads, self.len_q))
+        return values.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +108,8 @@ class Inputs:
     k: NDArray[Any]
     v: NDArray[Any]
     do: NDArray[Any]
+    #: The gradient of the log-sum-exp, (batch, heads, length), in float32.
+    dlse: NDArray[np.float32] | None = None
 
 
 def cases_for(spec: AttentionSpec, *, tile_q: int = 64, tile_kv: int = 64) -> tuple[Case, ...]:
@@ -101,8 +117,10 @@ def cases_for(spec: AttentionSpec, *, tile_q: int = 64, tile_kv: int = 64) -> tu
 
     A case is worth its time if a real mistake would show in it alone: an off-by-one at a tile's edge, a ring
     of stages that wraps, a head index, an empty row, a mask on the wrong diagonal, a finite stand-in for
-    infinity.
+    infinity, a count that ends after a few hundred queries or 32 tiles of keys, an offset in 32 bits.
     """
+    # Rows lead to packed sequences, and the first dimension of a paged cache is pages.
+    far: Layout = "far-rows" if spec.varlen else "far-batches" if spec.cache else "far-heads"
     cases = [
         Case("one query, one key", 1, 1),
         Case("one query", 1, tile_kv + 1, heads=2),
@@ -114,6 +132,10 @@ def cases_for(spec: AttentionSpec, *, tile_q: int = 64, tile_kv: int = 64) -> tu
         Case("no keys", 5, 0, heads=2, heads_kv=2),
         Case("no queries", 0, 5, heads=2, heads_kv=2),
         Case("large logits", 33, tile_kv + 9, fill="large_logits"),
+        Case("three sequences", 9, 21, batch=3, heads=2, heads_kv=2, dlse=True),
+        Case("many queries", 300, 5),
+        Case("33 tiles of keys", 5, 33 * tile_kv - 1),
+        Case("far apart", 9, 21, batch=3, heads=2, heads_kv=2, layouts=(far,) * 4),
     ]
     if not spec.mask.is_full:
         cases.append(Case("NaN where it must not reach", 40, 40, fill="hidden_nan"))

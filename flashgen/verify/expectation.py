@@ -81,8 +81,8 @@ def expect(spec: AttentionSpec, case: Case, *, any_values: bool = False) -> Expe
     do = inputs.do if spec.needs_backward else None
     exact: tuple[NDArray[np.float64], ...] = forward(spec, q, k, v, scale=scale, dropout=dropout, lengths=lengths)
     if do is not None:
-        exact += backward(spec, q, k, v, do, scale=scale, dropout=dropout, lengths=lengths)
-    strict = bounds(spec, q, k, v, do, scale, exact=exact, dropout=dropout, lengths=lengths)
+        exact += backward(spec, q, k, v, do, scale=scale, dlse=inputs.dlse, dropout=dropout, lengths=lengths)
+    strict = bounds(spec, q, k, v, do, scale, exact=exact, dlse=inputs.dlse, dropout=dropout, lengths=lengths)
     limits = tuple(getattr(strict, name) for name in TENSORS[: len(exact)])
     if any_values:
         reach = rounding_errors(spec, inputs, scale, exact, dropout, lengths)

@@ -7,11 +7,17 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Layout: TypeAlias = Literal["contiguous", "heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+from flashgen.verify.far import FAR_AXES, FarLayout, far_empty
+
+NearLayout: TypeAlias = Literal[
+    "contiguous", "heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"
+]
+Layout: TypeAlias = NearLayout | FarLayout
+NEAR_LAYOUTS: tuple[NearLayout, ...] = get_args(NearLayout)
+LAYOUTS: tuple[Layout, ...] = (*NEAR_LAYOUTS, *get_args(FarLayout))
 
 
-def laid_out(values: NDArray[np.float64], layout: Layout, dtype: DTypeLike) -> NDArray[Any]:
+def laid_out(values: NDArray[Any], layout: Layout, dtype: DTypeLike) -> NDArray[Any]:
     """The values, (batch, length, heads, dim), rounded to a dtype, in an array of that layout."""
     view = _empty(values.shape, layout, np.dtype(dtype))
     if not view.flags.writeable:
@@ -28,6 +34,8 @@ def _empty(shape: tuple[int, ...], layout: Layout, dtype: np.dtype[Any]) -> NDAr
 
     if layout == "contiguous":
         return poisoned(batch, length, heads, dim)
+    if layout in FAR_AXES:
+        return far_empty(shape, FAR_AXES[layout], dtype)
     if layout == "heads-first":
         return np.moveaxis(poisoned(batch, heads, length, dim), 1, 2)
     if layout == "wide-rows":

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.spec import Sequences
+from flashgen.verify.layouts import Layout, laid_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,18 @@ class Packing:
         counts = used if self.says_used else (None, None)
         return Sequences(starts[0], starts[1], len_q, len_kv, *counts)
 
-    def pack(self, x: NDArray[Any] | None, side: int) -> NDArray[Any] | None:
+    def pack(self, x: NDArray[Any], side: int, layout: Layout = "contiguous") -> NDArray[Any]:
         """The rows of all sequences of (batch, length, heads, dim); what is not used is NaN."""
-        if x is None:
-            return None
         packed = np.full((self._starts()[-1][side] + self.after[side], *x.shape[2:]), np.nan, x.dtype)
         for b, start in enumerate(self._starts()[:-1]):
             packed[start[side] : start[side] + self.used[b][side]] = x[b, : self.used[b][side]]
-        return packed
+        laid: NDArray[Any] = laid_out(packed[None], layout, x.dtype)[0]
+        return laid
+
+    def pack_lse(self, x: NDArray[Any]) -> NDArray[Any]:
+        """The same of (batch, heads, length), a value for each row: (heads, rows), contiguous."""
+        rows = self.pack(np.moveaxis(x, 1, 2)[..., None], 0)
+        return np.ascontiguousarray(rows[..., 0].T)
 
     def unpack(self, x: NDArray[Any], side: int, length: int, fill: float = 0.0) -> NDArray[Any]:
         """A batch again, with ``fill`` for rows that are not there.

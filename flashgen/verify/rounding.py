@@ -50,7 +50,8 @@ def rounding_errors(
             h_kv = h * k.shape[2] // q.shape[2]
             kept = rules.kept(b, h)
             inputs_of = q[b, :, h], k[b, :, h_kv], v[b, :, h_kv], do[b, :, h]
-            head = _Head(spec, *inputs_of, rules.allowed(b, h), scale, 1.0 if kept is None else kept)
+            dlse = np.zeros(q.shape[1]) if inputs.dlse is None else inputs.dlse[b, h].astype(np.float64)
+            head = _Head(spec, *inputs_of, dlse[:, None], rules.allowed(b, h), scale, 1.0 if kept is None else kept)
             o, lse, dq, dk, dv = head.errors()
             found["o"][b, :, h], found["lse"][b, h], found["dq"][b, :, h] = o, lse, dq
             found["dk"][b, :, h_kv] += dk
@@ -70,6 +71,7 @@ class _Head:
     k: Floats
     v: Floats
     do: Floats
+    dlse: Floats
     allowed: NDArray[np.bool_]
     scale: float
     #: How often each pair counts.
@@ -93,8 +95,8 @@ class _Head:
         o_error = (p_error * self.kept) @ np.abs(self.v) + eps * np.abs(o) + least
         dp = self.do @ self.v.T * self.kept
         dp_size = np.abs(self.do) @ np.abs(self.v).T * self.kept
-        d = (self.do * o).sum(axis=1, keepdims=True)
-        d_error = (np.abs(self.do) * o_error).sum(axis=1, keepdims=True)
+        d = (self.do * o).sum(axis=1, keepdims=True) - self.dlse
+        d_error = (np.abs(self.do) * o_error).sum(axis=1, keepdims=True) + STEPS * SINGLE * np.abs(self.dlse)
         ds = p * (dp - d)
         ds_error = p_error * np.abs(dp - d) + p * (d_error + STEPS * SINGLE * self.v.shape[1] * dp_size)
         ds_error = np.where(self.allowed, ds_error + STEPS * eps * np.abs(ds) + least, 0.0)

@@ -46,6 +46,7 @@ def _smaller(trial: Trial) -> Iterator[Trial]:
 def _smaller_cases(case: Case) -> Iterator[Case]:
     yield replace(case, batch=min(case.batch, 1), heads=min(case.heads, 1), heads_kv=min(case.heads_kv, 1))
     yield replace(case, batch=min(case.batch, 1))
+    yield replace(case, batch=min(case.batch, max(case.batch - 1, 1)))
     if case.heads_kv:
         group = case.heads // case.heads_kv
         yield replace(case, heads=group, heads_kv=1)
@@ -61,6 +62,7 @@ def _smaller_cases(case: Case) -> Iterator[Case]:
     yield replace(case, scale=None)
     yield replace(case, seed=0)
     yield replace(case, p=0.25)
+    yield replace(case, dlse=False)
     yield from (replace(case, len_q=length) for length in _shorter(case.len_q))
     yield from (replace(case, len_kv=length) for length in _shorter(case.len_kv))
 

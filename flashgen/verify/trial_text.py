@@ -19,6 +19,8 @@ from flashgen.verify.values import FILLS, SPOILS
 T = TypeVar("T")
 
 _ARRAYS = ("q", "k", "v", "do")
+#: Words without a value.
+_FLAGS = ("dlse", "race")
 _EXAMPLE = "write words such as 'Sq=37 Sk=53 H=4/2 schedule=random:7 race'"
 #: Far more than can be emulated; it keeps a slip of the finger from filling the memory.
 _LARGEST = 2**16
@@ -48,6 +50,7 @@ def parse_trial(text: str) -> Trial:
         spoil=reader.take("spoil", _one_of(SPOILS), "nothing"),
         seed=reader.take("seed", _seed, 0),
         p=reader.take("p", _probability, 0.25),
+        dlse=reader.take_flag("dlse"),
     )
     race = reader.take_flag("race")
     mode = Mode(order[0], order[1], race, reader.take("guard", _one_of(SIDES), "end"))
@@ -76,6 +79,8 @@ def _words(trial: Trial) -> Iterator[str]:
         yield f"seed={case.seed}"
     if case.p != 0.25:
         yield f"p={case.p!r}"
+    if case.dlse:
+        yield "dlse"
     if (mode.schedule, mode.seed) != ("sequential", 0):
         yield f"schedule={mode.schedule}" + (f":{mode.seed}" if mode.seed else "")
     if mode.guard != "end":
@@ -94,7 +99,7 @@ class _Reader:
             name, equals, value = word.partition("=")
             if name in self._values:
                 self._wrong.append(f"the case names {name!r} twice; {_EXAMPLE}")
-            elif (name == "race") == bool(equals):
+            elif (name in _FLAGS) == bool(equals):
                 self._wrong.append(f"the case has the word {word!r}; {_EXAMPLE}")
             else:
                 self._values[name] = value
@@ -119,8 +124,9 @@ class _Reader:
 
     def check(self) -> None:
         """Complain if anything was wrong."""
-        known = ", ".join(("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "spoil", "seed", "p", "schedule", "guard"))
-        self._wrong += [f"the case has the unknown word {name!r}; it knows {known} and race" for name in self._values]
+        values = ("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "spoil", "seed", "p", "schedule", "guard")
+        known = f"{', '.join(values)}, {' and '.join(_FLAGS)}"
+        self._wrong += [f"the case has the unknown word {name!r}; it knows {known}" for name in self._values]
         if self._wrong:
             raise SpecError(*self._wrong)
 

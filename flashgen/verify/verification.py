@@ -15,7 +15,7 @@ from flashgen.verify.tally import OutputReport, Tally
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.
 #: Where the spec captures tensors, ``captured=`` gives them by name; where it drops pairs, ``dropout=`` says which;
 #: where its sequences are packed, all arrays are, and ``sequences=`` says how; where there is a cache, k and v are the
-#: cache, and ``cache=`` says what is in it.
+#: cache, and ``cache=`` says what is in it; where the loss depends on LSE, ``dlse=`` is its gradient.
 Run: TypeAlias = Callable[..., Sequence[Any]]
 #: ``progress(number of cases done, number of all, the case that comes next or None)``.
 Progress: TypeAlias = Callable[[int, int, "Case | None"], None]
@@ -79,16 +79,18 @@ def run_case(run: Run, spec: AttentionSpec, expected: Expectation) -> list[CaseR
     x = expected.inputs
     more: dict[str, Any] = {"captured": expected.captured} if expected.captured else {}
     more |= {"dropout": expected.dropout} if expected.dropout else {}
-    packing = expected.packing
+    packing, layouts = expected.packing, expected.case.layouts
     if packing is not None:
         len_q, len_kv = x.q.shape[1], x.k.shape[1]
         more["sequences"] = packing.sequences(len_q, len_kv)
-        do = packing.pack(x.do, 0) if spec.needs_backward else None
-        packed = (packing.pack(x.q, 0), packing.pack(x.k, 1), packing.pack(x.v, 1), do)
+        more |= {"dlse": packing.pack_lse(x.dlse)} if x.dlse is not None else {}
+        sides = zip((x.q, x.k, x.v, x.do), (0, 1, 1, 0), layouts, strict=True)
+        q, k, v, do = (packing.pack(*side) for side in sides)
+        packed = (q, k, v, do if spec.needs_backward else None)
         return expected.judge(packed_results(run(*packed, expected.scale, **more), packing, len_q, len_kv))
     if expected.filling is not None:
         more["cache"] = expected.filling.cache()
-        layouts = expected.case.layouts[1:3]
-        caches = [expected.filling.fill(a, layout) for a, layout in zip((x.k, x.v), layouts, strict=True)]
+        caches = [expected.filling.fill(a, layout) for a, layout in zip((x.k, x.v), layouts[1:3], strict=True)]
         return expected.judge(run(x.q, *caches, None, expected.scale, **more))
+    more |= {"dlse": x.dlse} if x.dlse is not None else {}
     return expected.judge(run(x.q, x.k, x.v, x.do if spec.needs_backward else None, expected.scale, **more))

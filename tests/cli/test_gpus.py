@@ -3,7 +3,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import ml_dtypes
 import numpy as np
@@ -16,8 +18,10 @@ from flashgen.dtypes import DTYPES
 from flashgen.errors import NoGpuError
 from flashgen.expr import element_type, is_tensor
 from flashgen.launch.array import contiguous_strides
+from flashgen.launch.driver import get_driver
 from flashgen.launch.foreign_arrays import _from_interface
-from flashgen.verify.layouts import LAYOUTS, Layout, laid_out
+from flashgen.verify.far import FAR_AXES, FarLayout
+from flashgen.verify.layouts import NEAR_LAYOUTS, NearLayout, laid_out
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +63,8 @@ class HostDriver:
         ctypes.memmove(to, source, nbytes)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", NEAR_LAYOUTS)
+def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: NearLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = HostDriver()
     monkeypatch.setattr("flashgen.launch.driver.get_driver", lambda: driver)
     array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), layout, np.float32)
@@ -99,3 +103,37 @@ def test_an_array_comes_back_from_the_gpu_as_it_went(name: str) -> None:
         back = to_host(to_device(array, gpu.ordinal))
         assert back.dtype == array.dtype
         np.testing.assert_array_equal(back.view(np.uint8), array.view(np.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", FAR_AXES)
+def test_an_array_with_gaps_of_gigabytes_goes_to_the_gpu_without_them(layout: FarLayout) -> None:
+    gpu = find_gpus()[0]
+    driver = get_driver()
+    array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), layout, np.float32)
+    copy = to_device(array, gpu.ordinal)
+    assert (copy.info.shape, tuple(4 * stride for stride in copy.info.strides)) == (array.shape, array.strides)
+    row = np.empty(8, np.float32)
+    with driver.on(gpu.ordinal):
+        for b, q, h in np.ndindex(2, 5, 3):
+            address = copy.info.pointer + 4 * int(np.dot((b, q, h), copy.info.strides[:3]))
+            driver.call("cuMemcpyDtoH", row.ctypes.data, address, row.nbytes)
+            np.testing.assert_array_equal(row, array[b, q, h])
+
+
+def test_where_no_memory_can_be_mapped_a_far_array_is_copied_close_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OldDriver(HostDriver):
+        api = SimpleNamespace(CUdevice_attribute=MagicMock())
+
+        def call(self, name: str, *arguments: Any) -> Any:
+            return super().call(name, *arguments) if name == "cuMemcpyHtoD" else 0
+
+    driver = OldDriver()
+    monkeypatch.setattr("flashgen.launch.driver.get_driver", lambda: driver)
+    array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), "far-heads", np.float32)
+    with caplog.at_level("WARNING", "flashgen"):
+        info = to_device(array, 0).info
+    assert info.strides == contiguous_strides(array.shape)
+    assert "cuda:0 does not support virtual memory management" in caplog.text

@@ -8,8 +8,8 @@ from flashgen.arch import get_arch
 from flashgen.plan import plan
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, causal, full, window
 from flashgen.verify import Tiles, draw, modes
-from flashgen.verify.drawn import LONGEST, MOST_PAIRS
-from flashgen.verify.layouts import LAYOUTS
+from flashgen.verify.drawn import LONG_LENGTHS, LONGEST, MOST_LONG_PAIRS
+from flashgen.verify.layouts import LAYOUTS, NEAR_LAYOUTS
 
 SPEC = AttentionSpec(16, dtype="fp16", mask=causal())
 TILES = Tiles(32, 48, 16, 80)
@@ -36,14 +36,15 @@ def test_lengths_reach_every_edge():
         (80, {case.len_kv for case in drawn}),
     ):
         assert {0, 1, tile - 1, tile, tile + 1, min(3 * tile + 5, LONGEST)} <= lengths
-    assert max(case.len_kv for case in cases(tiles=Tiles(192, 128))) == 3 * 128 + 5
+    short = [case for case in cases(tiles=Tiles(192, 128)) if not is_long(case)]
+    assert max(case.len_kv for case in short) == 3 * 128 + 5
     assert any(case.len_q > case.len_kv > 0 for case in drawn)
     assert any(case.len_q < case.len_kv for case in drawn)
 
 
 def test_heads_batches_layouts_and_values_are_all_there():
     drawn = cases()
-    assert {case.batch for case in drawn} == {0, 1, 2}
+    assert {case.batch for case in drawn} == {0, 1, 2, 3, 4}
     assert {case.heads_kv for case in drawn} == {0, 1, 2}
     assert {case.heads // case.heads_kv for case in drawn if case.heads_kv} == {1, 2, 3}
     for i in range(4):
@@ -57,7 +58,47 @@ def test_most_cases_compute_something_and_none_takes_long():
     drawn = cases(tiles=Tiles(128, 128, 128, 128))
     work = [case.batch * case.heads * case.len_q * case.len_kv for case in drawn]
     assert sum(size > 0 for size in work) > 0.75 * len(drawn)
-    assert max(work) <= MOST_PAIRS
+    assert max(work) <= MOST_LONG_PAIRS
+
+
+def is_long(case):
+    return LONG_LENGTHS[0] <= max(case.len_q, case.len_kv) and case.batch == case.heads_kv == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_a_hundred_cases_have_long_ones_of_each_kind(seed):
+    """One in twelve: many keys, many queries, many of both, and more tiles of keys than a word has bits."""
+    drawn = [case for case in cases(seed=seed, count=100) if max(case.len_q, case.len_kv) >= LONG_LENGTHS[0]]
+    assert 8 <= len(drawn) <= 12
+    assert all(is_long(case) for case in drawn)
+    assert any(case.len_q > 4 * case.len_kv for case in drawn)
+    assert any(case.len_kv > 4 * case.len_q for case in drawn)
+    assert any(min(case.len_q, case.len_kv) >= LONG_LENGTHS[0] for case in drawn)
+    assert sum(case.len_kv > 32 * max(TILES.kv, TILES.backward_kv) for case in drawn) >= 4
+
+
+def test_long_cases_reach_the_longest_lengths():
+    drawn = cases(count=2000)
+    assert max(case.len_q for case in drawn) > 0.9 * LONG_LENGTHS[1]
+    assert max(case.len_kv for case in drawn) > 32 * TILES.backward_kv
+    assert any(case.len_kv in range(257, 300) for case in drawn)
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_hundred_cases_have_strides_that_32_bits_cannot_hold(seed, varlen):
+    spec = AttentionSpec(16, mask=causal(), varlen=varlen)
+    drawn = [case for case in cases(spec, seed=seed, count=100) if case.layouts[0].startswith("far")]
+    assert 8 <= len(drawn) <= 9
+    kinds = set(LAYOUTS) - set(NEAR_LAYOUTS) - ({"far-batches"} if varlen else set())
+    for i in range(4):
+        assert {case.layouts[i] for case in drawn} == kinds
+    assert min(min(case.batch, case.heads_kv, case.len_q, case.len_kv) for case in drawn) >= 2
+
+
+def test_a_loss_that_depends_on_the_log_sum_exp_is_drawn_where_there_is_a_gradient():
+    assert 0.2 < sum(case.dlse for case in cases()) / 600 < 0.4
+    assert not any(case.dlse for case in cases(AttentionSpec(16, direction="forward")))
 
 
 def test_rows_that_may_attend_to_nothing_are_drawn():

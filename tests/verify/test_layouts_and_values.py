@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from flashgen.spec import AttentionSpec, causal
 from flashgen.verify import Case
-from flashgen.verify.layouts import LAYOUTS, laid_out
+from flashgen.verify.far import FAR_AXES
+from flashgen.verify.layouts import LAYOUTS, NEAR_LAYOUTS, laid_out
 
 SPEC = AttentionSpec(16, dtype="fp32", mask=causal())
 CASE = Case("drawn", 20, 30, batch=2, heads=4, heads_kv=2)
@@ -30,7 +32,7 @@ def test_a_layout_holds_the_values_side_by_side_in_the_last_dimension(layout, sh
 
 
 def test_layouts_are_as_their_names_say():
-    strides = {layout: laid_out(np.zeros((2, 5, 3, 8)), layout, np.float16).strides for layout in LAYOUTS}
+    strides = {layout: laid_out(np.zeros((2, 5, 3, 8)), layout, np.float16).strides for layout in NEAR_LAYOUTS}
     assert strides["contiguous"] == (240, 48, 16, 2)
     assert strides["heads-first"] == (240, 16, 80, 2)
     assert strides["wide-rows"] == (7 * 3 * 48, 3 * 48, 48, 2)
@@ -39,6 +41,39 @@ def test_layouts_are_as_their_names_say():
     assert strides["one-head"][2] == 0
     assert strides["unaligned"] == (300, 60, 20, 2)
     assert laid_out(np.zeros((2, 5, 3, 8)), "unaligned", np.float16).ctypes.data % 4 == 2
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("layout", FAR_AXES)
+def test_one_stride_of_a_far_layout_is_wrong_in_32_bits(layout, dtype):
+    array = laid_out(np.zeros((2, 5, 3, 8)), layout, dtype)
+    strides = [stride // array.itemsize for stride in array.strides]
+    for bits in (2**31, 2**32):
+        assert [stride >= bits for stride in strides] == [axis == FAR_AXES[layout] for axis in range(4)]
+    # As wide as kernels copy, so that nothing but the distance is unusual.
+    assert strides[FAR_AXES[layout]] * array.itemsize % 16 == 0
+
+
+def test_what_32_bits_make_of_a_far_offset_leads_to_another_value():
+    """Backwards, forwards, or into a gap, which holds zeros: never out of what may be read, never to the right one."""
+    values = np.arange(1, 241, dtype=np.float64).reshape(2, 5, 3, 8)
+    array = laid_out(values, "far-heads", np.float32)
+    stride, place = array.strides[2] // 4, array.ctypes.data
+    for offset in (ctypes.c_int32(stride).value, ctypes.c_uint32(2 * stride).value, -(2**31)):
+        assert ctypes.c_float.from_address(place + 4 * offset).value not in values[0, 0, 1:, 0]
+
+
+def test_without_address_space_a_far_array_is_contiguous_and_a_warning_says_so(monkeypatch, caplog):
+    def refused(*arguments):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("flashgen.verify.far.mmap.mmap", refused)
+    values = np.random.default_rng(0).standard_normal((2, 5, 3, 8)).astype(np.float32)
+    with caplog.at_level("WARNING", "flashgen"):
+        array = laid_out(values, "far-heads", np.float32)
+    assert array.flags.c_contiguous
+    np.testing.assert_array_equal(array, values)
+    assert "NOT CHECKED: a stride of 2^32 elements, because 32 GiB of address space" in caplog.text
 
 
 @pytest.mark.parametrize("layout", ["wide-rows", "unaligned"])
@@ -84,6 +119,14 @@ def test_spoiling_puts_what_is_not_finite_where_it_says():
 def test_nan_in_a_query_is_not_held_against_the_gradients_of_keys():
     assert CASE.compared == ("o", "lse", "dq", "dk", "dv")
     assert replace(CASE, spoil="queries").compared == ("o", "lse", "dq")
+
+
+def test_the_gradient_of_lse_is_float32_and_there_only_if_it_is_asked_for():
+    dlse = replace(CASE, dlse=True).inputs(SPEC).dlse
+    assert (dlse.shape, dlse.dtype) == ((2, 4, 20), np.float32)
+    assert 2 < dlse.std() < 4
+    assert CASE.inputs(SPEC).dlse is None
+    assert replace(CASE, dlse=True).inputs(replace(SPEC, direction="forward")).dlse is None
 
 
 @pytest.mark.parametrize("fill", ["hidden_nan", "huge", "large_logits", "sparse"])

@@ -15,6 +15,7 @@ LARGE = Trial(
         layouts=("reversed", "unaligned", "one-batch", "wide-rows"),
         spoil="keys",
         seed=9,
+        dlse=True,
     ),
     Mode("random", 77, race=True, guard="begin"),
 )
@@ -41,6 +42,23 @@ def test_only_what_the_failure_needs_is_left():
     assert found.case.layouts == ("contiguous", "unaligned", "contiguous", "contiguous")
     assert (found.case.fill, found.case.spoil, found.case.scale, found.case.seed) == ("normal", "nothing", None, 0)
     assert found.mode == Mode("random", 77, race=True)
+
+
+def test_sequences_strides_and_the_gradient_of_lse_stay_where_the_failure_needs_them():
+    far = Trial(Case("drawn", 30, 20, batch=4, heads=4, heads_kv=2, layouts=("far-heads",) * 4, dlse=True))
+
+    def fails(trial):
+        case = trial.case
+        return case.batch > 2 and case.heads_kv > 1 and case.layouts[1] == "far-heads" and case.dlse
+
+    plain = "contiguous"
+    smallest = Case("drawn", 1, 1, batch=3, heads=2, heads_kv=2, layouts=(plain, "far-heads", plain, plain), dlse=True)
+    assert shrunk(far, fails) == Trial(smallest)
+
+
+def test_long_cases_shrink_within_the_trials_there_are():
+    found = shrunk(Trial(Case("drawn", 40, 2100)), lambda trial: trial.case.len_kv > 2048)
+    assert found == Trial(Case("drawn", 1, 2049))
 
 
 def test_lengths_that_depend_on_each_other_shrink_as_far_as_single_steps_go():

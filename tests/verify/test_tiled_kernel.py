@@ -20,7 +20,7 @@ def test_a_tiled_kernel_is_within_the_bounds(dtype, mask):
         assert result.ok, [failure.describe() for failure in result.failures]
 
 
-@pytest.mark.parametrize("mistake", ["no rescale", "no row sum", "top-left", "last key", "head index"])
+@pytest.mark.parametrize("mistake", ["no rescale", "no row sum", "top-left", "last key", "head index", "sign of dlse"])
 def test_a_mistake_is_found(mistake):
     spec = AttentionSpec(64, dtype="bf16", mask=causal())
     cases = cases_for(spec, tile_q=32, tile_kv=32)

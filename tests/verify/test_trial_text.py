@@ -22,9 +22,10 @@ def test_the_text_of_a_trial_is_short_where_it_is_plain():
         spoil="keys",
         seed=7,
         p=0.1,
+        dlse=True,
     )
     trial = Trial(case, Mode("random", 5, True, "begin"))
-    text = "Sq=37 Sk=53 B=2 H=6/2 fill=huge scale=0.01 k=wide-rows do=reversed spoil=keys seed=7 p=0.1"
+    text = "Sq=37 Sk=53 B=2 H=6/2 fill=huge scale=0.01 k=wide-rows do=reversed spoil=keys seed=7 p=0.1 dlse"
     assert trial_text(trial) == f"{text} schedule=random:5 guard=begin race"
     assert parse_trial(trial_text(trial)) == trial
 
@@ -49,6 +50,8 @@ def test_the_order_of_words_does_not_matter():
         ("Sq=1 Sk=2 Sq=3", "names 'Sq' twice"),
         ("Sq=1 Sk=2 race race", "names 'race' twice"),
         ("Sq=1 Sk=2 race=1", "the word 'race=1'"),
+        ("Sq=1 Sk=2 dlse=0.5", "the word 'dlse=0.5'"),
+        ("Sq=1 Sk=2 dlse dlse", "names 'dlse' twice"),
         ("Sq=1 Sk=2 fast", "the word 'fast'"),
         ("Sq=1 Sk=2 colour=red", "unknown word 'colour'; it knows Sq, Sk, B"),
         ("Sq=-1 Sk=2", "Sq=-1, which is not a whole number from 0"),

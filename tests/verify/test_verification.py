@@ -14,8 +14,8 @@ CASES = (Case("one over a tile", 17, 17, heads=2), Case("more queries than keys"
 
 
 def exact_kernel(spec):
-    def run(q, k, v, do, scale):
-        gradients = (None,) * 3 if do is None else oracle.backward(spec, q, k, v, do, scale=scale)
+    def run(q, k, v, do, scale, dlse=None):
+        gradients = (None,) * 3 if do is None else oracle.backward(spec, q, k, v, do, scale=scale, dlse=dlse)
         return (*oracle.forward(spec, q, k, v, scale=scale), *gradients)
 
     return run
@@ -35,10 +35,10 @@ def spoiled_kernel(tensor, value):
 
 def test_the_oracle_itself_passes_with_no_error():
     result = verify(exact_kernel(SPEC), SPEC, target="oracle")
-    assert (result.ok, result.target, result.cases) == (True, "oracle", 11)
+    assert (result.ok, result.target, result.cases) == (True, "oracle", 15)
     assert {report.largest.check.max_error for report in result.outputs} == {0.0}
     assert [report.slope.value for report in result.outputs] == [1.0] * 5
-    assert len(result.details) == 5 * 11
+    assert len(result.details) == 5 * 15
 
 
 @pytest.mark.parametrize("tensor", range(5))

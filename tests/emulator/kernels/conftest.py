@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import mmap
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,8 @@ from flashgen.plan.model import AttentionPlan, Box, KernelPlan, Problem, Role
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Dropout, Schedule
+from flashgen.verify.far import FarLayout
+from flashgen.verify.layouts import laid_out
 from flashgen.verify.packed import Packing
 from tests.emulator.kernels.cached import check_cached
 
@@ -40,10 +41,6 @@ RESULTS: dict[Role, tuple[str, ...]] = {
 Edit = Callable[[str], str]
 #: Blocks of kernels whose blocks stay: fewer than there are tiles.
 STAYING_BLOCKS = 2
-#: Where offsets of such rows lead that overflow in 32 bits must be nothing that this process needs.
-ROOM = 2**34
-#: Linux's; Python has it from 3.13 on.
-MAP_NORESERVE = 0x4000
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,10 @@ class Case:
     batch: int = 1
     arch: str = "sm_80"
     schedule: Schedule | None = None
-    #: Rows of arrays lie so far apart that 32 bits cannot count the elements between them.
-    far: bool = False
+    #: Which stride of arrays 32 bits cannot hold, if any.
+    far: FarLayout | None = None
+    #: Whether the loss depends on the log-sum-exp too.
+    dlse: bool = False
     #: An infinite value: that of the key which is so many from the end, if any.
     bad_value: int = 0
     #: The same of keys.
@@ -119,6 +118,8 @@ def expected(case: Case, seed: int) -> Expected:
     scale = spec.default_scale
     options: dict[str, Any] = {"scale": scale, "dropout": case.dropout, "lengths": case.lengths}
     everything = oracle.forward(spec, q, k, v, **options)
+    if case.dlse:
+        options["dlse"] = inputs["dlse"] = (3.0 * random.standard_normal(everything[1].shape)).astype(np.float32)
     if spec.needs_backward:
         everything += oracle.backward(spec, q, k, v, dout, **options)
     exact = dict(zip(("o", "lse", "dq", "dk", "dv"), everything, strict=False))
@@ -139,17 +140,6 @@ def packed(want: Expected, packing: Packing) -> Expected:
     lse, limit = (np.moveaxis(cut(np.moveaxis(x, 1, 2), 0), 0, 1) for x in (want.exact["lse"], want.bounds.lse))
     bounds = replace(want.bounds, lse=limit, rounded=None)  # slopes are judged where sequences are not packed
     return replace(want, inputs=inputs, exact={**exact, "lse": lse}, bounds=bounds)
-
-
-def far_apart(array: Array) -> Array:
-    """A copy of one sequence with rows 2^30 elements apart, in memory of which only the rows are ever there."""
-    _, rows, heads, dim = array.shape
-    step = 2**30 * array.itemsize
-    memory = mmap.mmap(-1, rows * step + 2 * ROOM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    strides = (rows * step, step, dim * array.itemsize, array.itemsize)
-    copy: Array = np.ndarray((1, rows, heads, dim), array.dtype, memory, ROOM, strides)
-    copy[...] = array
-    return copy
 
 
 class Check(Protocol):
@@ -182,7 +172,7 @@ class Run:
         if case.packing is not None:
             everything |= self.starts(case.packing)
         self.arrays = {
-            name: far_apart(a) if case.far and name in STRIDED else guarded_copy(a, at=self.at)  # type: ignore[arg-type]
+            name: laid_out(a, case.far, a.dtype) if case.far and name in STRIDED else guarded_copy(a, at=self.at)  # type: ignore[arg-type]
             for name, a in everything.items()
         }
 

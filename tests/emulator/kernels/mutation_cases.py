@@ -64,8 +64,25 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (9, 56),
         {"schedule": Schedule(tile_q=32, tile_kv=16, stages=2, warps=WarpPartition("split_q", 2)), "heads": 4},
     ),
-    "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": True}),
-    "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": True}),
+    "cached, far pages": (
+        AttentionSpec(16, dtype="fp32", mask=causal(), direction="forward", cache="paged"),
+        (9, 56),
+        {"schedule": Schedule(tile_q=32, tile_kv=16, stages=2), "far": "far-batches"},
+    ),
+    "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": "far-rows"}),
+    "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": "far-rows"}),
+    "far heads": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": "far-heads"}),
+    "three sequences": (AttentionSpec(64, dtype="fp16"), (3, 3), {"batch": 3}),
+    "gradient of LSE": (AttentionSpec(64, dtype="fp16"), (3, 5), {"dlse": True}),
+    "Hopper, backward, gradient of LSE": (AttentionSpec(128), (30, 50), {"arch": "sm_90a", "dlse": True}),
+    "dropout, many queries": (AttentionSpec(32, direction="forward", dropout=True), (300, 20), {}),
+    "dropout, many keys": (AttentionSpec(32, dropout=True), (20, 300), {"heads": 1, "heads_kv": 1}),
+    # The mask may leave out any tile, and there is one more than a warp looks at together.
+    "many tiles": (
+        AttentionSpec(32, mask=Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
+        (20, 33 * 32),
+        {"heads": 1, "heads_kv": 1, "schedule": Schedule(tile_kv=32)},
+    ),
     # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
     "Hopper": (AttentionSpec(128, direction="forward"), (300, 400), {"arch": "sm_90a"}),
     # One tile of keys, so that nothing but the rings of tiles and of Q holds the producer back.
