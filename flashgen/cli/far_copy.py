@@ -6,6 +6,7 @@ import logging
 import weakref
 from typing import Any
 
+from flashgen.errors import LaunchError
 from flashgen.launch import dlpack
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.driver import CudaDriver
@@ -37,14 +38,14 @@ class FarCopy:
         return dlpack.export(self.info, self.__dlpack_device__(), self)
 
 
-def can_map(driver: CudaDriver, ordinal: int) -> bool:
-    """Whether memory of a GPU can be mapped piece by piece; a warning says so where it cannot."""
-    attribute = driver.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-    if driver.call("cuDeviceGetAttribute", attribute, driver.call("cuDeviceGet", ordinal)):
-        return True
-    message = "NOT CHECKED: a stride of 2^32 elements, because cuda:%d does not support virtual memory management"
-    logging.getLogger("flashgen").warning(message, ordinal)
-    return False
+def far_copy(driver: CudaDriver, array: Any, dtype: str, ordinal: int) -> FarCopy | None:
+    """A copy with the same strides; None, and a warning, where memory of the GPU cannot be mapped piece by piece."""
+    try:
+        return FarCopy(driver, array, dtype, ordinal)
+    except LaunchError as error:
+        message = "NOT CHECKED: a stride of 2^32 elements, because memory of cuda:%d cannot be mapped (%s)"
+        logging.getLogger("flashgen").warning(message, ordinal, error)
+        return None
 
 
 class _Space:

@@ -66,7 +66,7 @@ def to_device(array: Any, ordinal: int) -> DeviceArray | FarCopy:
 
     import numpy as np
 
-    from flashgen.cli.far_copy import LARGEST_COPIED, FarCopy, can_map
+    from flashgen.cli.far_copy import LARGEST_COPIED, far_copy
     from flashgen.dtypes import DTYPES
     from flashgen.launch.device_array import DeviceArray
     from flashgen.launch.driver import get_driver
@@ -81,9 +81,7 @@ def to_device(array: Any, ordinal: int) -> DeviceArray | FarCopy:
     before = -sum(r for r in reach if r < 0)
     span = before + sum(r for r in reach if r > 0) + array.itemsize
     if span > LARGEST_COPIED:
-        if can_map(driver, ordinal):
-            return FarCopy(driver, array, dtype, ordinal)
-        return to_device(np.ascontiguousarray(array), ordinal)
+        return far_copy(driver, array, dtype, ordinal) or to_device(np.ascontiguousarray(array), ordinal)
     # The legacy default stream (1): plain copies and unplaced launches are ordered by it.
     copy = DeviceArray(driver, (span // array.itemsize,), dtype, ordinal, 1)
     with driver.on(ordinal):

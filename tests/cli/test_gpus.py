@@ -3,7 +3,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -15,7 +14,7 @@ from flashgen.arch import get_arch
 from flashgen.cli.captured_copy import CapturedCopy
 from flashgen.cli.gpus import Gpu, archs_to_build, find_gpus, to_device, to_host
 from flashgen.dtypes import DTYPES
-from flashgen.errors import NoGpuError
+from flashgen.errors import LaunchError, NoGpuError
 from flashgen.expr import element_type, is_tensor
 from flashgen.launch.array import contiguous_strides
 from flashgen.launch.driver import get_driver
@@ -125,10 +124,12 @@ def test_where_no_memory_can_be_mapped_a_far_array_is_copied_close_together(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class OldDriver(HostDriver):
-        api = SimpleNamespace(CUdevice_attribute=MagicMock())
+        api = MagicMock()
 
         def call(self, name: str, *arguments: Any) -> Any:
-            return super().call(name, *arguments) if name == "cuMemcpyHtoD" else 0
+            if name != "cuMemcpyHtoD":
+                raise LaunchError(f"{name} failed: not supported")
+            super().call(name, *arguments)
 
     driver = OldDriver()
     monkeypatch.setattr("flashgen.launch.driver.get_driver", lambda: driver)
@@ -136,4 +137,4 @@ def test_where_no_memory_can_be_mapped_a_far_array_is_copied_close_together(
     with caplog.at_level("WARNING", "flashgen"):
         info = to_device(array, 0).info
     assert info.strides == contiguous_strides(array.shape)
-    assert "cuda:0 does not support virtual memory management" in caplog.text
+    assert "memory of cuda:0 cannot be mapped (cuMemGetAllocationGranularity failed: not supported)" in caplog.text

@@ -182,7 +182,7 @@ def trials(draw: st.DrawFn, build: Build) -> Trial:
     if draw(st.booleans()):
         len_kv = awkward(len_kv, tiles.kv, tiles.backward_kv)
     room = max(MOST_PAIRS // max(len_q * len_kv, 1), 1)
-    batch = min(draw(st.sampled_from([1, 2, 0])), room)
+    batch = min(draw(st.sampled_from([1, 2, 0, 3])), room)
     heads_kv = min(draw(st.sampled_from([1, 2, 0])), room // max(batch, 1))
     group = min(draw(st.sampled_from([1, 2, 3])), room // max(batch * heads_kv, 1))
     layouts = st.sampled_from(LAYOUTS)
@@ -200,6 +200,7 @@ def trials(draw: st.DrawFn, build: Build) -> Trial:
         # With nothing masked, a key that is not finite reaches everything, and nothing is left to compare.
         spoil="nothing" if build.spec.mask.is_full else draw(spoils),
         seed=draw(st.integers(0, 2**16 - 1)),
+        dlse=build.spec.needs_backward and draw(st.booleans()),
     )
     return Trial(case, draw(modes()))
 
@@ -231,9 +232,9 @@ def wrong(build: Build, trial: Trial) -> list[str]:
     """What a trial's results have wrong, a sentence for each; what the emulator finds is an EmulationError."""
     kernel = fg.build(build.spec, build.schedule, arch=build.arch, target="emulator")
 
-    def run(q: Any, k: Any, v: Any, do: Any, scale: float, **more: Any) -> Sequence[Any]:
+    def run(q: Any, k: Any, v: Any, do: Any, scale: float, dlse: Any = None, **more: Any) -> Sequence[Any]:
         out, lse = kernel(q, k, v, scale=scale, **more)
-        gradients = () if do is None else kernel.backward(do, q, k, v, out, lse, scale=scale, **more)
+        gradients = () if do is None else kernel.backward(do, q, k, v, out, lse, scale=scale, dlse=dlse, **more)
         return out, lse, *gradients
 
     kernel.target.options = trial.mode.options
@@ -291,6 +292,8 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     "packed sequences, masked": lambda build, trial: build.spec.varlen and not build.spec.mask.is_band,
     "no heads": lambda build, trial: trial.case.heads == 0 and trial.case.len_q > 0,
     "one query, no keys": lambda build, trial: (trial.case.len_q, trial.case.len_kv) == (1, 0),
+    "a gradient of the log-sum-exp": lambda build, trial: trial.case.dlse,
+    "a stride that 32 bits cannot hold": lambda build, trial: trial.case.layouts[1] == "far-heads",
     "four layouts": lambda build, trial: len(set(trial.case.layouts)) == 4,
 }
 
