@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 import numbers
 import re
 from collections.abc import Callable, Iterator
@@ -29,79 +30,6 @@ TYPES: dict[str, Type] = {
 }
 _PROTOCOLS = ("__array_interface__", "__dlpack__", "__cuda_array_interface__")
 _LIBRARIES = ("flashgen", "numpy", "torch", "cupy", "jax", "builtins", "math", "functools", "operator")
-_CPP_WORDS = frozenset(
-    [
-        "alignas",
-        "alignof",
-        "and",
-        "asm",
-        "auto",
-        "bool",
-        "break",
-        "case",
-        "catch",
-        "char",
-        "class",
-        "const",
-        "constexpr",
-        "continue",
-        "decltype",
-        "default",
-        "delete",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "explicit",
-        "export",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "friend",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "mutable",
-        "namespace",
-        "new",
-        "noexcept",
-        "not",
-        "nullptr",
-        "operator",
-        "or",
-        "private",
-        "protected",
-        "public",
-        "register",
-        "requires",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "template",
-        "this",
-        "throw",
-        "true",
-        "try",
-        "typedef",
-        "typeid",
-        "typename",
-        "union",
-        "unsigned",
-        "using",
-        "virtual",
-        "void",
-        "volatile",
-        "while",
-        "xor",
-    ]
-)
 
 
 def element_type(array: Any) -> str:
@@ -236,9 +164,9 @@ class Captures:
 
 
 def clean_name(name: str, taken: set[str]) -> str:
-    """A name that C++ and the language can use for a captured value, and that is not taken."""
+    """A name that texts can use for a captured value, and that is not taken; C++ has identifiers of its own."""
     name = re.sub(r"[^0-9A-Za-z_]|__+", "_", name).strip("_") or "value"
-    if name in RESERVED or name in _CPP_WORDS or name[0].isdigit():
+    if name in RESERVED or keyword.iskeyword(name) or name[0].isdigit():
         name = f"captured_{name}"
     number, unique = 2, name
     while unique in taken:

@@ -15,6 +15,7 @@ from flashgen.expr.linear import forms
 from flashgen.expr.nodes import ORDERS, USES, Binary, Index, Load, Node, Scalar, Unary
 from flashgen.expr.tile_nodes import Range, Search
 from flashgen.expr.visit import postorder, substitute
+from flashgen.identifiers import captured
 
 _COSTLY_UNARY = ("exp", "log", "tanh", "sigmoid")
 _COSTLY_BINARY = ("//", "%", "/")
@@ -113,9 +114,9 @@ def _name(node: Node, taken: set[str]) -> str:
     """What a reader would call it."""
     base = "fact"
     if isinstance(node, Load):
-        base = node.tensor.name
+        base = captured(node.tensor.name)
     elif isinstance(node, Range):
-        base = f"{node.tensor.name}_{node.kind}"
+        base = f"{captured(node.tensor.name)}_{node.kind}"
     if base not in taken:
         return base
     return next(name for number in count(2) if (name := f"{base}{number}") not in taken)

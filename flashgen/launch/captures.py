@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from flashgen import identifiers
 from flashgen.errors import ArgumentError
 from flashgen.expr import Const, Index, Load, element_type, is_tensor, postorder
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.call import Output
-from flashgen.plan.expressions import Expressions, captured
+from flashgen.plan.expressions import Expressions
 from flashgen.plan.model import Problem
 from flashgen.spec import AttentionSpec
 from flashgen.spec.declared import Declared
@@ -77,13 +78,13 @@ class Captures:
     def values(self, infos: Sequence[ArrayInfo]) -> dict[str | None, float]:
         """Scalars, and the strides and sizes of the tensors."""
         values: dict[str | None, float] = {
-            captured(name): float(self._scalars[name]) if kind == "float" else int(self._scalars[name])
+            identifiers.captured(name): float(self._scalars[name]) if kind == "float" else int(self._scalars[name])
             for name, kind in self._expressions.scalars
         }
         for info in infos:
             for i, (size, stride) in enumerate(zip(info.shape, info.strides, strict=True)):
-                values[f"{captured(info.name)}_size{i}"] = size
-                values[f"{captured(info.name)}_stride{i}"] = stride
+                values[identifiers.size(info.name, i)] = size
+                values[identifiers.stride(info.name, i)] = stride
         return values
 
     def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, problem: Problem) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from flashgen.dtypes import RESULTS
 from flashgen.errors import ArgumentError
+from flashgen.identifiers import captured
 from flashgen.launch.arguments import check_backward, check_forward
 from flashgen.launch.array import ArrayInfo, Framework, alignment, canonical
 from flashgen.launch.cache_arrays import is_packed
@@ -33,7 +34,6 @@ from flashgen.launch.packing import Value
 from flashgen.launch.side import NOTHING, Side, SideArguments, offsets_of
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
-from flashgen.plan.expressions import captured
 from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
 from flashgen.spec import AttentionSpec
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from flashgen import identifiers
 from flashgen.arch import Arch
 from flashgen.plan import params
 from flashgen.plan.backward import plan_query
@@ -73,22 +74,22 @@ class CapturedGradient:
     @property
     def parameter(self) -> str:
         """The kernel parameter that points to the gradient."""
-        return f"gradient_{self.tensor.name}"
+        return identifiers.gradient(self.tensor.name)
 
     @property
     def sums(self) -> str:
         """The kernel parameter that points to the sums."""
-        return f"sums_{self.tensor.name}"
+        return identifiers.sums(self.tensor.name)
 
     @property
     def elements(self) -> str:
         """The kernel parameter that counts the gradient's elements."""
-        return f"{self.parameter}_elements"
+        return identifiers.elements(self.tensor.name)
 
     @property
     def cleared(self) -> str:
         """The kernel parameter that says how many of the gradient's elements have to be cleared: all, or none."""
-        return f"{self.parameter}_cleared"
+        return identifiers.cleared(self.tensor.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _tile(base: KernelPlan, role: Role, work: CapturedWork) -> KernelPlan:
     (share,) = work.shares
     places = tile_places(share.load.indices) or ()
     switches = {"h": "each_head", "b": "each_sequence"}
-    gradient = Param(f"gradient_{share.tensor.name}", "void*", f"{share.tensor.element}*")
+    gradient = Param(identifiers.gradient(share.tensor.name), "void*", f"{share.tensor.element}*")
     return replace(
         _captured(base, role, work, params=ParamTable((*params.PAIRS.params, gradient))),
         template="backward_captured_tile.cu.j2",

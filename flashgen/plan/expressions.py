@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flashgen import identifiers
 from flashgen.errors import PlanError
 from flashgen.plan.ahead import MOST_BYTES, loads_ahead
 from flashgen.plan.model import Param, ParamTable
@@ -40,6 +41,21 @@ class CapturedTensor:
     element: str
     rank: int
 
+    @property
+    def identifier(self) -> str:
+        """The kernel parameter that points to its elements, and the function that reads it."""
+        return identifiers.captured(self.name)
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        """The kernel parameters that hold its strides, in elements."""
+        return tuple(identifiers.stride(self.name, axis) for axis in range(self.rank))
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The kernel parameters that hold its sizes."""
+        return tuple(identifiers.size(self.name, axis) for axis in range(self.rank))
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -53,9 +69,9 @@ class Table:
     is_searched: bool = False
 
     @property
-    def name(self) -> str:
-        """What kernels call it."""
-        return f"{self.tensor}{self.axis}"
+    def captured(self) -> str:
+        """The function that reads the tensor."""
+        return identifiers.captured(self.tensor)
 
     @property
     def numbers(self) -> int:
@@ -64,8 +80,8 @@ class Table:
 
     @property
     def parameter(self) -> str:
-        """The kernel parameter that points to it."""
-        return f"survey_{self.name}"
+        """The kernel parameter that points to it, and the function that reads it."""
+        return identifiers.survey(self.tensor, self.axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +187,13 @@ def with_captures(table: ParamTable, expressions: Expressions, *, writes_tables:
     if expressions is NO_EXPRESSIONS:
         return table
     tensors = expressions.tensors
-    pointers = [Param(captured(t.name), "void*", f"const {t.element}*") for t in tensors]
+    pointers = [Param(t.identifier, "void*", f"const {t.element}*") for t in tensors]
     pointers += [Param(t.parameter, "void*", "i32*" if writes_tables else "const i32*") for t in expressions.tables]
-    strides = [Param(f"{captured(t.name)}_stride{i}", "int64", "i64") for t in tensors for i in range(t.rank)]
-    sizes = [Param(f"{captured(t.name)}_size{i}", "int32", "i32") for t in tensors for i in range(t.rank)]
-    scalars = [Param(captured(name), *_SCALARS[kind]) for name, kind in expressions.scalars]
+    strides = [Param(stride, "int64", "i64") for t in tensors for stride in t.strides]
+    sizes = [Param(size, "int32", "i32") for t in tensors for size in t.sizes]
+    scalars = [Param(identifiers.captured(name), *_SCALARS[kind]) for name, kind in expressions.scalars]
     every = [*table.params, *pointers, *strides, *sizes, *scalars]
     return ParamTable.widest_first(every)
-
-
-def captured(name: str) -> str:
-    """The parameter that holds a captured value."""
-    return f"captured_{name}"
 
 
 def _captured_names(*roots: Node) -> set[str]:

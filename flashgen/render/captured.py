@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flashgen import identifiers
 from flashgen.plan.captured import Share
 from flashgen.plan.model import KernelPlan
 from flashgen.render.expressions import Body, body_of, names_of
@@ -20,6 +21,9 @@ class ShareCode:
     name: str
     variable: str
     tensor: str
+    #: The function that reads the tensor, and the parameter that points to its gradient.
+    captured: str
+    gradient_parameter: str
     load_text: str
     slope_text: str
     over: str
@@ -48,6 +52,8 @@ def _share(number: int, share: Share, gradient: CapturedGradient | None, names: 
         name=f"Share{number}",
         variable=f"share{number}",
         tensor=share.tensor.name,
+        captured=share.tensor.identifier,
+        gradient_parameter=identifiers.gradient(share.tensor.name),
         load_text=text(share.load),
         slope_text=text(share.slope),
         over=share.over,

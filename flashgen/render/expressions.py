@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen.plan.expressions import CapturedTensor, Expressions, Table, captured
+from flashgen import identifiers
+from flashgen.plan.expressions import CapturedTensor, Expressions, Table
 from flashgen.plan.model import KernelPlan
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """How a kernel calls a table of extremes, and its C++ type."""
+    """A table of extremes, and its C++ type."""
 
     table: Table
     tensor: CapturedTensor
@@ -175,7 +176,7 @@ def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) 
         number = sum(other.tensor is tensors[name] for other in found.values())
         row = body_of({f"{axis:02}": index for axis, index in enumerate(load.indices[:-1])}, names)
         whole = body_of({"value": load}, names)
-        found[load] = Ahead(f"{name}{number + 1 if number else ''}", tensors[name], whole.results["value"], row)
+        found[load] = Ahead(identifiers.captured(name, number + 1), tensors[name], whole.results["value"], row)
     return found
 
 
@@ -257,14 +258,15 @@ def names_of(plan: KernelPlan) -> dict[str, str]:
     names = {"q_len": f"{of_call}len_q", "k_len": f"{of_call}len_kv", "products.of_logit": "reciprocal_approx(p.scale)"}
     names["logits.of_product"] = "p.scale"
     names |= {
-        name: f"p.{captured(name)}" if kind != "bool" else f"(p.{captured(name)} != 0)" for name, kind in e.scalars
+        name: f"p.{identifiers.captured(name)}" if kind != "bool" else f"(p.{identifiers.captured(name)} != 0)"
+        for name, kind in e.scalars
     }
     for table in e.tables:
-        survey = f"surveyed::{table.name}(p)"
+        survey = f"{table.parameter}(p)"
         names |= {f"range {table.tensor} {side}": f"{survey}.between" for side in table.sides}
         if table.is_searched:
             names |= {f"{kind} {table.tensor} {table.axis}": f"{survey}.{kind}" for kind in ("first", "last")}
-    return names | {t.name: f"captured::{t.name}(p)" for t in e.tensors}
+    return names | {t.name: f"{t.identifier}(p)" for t in e.tensors}
 
 
 def body_of(roots: Mapping[str, Node], names: Mapping[str, str]) -> Body:

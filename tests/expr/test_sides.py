@@ -51,8 +51,8 @@ def test_what_is_left_for_a_pair_is_cheap(captured: dict[str, Any]) -> None:
     found = split({"mask": mask}, PAIR, taken=("q", "k", "seen"))
     shown = {side: {name: text(node) for name, node in facts.items()} for side, facts in found.facts.items()}
     assert shown == {
-        "query": {"ids": "ids[b, q]", "fact": "q // n"},
-        "key": {"ids": "ids[b, k]", "fact": "k // n", "fact2": "~seen[k]"},
+        "query": {"captured_ids": "ids[b, q]", "fact": "q // n"},
+        "key": {"captured_ids": "ids[b, k]", "fact": "k // n", "fact2": "~seen[k]"},
     }
     costly = [x for x in postorder(found.roots["mask"]) if isinstance(x, Load) or getattr(x, "op", "") == "//"]
     assert not costly
@@ -75,8 +75,8 @@ def test_extremes_of_tiles_are_named_for_what_they_are(captured: dict[str, Any])
     rule = tile_rule(parse("ids[b, q] == ids[b, k]", captured))
     found = split({"may": rule.may, "full": rule.full}, TILE)
     assert {side: set(facts) for side, facts in found.facts.items()} == {
-        "queries": {"ids_min", "ids_max"},
-        "keys": {"ids_min", "ids_max"},
+        "queries": {"captured_ids_min", "captured_ids_max"},
+        "keys": {"captured_ids_min", "captured_ids_max"},
     }
     assert all(isinstance(node, Range) for facts in found.facts.values() for node in facts.values())
 

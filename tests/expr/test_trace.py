@@ -113,7 +113,7 @@ def test_names_are_unique_and_can_be_used_in_cpp() -> None:
     n, short, where, _private, other = 3, 4, 5, 6, below(8)
     s = 9
     traced = trace_mask(lambda b, h, q, k: (k < n) & other(q) & (k < short) & (k < where) & (k < _private) & (k < s))
-    assert set(traced.scalars) == {"n", "n_2", "captured_short", "captured_where", "captured_private", "captured_s"}
+    assert set(traced.scalars) == {"n", "n_2", "short", "captured_where", "private", "captured_s"}
     assert sorted(traced.scalars.values()) == [3, 4, 5, 6, 8, 9]
 
 
