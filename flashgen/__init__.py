@@ -35,7 +35,21 @@ if TYPE_CHECKING:
     )
     from flashgen.explanation import Explanation, explain
     from flashgen.expr.functions import abs_ as abs
-    from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, sigmoid, tanh, where
+    from flashgen.expr.functions import (
+        cos,
+        exp,
+        k_len,
+        log,
+        maximum,
+        minimum,
+        q_len,
+        sigmoid,
+        sin,
+        sqrt,
+        tan,
+        tanh,
+        where,
+    )
     from flashgen.spec import (
         AttentionSpec,
         BackwardSchedule,
@@ -95,6 +109,7 @@ else:
             "flashgen.expr.functions": (
                 # A module attribute of that name would hide Python's own inside of the module that defines it.
                 "abs_ as abs",
+                "cos",
                 "exp",
                 "k_len",
                 "log",
@@ -102,6 +117,9 @@ else:
                 "minimum",
                 "q_len",
                 "sigmoid",
+                "sin",
+                "sqrt",
+                "tan",
                 "tanh",
                 "where",
             ),
@@ -187,6 +205,7 @@ __all__ = [
     "chunked",
     "compat",
     "compile",
+    "cos",
     "dilated",
     "document",
     "emulator",
@@ -215,10 +234,13 @@ __all__ = [
     "relative_bias",
     "render",
     "sigmoid",
+    "sin",
     "sink",
     "sliding_window",
     "softcap",
     "spec",
+    "sqrt",
+    "tan",
     "tanh",
     "torch",
     "where",

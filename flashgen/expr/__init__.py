@@ -9,7 +9,7 @@
     comparison, and outside of tracing its truth is whether both are one node, so specs that hold trees compare.
     ``node.type`` is bool, int or float; ``node.uses & USES["q"]`` tells what a value depends on.
 ``functions``
-    ``where minimum maximum abs_ exp log tanh sigmoid q_len k_len``, exported to users.
+    ``where minimum maximum abs_ exp log sqrt sin cos tan tanh sigmoid q_len k_len``, exported to users.
 ``trace``
     ``trace_mask(fn)``, ``trace_score(fn)`` -> ``Traced``; TraceError shows the user's line.
 ``numpy``
@@ -52,7 +52,7 @@ from flashgen.expr.capture import element_type, is_masked, is_tensor
 from flashgen.expr.constants import with_constants
 from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
 from flashgen.expr.derivative import captured_gradients, derivative
-from flashgen.expr.functions import exp, k_len, log, maximum, minimum, q_len, sigmoid, tanh, where
+from flashgen.expr.functions import cos, exp, k_len, log, maximum, minimum, q_len, sigmoid, sin, sqrt, tan, tanh, where
 from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.numpy import evaluate, evaluate_all
 from flashgen.expr.orders import orders
@@ -86,6 +86,7 @@ __all__ = [
     "Traced",
     "cap_of",
     "captured_gradients",
+    "cos",
     "derivative",
     "element_type",
     "evaluate",
@@ -107,7 +108,10 @@ __all__ = [
     "range_name",
     "search_name",
     "sigmoid",
+    "sin",
     "split",
+    "sqrt",
+    "tan",
     "tanh",
     "text",
     "tile_rule",

@@ -37,6 +37,10 @@ OURS = {
     "select": "fg.where",
     "exp": "fg.exp",
     "log": "fg.log",
+    "sqrt": "fg.sqrt",
+    "sin": "fg.sin",
+    "cos": "fg.cos",
+    "tan": "fg.tan",
     "tanh": "fg.tanh",
     "sigmoid": "fg.sigmoid",
     "expit": "fg.sigmoid",
@@ -50,12 +54,15 @@ OURS = {
     "logical_not": "~",
     "all": "&",
     "any": "|",
-    "clip": "fg.minimum and fg.maximum",
-    "clamp": "fg.minimum and fg.maximum",
+    "clip": "x.clamp(low, high)",
+    "clamp": "x.clamp(low, high)",
     "pow": "a product, or fg.exp(y * fg.log(x))",
 }
 _CONSTRUCTS = (ast.BoolOp, ast.IfExp, ast.If, ast.While, ast.Assert, ast.UnaryOp, ast.Compare, ast.Call)
-FUNCTIONS = "fg.where, fg.minimum, fg.maximum, fg.exp, fg.log, fg.tanh, fg.sigmoid and abs"
+FUNCTIONS = (
+    "fg.where, fg.minimum, fg.maximum, fg.exp, fg.log, fg.sqrt, fg.sin, fg.cos, fg.tan, fg.tanh, fg.sigmoid and abs"
+)
+PARENTHESES = "put each comparison in parentheses: (q >= k) & (q - k < n)"
 
 
 class Span(NamedTuple):

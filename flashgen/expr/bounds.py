@@ -69,6 +69,19 @@ def _binary_range(node: Binary) -> tuple[int, int]:
         return min(a // c, a // d), max(b // c, b // d)
     if node.op == "%" and c > 0:
         return 0, d - 1
+    return _bits_range(node.op, (a, b), (c, d))
+
+
+def _bits_range(op: str, x: tuple[int, int], y: tuple[int, int]) -> tuple[int, int]:
+    if op == "<<":
+        return x[0] if x[0] >= 0 else MIN_INT, x[1] if x[1] <= 0 else MAX_INT
+    if op == ">>":
+        return min(x[0], 0), max(x[1], -1)
+    positive = [span[1] for span in (x, y) if span[0] >= 0]
+    if op == "&" and positive:
+        return 0, min(positive)
+    if op in ("|", "^") and len(positive) == 2:
+        return 0, 2 ** max(positive).bit_length() - 1
     return _ALL
 
 

@@ -7,45 +7,20 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from flashgen.expr.blame import fail
-from flashgen.expr.nodes import COMPARISONS, Binary, Const, Node, Select, Type, Unary
+from flashgen.expr.blame import PARENTHESES, fail
+from flashgen.expr.folding import folded, folded_function
+from flashgen.expr.nodes import COMPARISONS, FLOAT_FUNCTIONS, Binary, Const, Node, Select, Type, Unary
 from flashgen.expr.operators import Operators
+from flashgen.show import shortened, show
 
 MIN_INT, MAX_INT = -(2**31), 2**31 - 1
 #: The comparison that holds exactly when this one does not (of numbers without NaN).
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-FLOAT_FUNCTIONS = ("exp", "log", "tanh", "sigmoid")
-_LARGEST_POWER = 8
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "min": min,
-    "max": max,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "&": operator.and_,
-    "|": operator.or_,
-}
-_FOLD_FUNCTION: dict[str, Callable[[float], float]] = {
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-}
+#: A power of two with this exponent is a whole number of 32 bits, and no larger one is.
+_LARGEST_SHIFT = 30
 
 
 def can_be_node(value: object) -> bool:
@@ -62,21 +37,27 @@ def as_node(value: object) -> Node:
     if isinstance(value, numbers.Integral):
         return _integer(int(value))
     if isinstance(value, numbers.Real):
-        return _float(float(value))
+        return _float(_as_float(value))
     if isinstance(value, Operators):
         fail(value.advice)
-    fail(f"{_shown(value)} has no meaning here; use numbers, b, h, q, k, and captured numbers and tensors")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
+    fail(
+        f"{show(value)} ({shortened(type(value).__name__)}) has no meaning here; "
+        "use numbers, b, h, q, k, and captured numbers and tensors"
+    )
 
 
 def _integer(value: int) -> Const:
     if not MIN_INT <= value <= MAX_INT:
-        fail(f"{value} does not fit the 32-bit integers of the language; write it as a float, {float(value)!r}")
+        remedy = f"write it as a float, {float(value)!r}" if abs(value) < 2**127 else "nor would it fit a float"
+        fail(f"{show(value)} does not fit the 32-bit integers of the language; {remedy}")
     return Const(value)
+
+
+def _as_float(value: numbers.Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        fail(f"{show(value)} does not fit a float; write inf, or a smaller number")
 
 
 def _float(value: float) -> Const:
@@ -89,11 +70,11 @@ def _float(value: float) -> Const:
 
 
 def unary(op: str, value: object) -> Node:
-    """The node of ``- ~ abs exp log tanh sigmoid float``."""
+    """The node of ``-``, ``~``, ``abs``, a function of floats, or ``float``."""
     x = as_node(value)
     if op == "~":
         return _not(x)
-    x = _number(x)
+    x = number(x)
     if op in FLOAT_FUNCTIONS:
         x = to_float(x)
     if op == "float":
@@ -108,8 +89,10 @@ def unary(op: str, value: object) -> Node:
 
 
 def _not(x: Node) -> Node:
-    if x.type != "bool":
-        fail(f"`~` negates conditions, and this is {article(x.type)}; compare it with something first")
+    if x.type == "float":
+        fail("`~` negates conditions and whole numbers, and this is a float; compare it with something first")
+    if x.type == "int":
+        return binary("-", -1, x)
     if isinstance(x, Const):
         return Const(not x.value)
     if isinstance(x, Unary):
@@ -121,13 +104,13 @@ def _not(x: Node) -> Node:
 
 def to_float(x: Node) -> Node:
     """An int as a float; a float as it is."""
-    x = _number(x)
+    x = number(x)
     if x.type == "float":
         return x
     return Const(float(x.value)) if isinstance(x, Const) else Unary("float", x)
 
 
-def _number(x: Node) -> Node:
+def number(x: Node) -> Node:
     """A condition in arithmetic counts as 1 or 0."""
     return select(x, 1, 0) if x.type == "bool" else x
 
@@ -138,8 +121,7 @@ def _folded_unary(op: str, x: Const) -> Node:
         return as_node(-value)
     if op == "abs":
         return as_node(abs(value))
-    with np.errstate(all="ignore"):
-        return _float(float(_FOLD_FUNCTION[op](value)))
+    return _float(folded_function(op, value))
 
 
 def binary(op: str, left: object, right: object) -> Node:
@@ -147,11 +129,13 @@ def binary(op: str, left: object, right: object) -> Node:
     a = left if isinstance(left, Node) else as_node(left)
     b = right if isinstance(right, Node) else as_node(right)
     if op in ("&", "|", "^"):
-        return _logical(op, a, b)
+        return bits(op, a, b) if a.type == b.type == "int" else _logical(op, a, b)
+    if op in ("<<", ">>"):
+        return shifted(op, number(a), number(b))
     if op in ("==", "!=") and a.type == b.type == "bool":
         return _comparison(op, a, b)
     if a.type == "bool" or b.type == "bool":
-        a, b = _number(a), _number(b)
+        a, b = number(a), number(b)
     if op in ("//", "%") and "float" in (a.type, b.type):
         fail(f"`{op}` takes whole numbers; with floats write a / b, or keep both sides ints")
     if op == "/" or "float" in (a.type, b.type):
@@ -165,8 +149,8 @@ def _logical(op: str, a: Node, b: Node) -> Node:
     for x in (a, b):
         if x.type != "bool":
             fail(
-                f"`{op}` combines conditions, and one side is {article(x.type)}; "
-                "put each comparison in parentheses: (q >= k) & (q - k < n)"
+                f"`{op}` combines two conditions or two whole numbers, and one side is {article(x.type)}; "
+                f"compare that with something, and {PARENTHESES}"
             )
     if op == "^":
         return _comparison("!=", a, b)
@@ -177,9 +161,49 @@ def _logical(op: str, a: Node, b: Node) -> Node:
     return a if a is b else Binary(op, a, b)
 
 
+def bits(op: str, a: Node, b: Node) -> Node:
+    """``& | ^`` of whole numbers, in two's complement as Python has it."""
+    if isinstance(a, Const):
+        a, b = b, a
+    if isinstance(b, Const):
+        value = int(b.value)
+        if isinstance(a, Const):
+            return Const(folded(op, a.value, value))
+        if value == 0:
+            return b if op == "&" else a
+        if value == -1 and op != "^":
+            return a if op == "&" else b
+        # Tile rules know remainders better.
+        if op == "&" and 0 < value < MAX_INT and not value & (value + 1):
+            return binary("%", a, value + 1)
+    if a is b:
+        return Const(0) if op == "^" else a
+    return Binary(op, a, b)
+
+
+def shifted(op: str, a: Node, count: Node) -> Node:
+    """``<< >>`` of whole numbers. A constant count makes it a product or a quotient, which tile rules know better."""
+    for x in (a, count):
+        if x.type != "int":
+            fail(f"`{op}` shifts whole numbers by whole numbers, and one of them is {article(x.type)}")
+    if isinstance(count, Const):
+        return _shifted_by(op, a, int(count.value))
+    return a if isinstance(a, Const) and a.value == 0 else Binary(op, a, count)
+
+
+def _shifted_by(op: str, a: Node, count: int) -> Node:
+    if count < 0:
+        fail(f"`{op} {count}` has a negative count; shift the other way by {-count}")
+    if op == "<<" and count > _LARGEST_SHIFT and a is not Const(0):
+        fail(f"`<< {count}` leaves the 32 bits of whole numbers; shift by at most {_LARGEST_SHIFT}")
+    if count > _LARGEST_SHIFT:
+        return select(binary("<", a, 0), -1, 0) if op == ">>" else a
+    return binary("*" if op == "<<" else "//", a, 2**count)
+
+
 def _comparison(op: str, a: Node, b: Node) -> Node:
     if isinstance(a, Const) and isinstance(b, Const):
-        return Const(bool(_FOLD[op](a.value, b.value)))
+        return Const(bool(folded(op, a.value, b.value)))
     if a is b and a.type != "float":
         return Const(op in ("==", "<=", ">="))
     if a.type == "bool":
@@ -193,7 +217,7 @@ def _arithmetic(op: str, a: Node, b: Node) -> Node:
     if isinstance(b, Const) and b.value == 0 and op in ("/", "//", "%"):
         fail(f"division by zero: `{op} {b.value}`")
     if isinstance(a, Const) and isinstance(b, Const):
-        return as_node(_FOLD[op](a.value, b.value))
+        return as_node(folded(op, a.value, b.value))
     if op in ("min", "max") and a is b:
         return a
     simpler = _with_constant_right(op, a, b) if isinstance(b, Const) else None
@@ -248,7 +272,7 @@ def select(condition: object, then: object, other: object) -> Node:
     if c.type != "bool":
         fail(f"where() wants a condition first, and this is {article(c.type)}; compare it with something")
     if a.type != b.type:
-        a, b = _number(a), _number(b)
+        a, b = number(a), number(b)
     if "float" in (a.type, b.type):
         a, b = to_float(a), to_float(b)
     if isinstance(c, Const):
@@ -258,16 +282,6 @@ def select(condition: object, then: object, other: object) -> Node:
     if a.type == "bool" and isinstance(a, Const) and isinstance(b, Const):
         return c if a.value else _not(c)
     return Select(c, a, b)
-
-
-def power(base: object, exponent: object) -> Node:
-    """A product of the base with itself; the exponent is a small whole number."""
-    if not isinstance(exponent, int) or not 1 <= exponent <= _LARGEST_POWER:
-        fail(f"`**` takes exponents from 1 to {_LARGEST_POWER}; write fg.exp(y * fg.log(x)) for other powers")
-    result = as_node(base)
-    for _ in range(exponent - 1):
-        result = binary("*", result, base)
-    return result
 
 
 def same_node(node: object) -> bool | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flashgen.expr.build import binary
-from flashgen.expr.nodes import USES, Binary, Const, Load, Node, Scalar, Unary
+from flashgen.expr.nodes import FLOAT_FUNCTIONS, USES, Binary, Const, Load, Node, Scalar, Unary
 from flashgen.expr.visit import postorder, rebuilt
 
 _PER_PAIR = USES["q"] | USES["k"] | USES["s"]
@@ -78,5 +78,5 @@ def _take_out(node: Node, names: dict[Node, Scalar], done: dict[Node, Node]) -> 
 
 def _is_costly(node: Node) -> bool:
     if isinstance(node, Unary):
-        return node.op in ("exp", "log", "tanh", "sigmoid", "float")
+        return node.op in (*FLOAT_FUNCTIONS, "float")
     return isinstance(node, Load) or (isinstance(node, Binary) and node.op in ("*", "/"))

@@ -23,10 +23,16 @@ _FUNCTIONS = {
     "abs": "magnitude",
     "exp": "exponential",
     "log": "logarithm",
+    "sqrt": "square_root",
+    "sin": "sine",
+    "cos": "cosine",
+    "tan": "tangent",
     "tanh": "hyperbolic_tangent",
     "sigmoid": "logistic",
     "min": "smaller",
     "max": "larger",
+    "<<": "shift_left",
+    ">>": "shift_right",
 }
 _PER_PAIR = USES["q"] | USES["k"] | USES["s"]
 _SMALLEST_NORMAL = 2.0**-126
@@ -140,14 +146,14 @@ class _Printer:
         return self._call(self._names.get(node.op, _FUNCTIONS[node.op]), node.operand), ATOM
 
     def _binary(self, node: Binary) -> tuple[str, int]:
-        if node.op in ("min", "max"):
+        if node.op in ("min", "max", "<<", ">>"):
             return self._call(_FUNCTIONS[node.op], *node.children), ATOM
         if node.op in ("//", "%"):
             return self._integer_division("floor_div" if node.op == "//" else "floor_mod", node), ATOM
         if node.op == "/":
             return self._division(node)
         precedence = PRECEDENCE.get(node.op, COMPARISON)
-        # In C++ comparisons bind tighter than & and |, unlike in Python.
+        # In C++ comparisons bind tighter than &, ^ and |, unlike in Python.
         least = (SUM, SUM) if precedence == COMPARISON else (precedence, precedence + 1)
         left, right = (self._within(x, p) for x, p in zip(node.children, least, strict=True))
         return f"{left} {node.op} {right}", precedence

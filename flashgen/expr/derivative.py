@@ -64,6 +64,14 @@ def _unary(node: Unary, slope: Node) -> Node:
         return _times(slope, node)
     if node.op == "log":
         return binary("/", slope, x)
+    if node.op == "sqrt":
+        return binary("/", _times(slope, Const(0.5)), node)
+    if node.op == "sin":
+        return _times(slope, unary("cos", x))
+    if node.op == "cos":
+        return _minus(_ZERO, _times(slope, unary("sin", x)))
+    if node.op == "tan":
+        return _times(slope, binary("+", 1.0, binary("*", node, node)))
     if node.op == "tanh":
         return _times(slope, binary("-", 1.0, binary("*", node, node)))
     assert node.op == "sigmoid", f"{node.op} has no float operand"

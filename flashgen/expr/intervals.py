@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from flashgen.expr.bits import End, Interval, Known, bits_interval
 from flashgen.expr.bounds import (
     at_most_zero,
     every,
@@ -28,9 +29,6 @@ from flashgen.expr.nodes import USES, Binary, Const, Index, Load, Node, Select, 
 from flashgen.expr.tile_nodes import Range
 from flashgen.expr.visit import postorder
 
-End = Node | None
-Interval = tuple[End, End]
-Known = tuple[Node, Node]
 _UNKNOWN: Interval = (None, None)
 _TRUE = Const(True)
 
@@ -117,6 +115,8 @@ class Region:
 
     def _binary(self, node: Binary) -> Interval:
         a, b = self.interval(node.left), self.interval(node.right)
+        if node.op in ("&", "|", "^", "<<", ">>"):
+            return bits_interval(node.op, a, b)
         if node.op in ("min", "max"):
             pick = least if node.op == "min" else greatest
             return _both(pick, a[0], b[0]), _both(pick, a[1], b[1])

@@ -25,7 +25,9 @@ LENGTHS = ("q_len", "k_len")
 TILE_VARIABLES = ("q_lo", "q_hi", "k_lo", "k_hi")
 ORDERS = ("<", "<=", ">", ">=")
 COMPARISONS = (*ORDERS, "==", "!=")
-FUNCTIONS = ("where", "minimum", "maximum", "abs", "exp", "log", "tanh", "sigmoid", "float")
+#: Functions that take and give floats.
+FLOAT_FUNCTIONS = ("exp", "log", "sqrt", "sin", "cos", "tan", "tanh", "sigmoid")
+FUNCTIONS = ("where", "minimum", "maximum", "abs", *FLOAT_FUNCTIONS, "float")
 #: Names that a captured value cannot have.
 RESERVED = frozenset({*USES, *LENGTHS, *TILE_VARIABLES, *FUNCTIONS, "inf"})
 
@@ -199,7 +201,7 @@ class Load(Node):
 
 
 class Unary(Node):
-    """``-`` ``~`` ``abs`` ``exp`` ``log`` ``tanh`` ``sigmoid``, or ``float``: an int as a float."""
+    """``-`` ``~`` ``abs``, one of ``FLOAT_FUNCTIONS``, or ``float``: an int as a float."""
 
     __slots__ = ("op", "operand")
     _fields = ("op", "operand")
@@ -216,7 +218,7 @@ class Unary(Node):
 
 
 class Binary(Node):
-    """``+ - * / // % min max``, a comparison, or ``&`` ``|`` of bools; both operands are of one type."""
+    """``+ - * / // % min max``, a comparison, ``& |`` of bools, or ``& | ^ << >>`` of ints; both of one type."""
 
     __slots__ = ("left", "op", "right")
     _fields = ("op", "left", "right")

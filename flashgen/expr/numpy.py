@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flashgen.errors import ArgumentError
 from flashgen.expr.build import MAX_INT, MIN_INT
 from flashgen.expr.nodes import Binary, Const, Load, Node, Select, Unary
-from flashgen.expr.text import name_of
+from flashgen.expr.text import name_of, text
 from flashgen.expr.tile_nodes import Range, Search, Wide
 from flashgen.expr.visit import postorder
 
@@ -25,6 +25,10 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "abs": np.abs,
     "exp": np.exp,
     "log": np.log,
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
     "tanh": np.tanh,
     "sigmoid": lambda x: np.exp(-np.logaddexp(0.0, -x)),
     "float": lambda x: x.astype(np.float64),
@@ -42,8 +46,9 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     ">=": np.greater_equal,
     "==": np.equal,
     "!=": np.not_equal,
-    "&": np.logical_and,
-    "|": np.logical_or,
+    "&": np.bitwise_and,
+    "|": np.bitwise_or,
+    "^": np.bitwise_xor,
     "min": np.minimum,
     "max": np.maximum,
 }
@@ -53,7 +58,8 @@ _DTYPES = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 def evaluate(root: Node, env: Env) -> Array:
     """The value of a tree; arrays in ``env`` are broadcast against each other.
 
-    A division of ints by zero divides by one instead. An index outside of its tensor is an ArgumentError.
+    A division of ints by zero divides by one instead. An index outside of its tensor is an ArgumentError, and so are
+    a negative shift count and a shift to the left whose result does not fit 32 bits.
     """
     return evaluate_all([root], env)[0]
 
@@ -68,6 +74,8 @@ def evaluate_all(roots: list[Node], env: Env) -> list[Array]:
 
 
 def _value(node: Node, operands: list[Array], env: Env) -> Array:
+    if isinstance(node, Binary) and node.op in ("<<", ">>"):
+        return _shifted(node, *operands)
     if isinstance(node, Binary):
         return _BINARY[node.op](*operands)
     if isinstance(node, Unary):
@@ -112,6 +120,26 @@ def _loaded(node: Load, indices: list[Array], env: Env) -> Array:
                 "give it an element for every b, h, q and k that uses it, or bound the index"
             )
     return np.asarray(tensor[tuple(indices)]).astype(_DTYPES[node.type], copy=False)
+
+
+def _shifted(node: Binary, number: Array, count: Array) -> Array:
+    number, count = np.broadcast_arrays(number, count)
+    if (count < 0).any():
+        raise ArgumentError(
+            f"{text(node)} shifts by {int(count.min())}, and a shift count is not negative; "
+            "bound it for every b, h, q and k: fg.maximum(count, 0)"
+        )
+    if node.op == ">>":
+        return np.right_shift(number, np.minimum(count, 63))
+    # Numbers of 32 bits, shifted by 32, still fit 64.
+    exact = np.left_shift(number, np.minimum(count, 32))
+    wrong = (exact < MIN_INT) | (exact > MAX_INT)
+    if wrong.any():
+        raise ArgumentError(
+            f"{text(node)} is {int(number[wrong].flat[0])} << {int(count[wrong].flat[0])}, which does not fit the "
+            "32-bit integers of the language; shift by less"
+        )
+    return exact
 
 
 def _extreme(node: Range, bounds: list[Array], env: Env) -> Array:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flashgen.expr.blame import FUNCTIONS, OURS, called_name, construct_in_question, fail, is_tracing
+from flashgen.expr.blame import FUNCTIONS, OURS, PARENTHESES, called_name, construct_in_question, fail, is_tracing
+from flashgen.expr.methods import Methods
 
 if TYPE_CHECKING:
     from flashgen.expr.nodes import Node
@@ -27,6 +28,9 @@ _UFUNCS = {
     "not_equal": "!=",
     "bitwise_and": "&",
     "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "left_shift": "<<",
+    "right_shift": ">>",
 }
 
 
@@ -44,7 +48,7 @@ def _unary(op: str, operand: object) -> Any:
     return unary(op, operand)
 
 
-class Operators:
+class Operators(Methods):
     """Python's operators as tree builders; everything that needs a number now is an error with a remedy."""
 
     __slots__ = ()
@@ -108,6 +112,18 @@ class Operators:
     def __rxor__(self, other: object) -> Node:
         return _binary("^", other, self)  # type: ignore[no-any-return]
 
+    def __lshift__(self, other: object) -> Node:
+        return _binary("<<", self, other)  # type: ignore[no-any-return]
+
+    def __rlshift__(self, other: object) -> Node:
+        return _binary("<<", other, self)  # type: ignore[no-any-return]
+
+    def __rshift__(self, other: object) -> Node:
+        return _binary(">>", self, other)  # type: ignore[no-any-return]
+
+    def __rrshift__(self, other: object) -> Node:
+        return _binary(">>", other, self)  # type: ignore[no-any-return]
+
     def __lt__(self, other: object) -> Node:
         return _binary("<", self, other)  # type: ignore[no-any-return]
 
@@ -141,7 +157,7 @@ class Operators:
         return _unary("abs", self)  # type: ignore[no-any-return]
 
     def __pow__(self, exponent: object) -> Node:
-        from flashgen.expr.build import power
+        from flashgen.expr.functions import power
 
         return power(self, exponent)
 
@@ -221,6 +237,8 @@ def _advice_for_truth(node: ast.AST | None) -> str:
         return "`not` cannot negate a traced value; write `~` and put the condition in parentheses"
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         return "`in` cannot look for a traced value; write (x == 1) | (x == 2) for x in (1, 2)"
+    if isinstance(node, ast.Compare) and any(map(is_bitwise, (node.left, *node.comparators))):
+        return f"`&` and `|` bind tighter than comparisons; {PARENTHESES}"
     if isinstance(node, ast.Compare):
         return "a chain of comparisons needs `and`; write (a < b) & (b < c) for a < b < c"
     if isinstance(node, ast.Call) and ast.unparse(node.func) != "bool":
@@ -235,3 +253,8 @@ def _advice_for_truth(node: ast.AST | None) -> str:
         "a traced value is not true or false yet; write fg.where(condition, a, b) for `if`, `&` for `and`, "
         "`|` for `or`, `~` for `not`, and (a < b) & (b < c) for a < b < c"
     )
+
+
+def is_bitwise(node: ast.AST) -> bool:
+    """Whether Python code combines two values with ``&``, ``|`` or ``^``."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor))

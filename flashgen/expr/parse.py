@@ -6,9 +6,24 @@ import ast
 from collections.abc import Mapping
 
 from flashgen.errors import TraceError
+from flashgen.expr.blame import PARENTHESES
 from flashgen.expr.build import as_node, binary, select, to_float, unary
 from flashgen.expr.captured import load
-from flashgen.expr.nodes import INDICES, LENGTHS, Const, Index, Length, Node, Scalar, Score, Tensor
+from flashgen.expr.methods import METHODS
+from flashgen.expr.nodes import (
+    FLOAT_FUNCTIONS,
+    FUNCTIONS,
+    INDICES,
+    LENGTHS,
+    Const,
+    Index,
+    Length,
+    Node,
+    Scalar,
+    Score,
+    Tensor,
+)
+from flashgen.expr.operators import is_bitwise
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+",
@@ -20,6 +35,8 @@ _BINARY: dict[type[ast.operator], str] = {
     ast.BitAnd: "&",
     ast.BitOr: "|",
     ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
 }
 _COMPARE: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
@@ -29,7 +46,10 @@ _COMPARE: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
-_FUNCTIONS = {"abs": 1, "exp": 1, "log": 1, "tanh": 1, "sigmoid": 1, "float": 1, "minimum": 2, "maximum": 2, "where": 3}
+_UNARY = ("abs", *FLOAT_FUNCTIONS)
+_FUNCTIONS = {**dict.fromkeys((*_UNARY, "float"), 1), "minimum": 2, "maximum": 2, "where": 3}
+#: Whose functions are not methods of a value.
+_MODULES = ("fg", "flashgen", "math", "np", "numpy", "torch")
 _DEEPEST = 200
 _LONGEST = 100_000
 _INSTEAD: dict[type[ast.AST], str] = {
@@ -37,8 +57,8 @@ _INSTEAD: dict[type[ast.AST], str] = {
     ast.Not: "write `~` for `not`",
     ast.IfExp: "write where(condition, a, b) for `a if condition else b`",
     ast.Slice: "index with one number per dimension; slices are not in the language",
-    ast.Attribute: "write names without dots: where, minimum, maximum, abs, exp, log, tanh, sigmoid",
-    ast.Pow: "write x * x for x ** 2",
+    ast.Attribute: f"write names without dots: {', '.join(FUNCTIONS)}",
+    ast.Pow: "write x * x for x ** 2, and sqrt(x) for x ** 0.5",
 }
 
 Captured = Mapping[str, Scalar | Tensor]
@@ -143,6 +163,8 @@ class _Reader:
         )
 
     def _compare(self, node: ast.Compare, depth: int) -> Node:
+        if len(node.ops) > 1 and any(map(is_bitwise, (node.left, *node.comparators))):
+            raise self._error(node, f"compares what `&` or `|` gives; {PARENTHESES}")
         if len(node.ops) > 1:
             raise self._error(node, "is a chain; write (a < b) & (b < c) for a < b < c")
         if type(node.ops[0]) not in _COMPARE:
@@ -151,6 +173,8 @@ class _Reader:
         return binary(_COMPARE[type(node.ops[0])], left, self.read(node.comparators[0], depth))
 
     def _call(self, node: ast.Call, depth: int) -> Node:
+        if isinstance(node.func, ast.Attribute) and self._is_method(node.func):
+            return self._method(node, node.func, depth)
         name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
         if name not in _FUNCTIONS or node.keywords:
             raise self._error(
@@ -165,11 +189,30 @@ class _Reader:
             return binary(name[:3], *operands)
         return to_float(operands[0]) if name == "float" else unary(name, *operands)
 
+    def _is_method(self, function: ast.Attribute) -> bool:
+        """Whether it is a method of a value, and no function of a module."""
+        of_module = isinstance(function.value, ast.Name) and function.value.id in _MODULES
+        return function.attr in METHODS and not of_module
+
+    def _method(self, node: ast.Call, function: ast.Attribute, depth: int) -> Node:
+        operand = self.read(function.value, depth)
+        arguments = [self.read(argument, depth) for argument in node.args]
+        keywords = {word.arg: self.read(word.value, depth) for word in node.keywords if word.arg}
+        try:
+            return METHODS[function.attr](operand, *arguments, **keywords)  # type: ignore[no-any-return]
+        except TypeError:
+            raise self._error(node, f"gives {function.attr}() arguments that it does not take") from None
+
     def _subscript(self, node: ast.Subscript, depth: int) -> Node:
-        tensor = self._captured.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        # As many as there are brackets behind one another: bias[b][q] is bias[b, q].
+        indices: list[ast.expr] = []
+        value: ast.expr = node
+        while isinstance(value, ast.Subscript):
+            indices = [*(value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]), *indices]
+            value = value.value
+        tensor = self._captured.get(value.id) if isinstance(value, ast.Name) else None
         if not isinstance(tensor, Tensor):
-            raise self._error(node.value, "is not a captured tensor, so it cannot be indexed")
-        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            raise self._error(value, "is not a captured tensor, so it cannot be indexed")
         return load(tensor, tuple(self.read(index, depth) for index in indices))
 
     def _segment(self, node: ast.AST) -> str:

@@ -12,12 +12,11 @@ from itertools import count
 
 from flashgen.expr.bounds import apart_at_most_zero
 from flashgen.expr.linear import forms
-from flashgen.expr.nodes import ORDERS, USES, Binary, Index, Load, Node, Scalar, Unary
+from flashgen.expr.nodes import FLOAT_FUNCTIONS, ORDERS, USES, Binary, Index, Load, Node, Scalar, Unary
 from flashgen.expr.tile_nodes import Range, Search
 from flashgen.expr.visit import postorder, substitute
 from flashgen.identifiers import captured
 
-_COSTLY_UNARY = ("exp", "log", "tanh", "sigmoid")
 _COSTLY_BINARY = ("//", "%", "/")
 #: Above so many operations for every pair, code for pair after pair is too much of it.
 _FEW = 12
@@ -89,7 +88,7 @@ def _key_apart(node: Binary) -> Node | None:
 
 def _is_costly(node: Node) -> bool:
     if isinstance(node, Unary):
-        return node.op in _COSTLY_UNARY
+        return node.op in FLOAT_FUNCTIONS
     return isinstance(node, (Load, Range, Search)) or (isinstance(node, Binary) and node.op in _COSTLY_BINARY)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from itertools import count
 
-from flashgen.expr.build import FLOAT_FUNCTIONS
-from flashgen.expr.nodes import Binary, Const, Index, Length, Load, Node, Scalar, Score, Select, Unary
+from flashgen.expr.nodes import FLOAT_FUNCTIONS, Binary, Const, Index, Length, Load, Node, Scalar, Score, Select, Unary
 from flashgen.expr.pair_nodes import Start, Step
 from flashgen.expr.tile_nodes import Range, Search, TileVar, Wide
 from flashgen.expr.visit import postorder, uses_of
 
 #: Python's precedence; a higher number binds tighter.
-COMPARISON, OR, AND, SUM, PRODUCT, SIGN, ATOM = range(1, 8)
-PRECEDENCE = {"|": OR, "&": AND, "+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "//": PRODUCT, "%": PRODUCT}
+COMPARISON, OR, XOR, AND, SHIFT, SUM, PRODUCT, SIGN, ATOM = range(1, 10)
+_BITS = {"|": OR, "^": XOR, "&": AND, "<<": SHIFT, ">>": SHIFT}
+PRECEDENCE = {**_BITS, "+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "//": PRODUCT, "%": PRODUCT}
 NAMES = {"min": "minimum", "max": "maximum"}
 #: Above this many characters, parts that occur more than once get names of their own.
 _LONGEST = 2000
@@ -103,9 +103,12 @@ class _Printer:
         if node.op in NAMES:
             return f"{NAMES[node.op]}({self._list((left, right))})", ATOM
         precedence = PRECEDENCE.get(node.op, COMPARISON)
-        # A comparison inside of a comparison would read as a chain.
-        first = self._within(left, OR if precedence == COMPARISON else precedence)
-        return f"{first} {node.op} {self._within(right, precedence + 1)}", precedence
+        # A comparison inside of a comparison would read as a chain, and `&` beside one as C++.
+        least = (SHIFT, SHIFT) if precedence == COMPARISON else (precedence, precedence + 1)
+        if node.op in _BITS and node.type == "int":  # few know by heart which of these binds tighter
+            least = (SIGN, SIGN)
+        first, second = (self._within(x, p) for x, p in zip((left, right), least, strict=True))
+        return f"{first} {node.op} {second}", precedence
 
     def _operands(self, node: Binary | Select) -> tuple[Node, ...]:
         """Without the conversions to float that reading the text makes by itself."""

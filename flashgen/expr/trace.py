@@ -13,7 +13,8 @@ from flashgen.expr.build import as_node, can_be_node, to_float
 from flashgen.expr.capture import Captures
 from flashgen.expr.captured import Captured
 from flashgen.expr.nodes import INDICES, Index, Node, Score
-from flashgen.expr.traced import Traced, check_size, with_used
+from flashgen.expr.traced import Traced, check_counts, check_size, with_used
+from flashgen.show import show, show_error
 
 _PAIR = tuple(Index(name) for name in INDICES)
 
@@ -41,6 +42,7 @@ def _traced(function: Callable[..., Any], what: str, arguments: tuple[Node, ...]
             raise _foreign(error, what) from error
     try:
         root = checked(result, what)
+        check_counts(root, captures.scalars)
     except TraceError as error:
         span = _definition(function)
         raise TraceError(with_line(span, str(error)) if span else str(error)) from None
@@ -49,7 +51,7 @@ def _traced(function: Callable[..., Any], what: str, arguments: tuple[Node, ...]
 
 def _check_signature(function: Callable[..., Any], what: str, names: str, arguments: tuple[Node, ...]) -> None:
     if not callable(function):
-        raise TraceError(f"{what}={function!r:.80} is not a function; write lambda {names}: ...")
+        raise TraceError(f"{what}={show(function)} is not a function; write lambda {names}: ...")
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
@@ -84,8 +86,8 @@ def _foreign(error: Exception, what: str) -> TraceError:
     """An error that Python or another library raised while the function ran."""
     span = span_of_traceback(error.__traceback__)
     message = (
-        f"the {what} function failed while it was traced ({type(error).__name__}: {error}); it is called with traced "
-        "values, which know arithmetic, comparisons, & | ~ and flashgen's own functions"
+        f"the {what} function failed while it was traced ({show_error(error)}); it is called with traced values, "
+        "which know arithmetic, comparisons, & | ~ and flashgen's own functions"
     )
     return TraceError(with_line(span, message) if span else message)
 

@@ -9,7 +9,7 @@ from typing import Any
 from flashgen.errors import TraceError
 from flashgen.expr.build import binary, unary
 from flashgen.expr.capture import clean_name, element_type
-from flashgen.expr.nodes import Load, Node, Scalar, Score, Tensor
+from flashgen.expr.nodes import Binary, Const, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.visit import postorder, substitute
 
 MAX_NODES = 256
@@ -91,6 +91,22 @@ def with_used(root: Node, scalars: Mapping[str, int | float], tensors: Mapping[s
         {name: value for name, value in scalars.items() if name in used},
         {name: value for name, value in tensors.items() if name in used},
     )
+
+
+def check_counts(root: Node, scalars: Mapping[str, int | float]) -> None:
+    """TraceError when captured numbers make the count of a shift negative."""
+    from flashgen.expr.numpy import evaluate
+    from flashgen.expr.text import text
+
+    for node in postorder(root):
+        if not isinstance(node, Binary) or node.op not in ("<<", ">>"):
+            continue
+        leaves = [x for x in postorder(node.right) if not x.children]
+        if all(isinstance(x, Const | Scalar) for x in leaves) and (count := int(evaluate(node.right, scalars))) < 0:
+            raise TraceError(
+                f"{text(node)} shifts by {count}, and a shift count is not negative; capture another number, "
+                "or shift the other way"
+            )
 
 
 def _same_number(a: object, b: object) -> bool:

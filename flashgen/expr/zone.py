@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeGuard
 
+from flashgen.expr.bits import End
 from flashgen.expr.bounds import at_most_zero, every, greatest, least, ordered, times, total
 from flashgen.expr.build import binary
-from flashgen.expr.intervals import End, Region
+from flashgen.expr.intervals import Region
 from flashgen.expr.linear import VARYING, Linear, forms, linear
 from flashgen.expr.nodes import Binary, Const, Index, Load, Node
 from flashgen.expr.tile_nodes import Search

@@ -97,6 +97,10 @@ class HeadRules:
         """Their derivatives with respect to the logits."""
         return self._rules.slopes(logits, *self._place)
 
+    def angles(self, logits: Floats) -> Floats:
+        """How the angles of sines, cosines and tangents, rounded, change the scores."""
+        return self._rules.angles(logits, *self._place)
+
     def keep(self, weights: Floats) -> Floats:
         """Of weights of pairs what dropout leaves of them, and as often as it counts."""
         return weights if self._kept is None else np.where(self._kept == 0.0, 0.0, weights * self._kept)

@@ -6,6 +6,7 @@ The error of one run is a yardstick where it is made of many roundings. It is an
   D = rowsum(dO O). Elements are rounded at random, but what is alike is rounded alike.
 - The backward pass makes all of a row's P of one LSE, and a score makes each logit by roundings of its own. In float32
   these are nothing where logits are small; near a million they are a few parts in a hundred.
+- A score of a large angle hangs on how that was rounded.
 - LSE hangs on how the products of its largest logits were summed, whose terms may be far larger than the sum, and in
   fp32 so does dS.
 """
@@ -83,6 +84,8 @@ class _Head:
         sizes = np.abs(np.log(self.p))
         if rules.changes_logits:
             sizes += np.abs(rules.slopes(logits) * logits) + 2.0 * np.abs(rules.scores(logits))
+            # An angle is rounded as a float made of whole numbers, by its constant factor, and as their product.
+            sizes += 3.0 * rules.angles(logits)
         of_scores = np.square(self.p * np.where(self.p == 0.0, 0.0, sizes))
         of_sink = np.square(np.nan_to_num(np.exp(rules.sink - self.forward.lse) * rules.sink, nan=0.0, neginf=0.0))
         #: Squares of what they change: of each P before its row is divided by its sum, and of the logarithm of that.

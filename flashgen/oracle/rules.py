@@ -71,6 +71,23 @@ class Rules:
 
         return self._evaluate(derivative(self._spec.score.traced.root, Score()), b, h, s=logits)
 
+    def angles(self, logits: Floats, b: int, h: int) -> Floats:
+        """Of each sine, cosine and tangent the angle, times what the score changes by with it, summed up.
+
+        A large angle is rounded by more than the score is, which other functions do not do to their operands.
+        """
+        if self._spec.score is None:
+            return np.zeros_like(logits)
+        from flashgen.expr import derivative, postorder
+        from flashgen.expr.nodes import Unary
+
+        root = self._spec.score.traced.root
+        nodes = [n for n in postorder(root) if isinstance(n, Unary) and n.op in ("sin", "cos", "tan")]
+        total = np.zeros_like(logits)
+        for node in nodes:
+            total += np.abs(self._evaluate(derivative(root, node.operand) * node.operand, b, h, s=logits))
+        return total
+
     def sink(self, b: int, h: int) -> float:
         """The logit that takes part in every row's softmax without a value; minus infinity for none."""
         if self._spec.score is None or self._spec.score.sink is None:

@@ -59,6 +59,8 @@ class Code:
     mask_text: str
     score_text: str
     sink_text: str
+    #: Whether there are sines, cosines or tangents.
+    has_angles: bool
     tensors: tuple[CapturedTensor, ...]
     surveys: tuple[Survey, ...]
     #: Whether a tile between the first and the last may hold no allowed pair.
@@ -138,6 +140,7 @@ def expression_code(plan: KernelPlan) -> Code:
         mask_text="" if e.mask is None else text(e.mask),
         score_text="" if e.score is None else text(e.score),
         sink_text="" if e.sink is None else text(e.sink),
+        has_angles=any(_has_angles(root) for root in (e.mask, e.score, e.sink) if root is not None),
         tensors=e.tensors,
         surveys=tuple(_survey(table, e) for table in e.tables),
         has_holes=e.rule is not None and not e.rule.hull_exact,
@@ -148,6 +151,12 @@ def expression_code(plan: KernelPlan) -> Code:
         ahead=tuple(ahead.values()),
         facts=facts,
     )
+
+
+def _has_angles(root: Node) -> bool:
+    from flashgen.expr import postorder
+
+    return any(getattr(node, "op", "") in ("sin", "cos", "tan") for node in postorder(root))
 
 
 def _survey(table: Table, e: Expressions) -> Survey:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.dtypes import ALIASES, DTYPES, DType
 from flashgen.errors import SpecError
+from flashgen.show import show
 from flashgen.spec.mask import Mask, full
-from flashgen.spec.show import show
 
 if TYPE_CHECKING:
     from flashgen.expr import Traced

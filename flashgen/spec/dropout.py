@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import ArgumentError
-from flashgen.spec.show import show
+from flashgen.show import show
 
 #: A pair's number has so many bits, so probabilities are rounded to multiples of 2^-15.
 NUMBER_BITS = 15

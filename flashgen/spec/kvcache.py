@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import ArgumentError
-from flashgen.spec.show import show
+from flashgen.show import show
 
 #: No call splits the keys of a sequence into more parts.
 MOST_SPLITS = 256

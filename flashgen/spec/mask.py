@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.errors import SpecError
+from flashgen.show import show
 from flashgen.spec.form import Form, form_of
-from flashgen.spec.show import show
 from flashgen.spec.tensor_masks import mask_function, problem_with
 
 if TYPE_CHECKING:

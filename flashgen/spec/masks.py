@@ -7,8 +7,8 @@ from typing import Any
 
 from flashgen.errors import SpecError
 from flashgen.expr import Const, Node, is_tensor, k_len, q_len
+from flashgen.show import show
 from flashgen.spec.mask import Mask, window
-from flashgen.spec.show import show
 from flashgen.spec.tensors import check_tensor
 
 #: ``sliding_window(left, right)`` is ``window(left, right)``: keys from left before to right after the query.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashgen.errors import SpecError
-from flashgen.spec.show import show
+from flashgen.show import show
 
 PartitionKind = Literal["split_q", "split_k", "specialized"]
 Algorithm = Literal["fa2", "fa3"]

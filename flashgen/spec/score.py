@@ -14,9 +14,9 @@ from typing import Any
 from flashgen.errors import SpecError
 from flashgen.expr import Const, Traced, derivative, k_len, maximum, minimum, q_len, tanh, text, trace_score
 from flashgen.expr import Score as Logit
+from flashgen.show import show
 from flashgen.spec.form import Form, form_of
 from flashgen.spec.mask import Mask
-from flashgen.spec.show import show
 from flashgen.spec.tensors import check_tensor
 
 

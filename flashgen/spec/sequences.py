@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashgen.errors import ArgumentError
-from flashgen.spec.show import show
+from flashgen.show import show
 
 #: No sequence is as long.
 LENGTH_LIMIT = 2**30

@@ -6,7 +6,7 @@ from typing import Any
 
 from flashgen.errors import SpecError
 from flashgen.expr import is_masked, is_tensor
-from flashgen.spec.show import show
+from flashgen.show import show
 
 
 def check_tensor(name: str, value: Any, *ranks: int) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import SpecError, TraceError
+from flashgen.show import show
 from flashgen.spec.declared import Declared
 from flashgen.spec.mask import Mask
-from flashgen.spec.show import show
 
 if TYPE_CHECKING:
     from flashgen.expr import Node, Traced
@@ -104,6 +104,7 @@ class Reader:
             else Scalar(name, "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float")
             for name, value in captured.items()
         }
+        self._numbers = {name: x for name, x in captured.items() if not isinstance(x, Declared)}
         self._used: set[str] = set()
 
     def mask(self, text: object, name: str = "mask") -> Mask:
@@ -136,13 +137,14 @@ class Reader:
         """The checked tree of a text; ``what`` it is decides what it may hold."""
         from flashgen.expr import parse
         from flashgen.expr.build import to_float
-        from flashgen.expr.traced import check_size
+        from flashgen.expr.traced import check_counts, check_size
 
         if not isinstance(text, str):
             raise SpecError(f"{name}={show(text)} is not a text; {_REMEDY}")
         try:
             root = parse(text, self._names, score=what == "score")
             check_size(root, f"the {what}")
+            check_counts(root, self._numbers)
         except TraceError as error:
             raise SpecError(*(f"{name}: {_with_remedy(violation)}" for violation in error.violations)) from None
         if (root.type == "bool") != (what == "mask"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashgen.emulator.kernel import Buffer, EmulatedKernel
 from flashgen.expr.build import binary, select, unary
 from flashgen.expr.captured import load
 from flashgen.expr.nodes import Const, Index, Length, Node, Scalar, Score, Tensor
 from flashgen.expr.parse import parse
 
+Array = np.ndarray[Any, Any]
 LONGEST = 24
+ROOTS_AND_ANGLES = ("sqrt", "sin", "cos", "tan")
 BATCH, HEADS = 2, 3
 INTS = ("w", "n", "m")
 SCALARS = {**{name: Scalar(name, "int") for name in INTS}, "x": Scalar("x", "float"), "on": Scalar("on", "bool")}
@@ -60,7 +64,16 @@ class Draw:
         if depth <= 0 or self.rng.random() < 0.3:
             return self.pick(q, k, q, k, q - k, k - q, self.fixed())
         a = self.int_(depth - 1)
-        op = self.pick("+", "-", "-", "*", "//", "%", "min", "max", "abs", "neg", "where", "ids", "steps")
+        op = self.pick(
+            *("+", "-", "-", "*", "//", "%", "min", "max", "abs", "neg", "where", "ids", "steps"),
+            *("&", "|", "^", "<<", ">>", "~"),
+        )
+        if op in ("&", "|", "^"):
+            return binary(op, a, self.pick(self.int_(depth - 1), self.small(), Const(7), SCALARS["m"]))
+        if op == "<<":
+            return binary("<<", self.pick(binary("%", a, 16), binary("min", a, 9)), self.count())
+        if op == ">>":
+            return binary(">>", a, self.count())
         if op in ("+", "-", "min", "max"):
             return binary(op, a, self.int_(depth - 1))
         if op == "*":
@@ -74,6 +87,11 @@ class Draw:
         if op == "steps":
             return load(TENSORS["steps"], (self.pick(q, k, k - q + LONGEST, binary("%", a, LONGEST)),))
         return unary("-" if op == "neg" else op, a)
+
+    def count(self) -> Node:
+        """By how much a number is shifted."""
+        varying = binary("%", self.pick(Index("q"), Index("k")), 5)
+        return self.pick(self.small(0, 5), self.small(0, 5), binary("max", SCALARS["n"], 0), varying)
 
     def compared(self, depth: int) -> Node:
         a = self.int_(depth)
@@ -122,7 +140,9 @@ class Draw:
                 unary("float", self.pick(q - k, q, k)),
             )
         a = self.float_(depth - 1)
-        op = self.pick("+", "-", "*", "/", "min", "max", "abs", "neg", "exp", "log", "tanh", "sigmoid", "where")
+        op = self.pick(
+            "+", "-", "*", "/", "min", "max", "abs", "neg", "exp", "log", "tanh", "sigmoid", "where", *ROOTS_AND_ANGLES
+        )
         if op == "/":
             return binary("/", a, self.pick(Const(2.5), 1.0 + abs(self.float_(depth - 1)), SCALARS["w"] + 20))
         if op in ("+", "-", "*", "min", "max"):
@@ -133,6 +153,8 @@ class Draw:
             return unary("exp", binary("min", a, 2.0))
         if op == "log":
             return unary("log", 0.5 + abs(a))
+        if op == "sqrt":
+            return unary("sqrt", 0.5 + abs(a))
         return unary("-" if op == "neg" else op, a)
 
     def values(self, len_q: int, len_k: int) -> dict[str, Any]:
@@ -170,3 +192,22 @@ def captured() -> dict[str, Scalar | Tensor]:
 def read(captured: dict[str, Scalar | Tensor]) -> Callable[[str], Node]:
     """The expression that a text means."""
     return lambda source: parse(source, captured)
+
+
+@pytest.fixture(scope="session")
+def column() -> Callable[[str, Array, Array], None]:
+    """Runs one line of C++ for every element of x."""
+    return _column
+
+
+def _column(body: str, x: Array, out: Array) -> None:
+    kinds = {"f4": "float", "i4": "i32"}
+    source = (
+        '#include "flashgen/expression.cuh"\n#include "flashgen/trigonometry.cuh"\nusing namespace flashgen;\n'
+        f"struct Params {{ const {kinds[x.dtype.str[1:]]}* x; {kinds[out.dtype.str[1:]]}* out; }};\n"
+        "FLASHGEN_KERNEL(32, 1) column(FLASHGEN_GRID_CONSTANT Params params) { FLASHGEN_SHARED_MEMORY(shared);\n"
+        f"for (i32 i = thread_idx(); i < {out.size}; i += 32) {{ {body} }} }}\n"
+    )
+    buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]
+    kernel = EmulatedKernel("column", source)
+    kernel.launch(1, struct.pack("QQ", x.ctypes.data, out.ctypes.data), buffers, threads=32)

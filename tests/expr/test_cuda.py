@@ -38,6 +38,7 @@ STORED = {
     "bias": ("half_t", np.float16),
 }
 KERNEL = """#include "flashgen/expression.cuh"
+#include "flashgen/trigonometry.cuh"
 using namespace flashgen;
 struct Params {{
 {fields}
@@ -123,7 +124,10 @@ def error_bounds(root: Node, values: dict[Node, Array]) -> Array:
             rounding["/"] = (below[0] + value * below[1]) / b + 2 * unit * value if node.op == "/" else 0
             errors[node] = rounding.get(node.op, np.maximum(*below)) + unit * value
         elif isinstance(node, Unary):
-            slope = {"exp": value, "log": 1 / abs(values[node.operand])}.get(node.op, 1.0)
+            slopes = {"exp": value, "tan": 1 + value * value, "sqrt": 0.5 / np.maximum(value, 2.0**-100)}
+            if node.op == "log":
+                slopes["log"] = 1 / abs(values[node.operand])
+            slope = slopes.get(node.op, 1.0)
             function = 0 if node.op in ("-", "abs") else 8
             errors[node] = slope * below[0] + function * unit * np.maximum(value, 2.0**-100)
         elif isinstance(node, Select):

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flashgen.emulator.kernel import Buffer, EmulatedKernel
-
 Array = np.ndarray[Any, Any]
-
-
-def column(body: str, x: Array, out: Array) -> None:
-    """Run one line for every element of x."""
-    kinds = {"f4": "float", "i4": "i32"}
-    source = (
-        f'#include "flashgen/expression.cuh"\nusing namespace flashgen;\nstruct Params {{ const '
-        f"{kinds[x.dtype.str[1:]]}* x; {kinds[out.dtype.str[1:]]}* out; }};\n"
-        "FLASHGEN_KERNEL(32, 1) column(FLASHGEN_GRID_CONSTANT Params params) { FLASHGEN_SHARED_MEMORY(shared);\n"
-        f"for (i32 i = thread_idx(); i < {out.size}; i += 32) {{ {body} }} }}\n"
-    )
-    buffers = [Buffer("x", x.ctypes.data, x.nbytes), Buffer("out", out.ctypes.data, out.nbytes, True)]
-    kernel = EmulatedKernel("column", source)
-    kernel.launch(1, struct.pack("QQ", x.ctypes.data, out.ctypes.data), buffers, threads=32)
 
 
 FLOATS = np.unique(
@@ -43,7 +26,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_right_to_a_few_units_in_the_last_place(name: str) -> None:
+def test_functions_are_right_to_a_few_units_in_the_last_place(column: Any, name: str) -> None:
     x = np.where(FLOATS > 0, FLOATS, 1).astype(np.float32) if name == "logarithm" else FLOATS
     out = np.zeros_like(x)
     column(f"params.out[i] = {name}(params.x[i]);", x, out)
@@ -63,14 +46,16 @@ def test_functions_are_right_to_a_few_units_in_the_last_place(name: str) -> None
         ("magnitude", (np.inf, np.inf, 0.0)),
     ],
 )
-def test_functions_are_right_at_infinities_zero_and_nan(name: str, limits: tuple[float, float, float]) -> None:
+def test_functions_are_right_at_infinities_zero_and_nan(
+    column: Any, name: str, limits: tuple[float, float, float]
+) -> None:
     x = np.float32([-np.inf, np.inf, 0.0, np.nan])
     out = np.zeros_like(x)
     column(f"params.out[i] = {name}(params.x[i]);", x, out)
     np.testing.assert_array_equal(out, np.float32([*limits, np.nan]))
 
 
-def test_near_zero_a_tangent_is_the_same_number_by_less() -> None:
+def test_near_zero_a_tangent_is_the_same_number_by_less(column: Any) -> None:
     x = FLOATS[np.square(FLOATS) < np.float32(0.36)]
     both = np.zeros((2, x.size), np.float32)
     column("params.out[i] = hyperbolic_tangent(params.x[i]);", x, both[0])
@@ -78,7 +63,7 @@ def test_near_zero_a_tangent_is_the_same_number_by_less() -> None:
     assert both[0].tobytes() == both[1].tobytes()
 
 
-def test_a_tangent_has_no_step_where_its_polynomial_ends() -> None:
+def test_a_tangent_has_no_step_where_its_polynomial_ends(column: Any) -> None:
     edge = np.sqrt(np.float32(0.36)).view(np.int32) + np.arange(-2000, 2000, dtype=np.int32)
     x = np.concatenate([edge.view(np.float32), -edge.view(np.float32)])
     out = np.zeros_like(x)
@@ -93,7 +78,7 @@ def test_a_tangent_has_no_step_where_its_polynomial_ends() -> None:
     assert abs(error[~is_near]).max() < 2.5
 
 
-def test_minimum_and_maximum_keep_nan_from_either_side() -> None:
+def test_minimum_and_maximum_keep_nan_from_either_side(column: Any) -> None:
     values = np.float32([np.nan, -np.inf, -1.5, 0, 2, np.inf])
     x = np.stack([g.ravel() for g in np.meshgrid(values, values)])
     for name, function in (("smaller", np.minimum), ("larger", np.maximum)):
@@ -105,7 +90,7 @@ def test_minimum_and_maximum_keep_nan_from_either_side() -> None:
 INTS = np.int32([-(2**31), -(2**31) + 1, -1000, -64, -7, -2, -1, 0, 1, 2, 6, 7, 63, 64, 1000, 2**31 - 1])
 
 
-def test_integer_division_is_pythons() -> None:
+def test_integer_division_is_pythons(column: Any) -> None:
     a, b = (g.ravel() for g in np.meshgrid(INTS, INTS))
     x = np.stack([a, b])
     for name, function in (("floor_div", np.floor_divide), ("floor_mod", np.remainder)):
@@ -117,7 +102,7 @@ def test_integer_division_is_pythons() -> None:
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 64, 100, 2**30, 2**31 - 1])
-def test_division_by_a_constant_is_pythons(divisor: int) -> None:
+def test_division_by_a_constant_is_pythons(column: Any, divisor: int) -> None:
     # Without the few dividends for which rounding down would leave 32 bits on the way.
     x = INTS[INTS.astype(np.int64) >= -(2**31) + divisor]
     for name, function in (("floor_div", np.floor_divide), ("floor_mod", np.remainder)):
@@ -126,14 +111,14 @@ def test_division_by_a_constant_is_pythons(divisor: int) -> None:
         np.testing.assert_array_equal(out, function(x.astype(np.int64), divisor))
 
 
-def test_loads_outside_of_a_tensor_are_moved_into_it() -> None:
+def test_loads_outside_of_a_tensor_are_moved_into_it(column: Any) -> None:
     x, out = np.int32([10, 11, 12]), np.zeros(6, np.int32)
     body = "const Captured<i32, 1> x{params.x, {1}, {3}}; params.out[i] = load(x, 2 * i - 4);"
     column(body, x, out)
     np.testing.assert_array_equal(out, [10, 10, 10, 12, 12, 12])
 
 
-def test_extremes_over_rectangles() -> None:
+def test_extremes_over_rectangles(column: Any) -> None:
     x = np.arange(12, dtype=np.int32) * 5 % 12
     table, out = x.reshape(3, 4), np.zeros(4, np.int32)
     column(

@@ -5,6 +5,7 @@ import gc
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -158,15 +159,24 @@ def test_types_and_dependence_are_known() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: q & k, "combines conditions, and one side is a whole number"),
-        (lambda: ~s, "negates conditions, and this is a float"),
+        (lambda: (q < k) & k, "two conditions or two whole numbers, and one side is a whole number"),
+        (lambda: ~s, "negates conditions and whole numbers, and this is a float"),
         (lambda: s // 2, "takes whole numbers"),
         (lambda: q % 2.0, "takes whole numbers"),
         (lambda: q // 0, "division by zero"),
         (lambda: s / 0, "division by zero"),
         (lambda: Const(2**31 - 1) + 1, "does not fit the 32-bit integers of the language"),
         (lambda: q + 2**40, "does not fit the 32-bit integers"),
-        (lambda: q**0.5, "exponents from 1 to 8"),
+        (lambda: q**1.5, "exponents from 1 to 8"),
+        (lambda: q + 10**400, "<an integer of 1329 bits> does not fit the 32-bit integers"),
+        (lambda: s + 10**400, "<an integer of 1329 bits> does not fit the 32-bit integers"),
+        (lambda: s + Fraction(10**400), "does not fit a float"),
+        (lambda: q << s, "shifts whole numbers by whole numbers, and one of them is a float"),
+        (lambda: q << -1, "`<< -1` has a negative count; shift the other way by 1"),
+        (lambda: q >> -2, "`>> -2` has a negative count"),
+        (lambda: q << 31, "`<< 31` leaves the 32 bits of whole numbers"),
+        (lambda: Const(1) << 31, "`<< 31` leaves the 32 bits"),
+        (lambda: Const(3) << 30, "does not fit the 32-bit integers"),
         (lambda: 2**q, r"write fg.exp\(y \* fg.log\(x\)\)"),
         (lambda: where(q, 1, 2), "wants a condition first"),
         (lambda: s * float("nan"), "nan is not a constant"),

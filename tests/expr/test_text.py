@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashgen.errors import TraceError
-from flashgen.expr.nodes import Const, Index, Load, Node, Score, Tensor
+from flashgen.expr.nodes import Const, Index, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.parse import parse
 from flashgen.expr.text import text
 
@@ -46,6 +46,15 @@ def test_text_is_read_back_to_the_same_tree(draw: Any, captured: Any, seed: int,
         "1e-07 * s + 1e+30",
         "-s * -1.5",
         "where(q < k, 1, 0)",
+        "((q & k) ^ w) | 5",
+        "q & (k ^ (w | 5))",
+        "(q & k) == (q | 1)",
+        "(q >> (w % 5)) << maximum(n, 0)",
+        "q + (1 << (k % 4))",
+        "((q ^ k) * 3) & w",
+        "(q + 1) & -w",
+        "sin(s) * cos(s * x) - tan(q / 7.0)",
+        "sqrt(abs(q - k))",
     ],
 )
 def test_text_in_its_own_style_comes_back_as_it_was(captured: Any, source: str) -> None:
@@ -73,6 +82,35 @@ def test_a_tree_that_shares_much_has_a_short_text() -> None:
     assert_same(root + root, taken)
 
 
+@pytest.mark.parametrize(
+    ("source", "same"),
+    [
+        ("(q - k).abs()", "abs(q - k)"),
+        ("s.sin().tanh()", "tanh(sin(s))"),
+        ("(q - k).clamp(-5, 5)", "minimum(maximum(q - k, -5), 5)"),
+        ("(q - k).clip(max=5)", "minimum(q - k, 5)"),
+        ("q.min(k).max(3)", "maximum(minimum(q, k), 3)"),
+        ("q.float().sqrt()", "sqrt(q)"),
+        ("(q < k).int()", "where(q < k, 1, 0)"),
+        ("s.pow(2)", "s * s"),
+        ("ids[b][q]", "ids[b, q]"),
+        ("pattern[h][q, k]", "pattern[h, q, k]"),
+        ("q >> 6", "q // 64"),
+        ("q & 63", "q % 64"),
+        ("63 & q", "q % 64"),
+        ("q << 3", "q * 8"),
+        ("q >> 40", "where(q < 0, -1, 0)"),
+        ("~q", "-1 - q"),
+        ("(q ^ q) | (k & k)", "k"),
+        ("w & 0 | w & -1", "w"),
+    ],
+)
+def test_other_ways_to_write_the_same_are_read_as_it(captured: Any, source: str, same: str) -> None:
+    root = parse(source, captured, score=True)
+    assert root is parse(same, captured, score=True)
+    assert_same(root, captured)
+
+
 def test_text_is_read_in_one_form() -> None:
     assert text(parse("((((q))>=k))")) == "q >= k"
     assert text(parse("q+0*k- -3")) == "q + 3"
@@ -91,7 +129,17 @@ def test_text_is_read_in_one_form() -> None:
         ("q in k", "compare with <"),
         ("ids[b, q:]", "slices are not in the language"),
         ("q ** 2", r"write x \* x"),
-        ("q << 2", "is not in the language"),
+        ("q << -2", "`<< -2` has a negative count"),
+        ("q >= k & q - k < w", "compares what `&` or `|` gives; put each comparison in parentheses"),
+        ("q @ k", "is not in the language"),
+        ("(q - k).sum()", "which is not in the language"),
+        ("q.clamp(0, 1, 2)", "arguments that it does not take"),
+        ("q.clamp(low=0)", "arguments that it does not take"),
+        ("q.clamp()", "without limits does nothing"),
+        ("torch.abs(q)", "calls torch.abs, which is not in the language"),
+        ("ids[b][q][k]", "ids has 2 dimensions and got 3 indices"),
+        ("ids[b] < 3", "ids has 2 dimensions and got 1 indices"),
+        ("q[b][k]", "q is not a captured tensor"),
         ("__import__('os').system('true')", "is not in the language; functions are abs"),
         ("math.exp(s)", "calls math.exp, which is not in the language"),
         ("q.real", "write names without dots"),
@@ -110,8 +158,8 @@ def test_text_is_read_in_one_form() -> None:
         ("q +", r"is not an expression \(invalid syntax\)"),
         ("", "is not an expression"),
         ("q; k", "is not an expression"),
-        ("q & k", "combines conditions, and one side is a whole number"),
-        ("~q", "`~` negates conditions"),
+        ("(q < k) & k", "combines two conditions or two whole numbers, and one side is a whole number"),
+        ("~s", "`~` negates conditions and whole numbers"),
         ("q // 1.5", "takes whole numbers"),
         ("q // 0", "division by zero"),
         ("2147483648", "does not fit the 32-bit integers"),
@@ -135,8 +183,8 @@ def test_masks_do_not_know_the_score() -> None:
 
 
 def test_an_error_inside_quotes_the_part_it_is_about() -> None:
-    with pytest.raises(TraceError, match=r"^in 'q & k': `&` combines"):
-        parse("(q >= k) & (q & k)")
+    with pytest.raises(TraceError, match=r"^in 'on & k': `&` combines"):
+        parse("(q >= k) & (on & k)", {"on": Scalar("on", "bool")})
 
 
 def test_constants_keep_their_type() -> None:

@@ -19,6 +19,7 @@ from flashgen.expr.traced import Traced
 IDS = np.zeros((2, 8), np.int64)
 SLOPES = np.ones(4, np.float32)
 TOO_LONG = 2**40
+BACKWARDS = -2
 count = 4
 Mask = Callable[..., Any]
 MASKS: list[tuple[Mask, str]] = [
@@ -38,19 +39,30 @@ MASKS: list[tuple[Mask, str]] = [
     (lambda b, h, q, k: sum(q > i for i in range(count)) > 1, "how often code runs must be known when it is traced"),
     (lambda b, h, q, k: q >= k & q - k < 3, "put each comparison in parentheses: (q >= k) & (q - k < n)"),
     (lambda b, h, q, k: [1, 2][q] > 0, "bind the array to a variable of its own"),
-    (lambda b, h, q, k: IDS[b] == 0, "IDS has 2 dimensions and got 1 indices"),
+    (lambda b, h, q, k: IDS[b] == 0, "IDS[b] is a tensor of 1 dimensions and has to be indexed: IDS[b][k]"),
     (lambda b, h, q, k: IDS[b, :] == 0, "IDS takes one number per dimension and no slices"),
     (
         lambda b, h, q, k: IDS[b, q / 2] == 0,
         "index 1 of IDS is a float; an index must be a whole number, so use //, not /",
     ),
     (lambda b, h, q, k: IDS[b, -1] == 0, "index 1 of IDS is -1; indices count from 0"),
-    (lambda b, h, q, k: IDS == 0, "IDS is a tensor and has to be indexed: IDS[q, k]"),
+    (lambda b, h, q, k: IDS == 0, "IDS is a tensor of 2 dimensions and has to be indexed: IDS[q, k]"),
     (lambda b, h, q, k: IDS.sum() == 0, "IDS.sum is not in the language; a captured tensor can only be indexed"),
     (lambda b, h, q, k: q < TOO_LONG, "1099511627776 does not fit the 32-bit integers of the language"),
     (lambda b, h, q, k: q < "three", "'three' (str) has no meaning here"),
     (lambda b, h, q, k: missing(q), "failed while it was traced (NameError: name 'missing' is not defined)"),  # type: ignore[name-defined]  # noqa: F821
-    (lambda b, h, q, k: q << 1 > 2, "failed while it was traced (TypeError: unsupported operand"),
+    (lambda b, h, q, k: q @ k > 2, "failed while it was traced (TypeError: unsupported operand"),
+    (lambda b, h, q, k: q << BACKWARDS > 2, "shifts by -2, and a shift count is not negative; capture another number"),
+    (lambda b, h, q, k: IDS[b][q][k] == 0, "IDS has 2 dimensions and got 3 indices"),
+    (lambda b, h, q, k: IDS[b][:] == 0, "IDS takes one number per dimension and no slices"),
+    (lambda b, h, q, k: IDS[b][q / 2] == 0, "index 1 of IDS is a float"),
+    (
+        lambda b, h, q, k: IDS[q // 2] > k,
+        "IDS[q // 2] is a tensor of 1 dimensions and has to be indexed",
+    ),
+    (lambda b, h, q, k: IDS[b].abs() > k, "IDS[b] is a tensor of 1 dimensions and has to be indexed: IDS[b][k]"),
+    (lambda b, h, q, k: (q - k).clamp() > 0, "clamp() without limits does nothing"),
+    (lambda b, h, q, k: (q / 2).int() > 0, "a float does not become a whole number"),
     (lambda b, h, q, k: q - k, "the mask function returned a number, <q - k>; return a condition, such as q >= k"),
     (lambda b, h, q, k: None, "the mask function returned None; does it lack a return?"),
     (lambda b, h, q, k: "causal", "the mask function returned a str, not a traced value"),
@@ -63,9 +75,9 @@ SCORES: list[tuple[Mask, str]] = [
     (lambda s, b, h, q, k: math.floor(s), "math.floor() cannot take a traced value; write // instead"),
     (lambda s, b, h, q, k: math.erf(s), "math.erf() cannot take a traced value; use arithmetic, fg.where"),
     (lambda s, b, h, q, k: float(s), "a traced value is not a number yet"),
-    (lambda s, b, h, q, k: s**0.5, "write fg.exp(y * fg.log(x)) for other powers"),
-    (lambda s, b, h, q, k: SLOPES, "SLOPES is a tensor and has to be indexed: SLOPES[k]"),
-    (lambda s, b, h, q, k: s + SLOPES, "SLOPES is a tensor and has to be indexed: SLOPES[k]"),
+    (lambda s, b, h, q, k: s**1.5, "write fg.exp(y * fg.log(x)) for other powers"),
+    (lambda s, b, h, q, k: SLOPES, "SLOPES is a tensor of 1 dimensions and has to be indexed: SLOPES[k]"),
+    (lambda s, b, h, q, k: s + SLOPES, "SLOPES is a tensor of 1 dimensions and has to be indexed: SLOPES[k]"),
     (lambda s, b, h, q, k: SLOPES[s], "index 0 of SLOPES is a float"),
     (lambda s, b, h, q, k: q < k, "the score function returned a condition, <q < k>; return a number"),
     (lambda b, h, q, k: q, "is called with (s, b, h, q, k), but too many positional arguments"),

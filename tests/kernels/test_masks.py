@@ -16,7 +16,7 @@ import pytest
 import flashgen as fg
 from flashgen import oracle
 from flashgen.errors import ArgumentError
-from flashgen.expr import Index, Node, Scalar, Tensor, exp, maximum, minimum, sigmoid, tanh, where
+from flashgen.expr import Index, Node, Scalar, Tensor, cos, exp, maximum, minimum, sigmoid, sin, sqrt, tan, tanh, where
 from flashgen.expr import Score as Logit
 from flashgen.expr.build import binary
 from flashgen.expr.captured import load
@@ -29,6 +29,7 @@ RANDOM = np.random.default_rng(0)
 IDS = np.sort(RANDOM.integers(0, 4, (BATCH, 150))).astype(np.int32)
 MIXED_IDS = RANDOM.integers(0, 3, (BATCH, 150)).astype(np.int64)
 SLOPES = np.array([0.5, 0.25, 0.1, 1], np.float32)
+WORDS = np.array([0, 1, 0x55, 0x80], np.int32)
 LOGITS = np.array([0.5, -2, 4, -np.inf], np.float32)
 PATTERN = RANDOM.integers(0, 2, (HEADS, 3, 3)).astype(bool)
 
@@ -80,6 +81,7 @@ MASKS: dict[str, Mask] = {
     "narrow blocks": fg.causal() & masks.block_sparse(normal(10, 10) > 0, 16),
     "one head sees nothing": Mask.of(lambda b, h, q, k: (h != 2) & (q >= k)),
     "not": ~masks.chunked(64),
+    "bits": Mask.of(lambda b, h, q, k: ((q ^ k) & 5 == 0) | (k >> 4 == q >> 4) | ((1 << (k & 7)) & WORDS[h] != 0)),
 }
 SCORES: dict[str, Score] = {
     "softcap": score.softcap(3.0),
@@ -88,12 +90,24 @@ SCORES: dict[str, Score] = {
     "bias of keys": score.bias(normal(BATCH, 1, 1, 150, dtype=np.float16)),
     "relative": score.relative_bias(normal(HEADS, 65)),
     "sink": score.sink(LOGITS),
+    "waves": Score.of(lambda s, b, h, q, k: s * fg.cos((q - k) * 0.3) + fg.sin(SLOPES[h] * s) * fg.sqrt(abs(q - k))),
+    "large angles": Score.of(lambda s, b, h, q, k: s + fg.sin((q * 1000 + k) * 0.37) * fg.cos(s * 50)),
     "everything": score.softcap(3.0) >> score.alibi(SLOPES) >> score.sink(LOGITS),
 }
 
 
 #: What a developer's run tries, DRAWN_CASES=ci trying all: one of each kind, and what is built for other tests anyway.
-SAMPLE = ("documents", "causal documents", "prefix", "dilated", "global", "chunked", "padding", "one head sees nothing")
+SAMPLE = (
+    "documents",
+    "bits",
+    "causal documents",
+    "prefix",
+    "dilated",
+    "global",
+    "chunked",
+    "padding",
+    "one head sees nothing",
+)
 FAMILIES = (("sm_75", "fp16", 64), ("sm_80", "fp32", 40), ("sm_90", "bf16", 128), ("sm_120", "fp16", 64))
 
 
@@ -107,7 +121,7 @@ def test_a_mask_is_obeyed_without_atomics_and_without_races(name: str) -> None:
     check(fg.AttentionSpec(32, mask=MASKS[name], deterministic=True), 150, 150, race=True)
 
 
-@pytest.mark.parametrize("name", SCORES if LEVEL != "sample" else ["bias", "relative", "sink", "everything"])
+@pytest.mark.parametrize("name", SCORES if LEVEL != "sample" else ["bias", "relative", "sink", "waves", "everything"])
 def test_a_score_is_applied_and_differentiated(name: str) -> None:
     check(fg.AttentionSpec(32, mask=fg.causal(), score=SCORES[name]), 130, 150, schedule="random", seed=1)
 
@@ -122,6 +136,12 @@ def test_every_family_of_kernels_takes_masks_and_scores(arch: str, dtype: str, d
     mask, changed = MASKS["causal documents"], SCORES["everything"]
     check(fg.AttentionSpec(dim, dtype=dtype, mask=mask, score=changed), 150, 150, arch)
     check(fg.AttentionSpec(dim, dtype=dtype, mask=MASKS["global"], deterministic=True), 70, 150, arch)
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "fp32"), ("sm_90a", "bf16")])
+def test_large_angles_are_as_exact_as_floats_hold_them(arch: str, dtype: str) -> None:
+    dim = 64 if arch == "sm_90a" else 32
+    check(fg.AttentionSpec(dim, dtype=dtype, mask=MASKS["bits"], score=SCORES["large angles"]), 130, 150, arch)
 
 
 def test_warps_that_split_the_keys_take_masks_and_scores() -> None:
@@ -240,7 +260,12 @@ def whole_number(random: Random, depth: int) -> Node:
     if depth == 0:
         leaves = [Q, K, Q, K, Q - K, K - Q, H, B, *(Scalar(name, "int") for name in NUMBERS)]
         return random.choice(leaves)
-    x, op = whole_number(random, depth - 1), random.choice(["+", "-", "*", "//", "%", "min", "max", "abs"])
+    x = whole_number(random, depth - 1)
+    op = random.choice(["+", "-", "*", "//", "%", "min", "max", "abs", "&", "|", "^", "<<", ">>"])
+    if op in ("<<", ">>"):
+        # By a number that is written in the code, or one that differs from pair to pair.
+        count = random.choice([random.randint(0, 4), K % random.randint(2, 5)])
+        return binary(op, x if op == ">>" else x % 64, count)
     if op == "*":
         return x * random.randint(-3, 3)
     if op == "//":
@@ -252,6 +277,8 @@ def whole_number(random: Random, depth: int) -> Node:
     y = whole_number(random, depth - 1)
     if op in ("min", "max"):
         return minimum(x, y) if op == "min" else maximum(x, y)
+    if op in ("&", "|", "^"):
+        return binary(op, x, y if random.random() < 0.5 else random.choice([1, 7, 12, -8]))
     return x + y if op == "+" else x - y
 
 
@@ -282,6 +309,9 @@ def number(random: Random) -> Node:
         S + (K % random.randint(2, 9)) * 0.1,
         S - (Q // random.randint(1, 50)) * 0.05 + H * 0.2,
         abs(S) * 0.3 + S,
+        S + sin(distance * 9) * 0.7,
+        S * cos(distance) + tan(distance * 0.2),
+        S + cos(S * random.uniform(0.2, 3)) * sqrt(abs(Q - K)) * 0.1,
     ]
     one, other = random.sample(terms, 2)
     return one if random.random() < 0.5 else one * 0.5 + other * 0.5

@@ -48,6 +48,14 @@ FLASHGEN_DEVICE i32 floor_mod(i32 a) {
 // The next number, if there is one.
 FLASHGEN_DEVICE i32 after(i32 x) { return x < kLargestInt ? x + 1 : x; }
 
+// a * 2^count, which should fit: of what does not, the low 32 bits are kept. A negative count counts as zero.
+FLASHGEN_DEVICE i32 shift_left(i32 a, i32 count) {
+  return count < 32 ? static_cast<i32>(static_cast<u32>(a) << larger(0, count)) : 0;
+}
+
+// a / 2^count, towards minus infinity. A negative count counts as zero.
+FLASHGEN_DEVICE i32 shift_right(i32 a, i32 count) { return a >> larger(0, smaller(count, 31)); }
+
 FLASHGEN_DEVICE u32 every_bit(bool value) { return value ? ~0u : 0u; }
 
 FLASHGEN_DEVICE i32 magnitude(i32 x) { return x < 0 ? -x : x; }
@@ -96,6 +104,19 @@ FLASHGEN_DEVICE float logarithm(float x) {
   series = fused_multiply_add(series, z, 0x1.555556p-2f);  // 1/3
   series = 2.0f * fused_multiply_add(series * z, t, t);
   return (x > 0.5f) & (x < 2.0f) ? series : log2_approx(x) * kLn2;
+}
+
+// Half of the logarithm gives the root to 17 bits or more, and a step of Newton's the rest: 1 ulp. Numbers
+// whose rest would be subnormal are multiplied by 2^64 first.
+FLASHGEN_DEVICE float square_root(float x) {
+  const bool is_small = x < 0x1p-64f;
+  const float scaled = is_small ? x * 0x1p64f : x;
+  const float near = exp2_approx(0.5f * log2_approx(scaled));
+  const float rest = fused_multiply_add(-near, near, scaled);
+  const float root = fused_multiply_add(rest, 0.5f * reciprocal_approx(near), near);
+  // Zero and infinity are their own roots, and there `rest` is NaN.
+  const bool is_own = (scaled == 0.0f) | (scaled == kInfinity);
+  return is_own ? x : is_small ? root * 0x1p-32f : root;
 }
 
 // 1 / (1 + e^-x)
