@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from flashgen.arch import Arch, arch_for_capability, get_arch
+from flashgen.checks import is_one_of
 from flashgen.errors import SpecError
 from flashgen.kernel import Kernel as Kernel
 from flashgen.making import TargetName, make_variant
 from flashgen.recent import Recent
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, Schedule
 
 #: What the emulator runs when no arch is named: the oldest that has every feature of the mma.sync kernels.
@@ -33,11 +35,11 @@ def build(
     build, inspect and save; only calling the kernel needs one.
     """
     if not isinstance(spec, AttentionSpec):
-        raise SpecError(f"spec={spec!r} is not an AttentionSpec; write AttentionSpec(head_dim=128, dtype='bf16')")
+        raise SpecError(f"spec={show(spec)} is not an AttentionSpec; write AttentionSpec(head_dim=128, dtype='bf16')")
     if schedule is not None and not isinstance(schedule, Schedule):
-        raise SpecError(f"schedule={schedule!r} is not a Schedule; write Schedule(tile_q=128), or leave it out")
-    if target not in ("gpu", "emulator"):
-        raise SpecError(f"target={target!r} is unknown; use 'gpu' or 'emulator'")
+        raise SpecError(f"schedule={show(schedule)} is not a Schedule; write Schedule(tile_q=128), or leave it out")
+    if not is_one_of(target, ("gpu", "emulator")):
+        raise SpecError(f"target={show(target)} is unknown; use 'gpu' or 'emulator'")
     row = _arch(arch, target)
     key = (spec, schedule, row.name, target)
     kernel = _kernels.get(key)

@@ -1,10 +1,27 @@
-"""Every exception flashgen raises on purpose; each message names the thing, its value and the remedy."""
+"""Every exception flashgen raises on purpose; each message names the thing, its value and the remedy.
+
+Messages show values by ``flashgen.show.show``, which keeps them short. What still grows too long, such as the log of a
+compiler or a list of many violations, is cut; attributes such as ``log`` and ``violations`` hold all of it.
+"""
 
 from __future__ import annotations
+
+#: No message is longer.
+LONGEST_MESSAGE = 2000
 
 
 class FlashgenError(Exception):
     """Base of all flashgen errors."""
+
+    def __init__(self, message: str = "", *more: object) -> None:
+        super().__init__(_cut(message) if isinstance(message, str) else message, *more)
+
+
+def _cut(message: str) -> str:
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    kept = LONGEST_MESSAGE - 60
+    return f"{message[:kept]}\n... and {len(message) - kept} more characters"
 
 
 class SpecError(FlashgenError, ValueError):

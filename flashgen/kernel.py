@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.arch import Arch
+from flashgen.checks import checked_mapping, is_whole
 from flashgen.errors import ArgumentError, EmulationError, LaunchError, PlanError
 from flashgen.launch.fixed_sizes import Sizes, check_sizes, fixed_sizes
 from flashgen.launch.variant import Variant
 from flashgen.making import TargetName, binary_of, make_variant
 from flashgen.plan.model import AttentionPlan, Role
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Sequences
-from flashgen.spec.show import show
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary, Resources
@@ -165,10 +166,11 @@ class Kernel:
 
     def _with_defaults(self, captured: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The captured tensors of a call: those given, and those that the spec was made with."""
-        if not captured:
+        given = checked_mapping(captured)
+        if not given:
             return self._tensors
-        check_sizes(self._fixed_sizes, captured)
-        return {**self._tensors, **captured}
+        check_sizes(self._fixed_sizes, given)
+        return {**self._tensors, **given}
 
     @functools.cached_property
     def _fixed_sizes(self) -> Sizes:
@@ -196,10 +198,7 @@ class Kernel:
             from flashgen.launch.driver import current_device
 
             device = current_device()
-        wanted = (access_bytes,) if access_bytes is None or isinstance(access_bytes, int) else access_bytes
-        for access in wanted:
-            if access not in (None, 2, 4, 8, 16):
-                raise LaunchError(f"access_bytes={access!r} is not supported; use 2, 4, 8 or 16")
+        for access in _alignments(access_bytes):
             executor.variants.load(device, access, captured_gradients)
         return self
 
@@ -267,6 +266,20 @@ class Kernel:
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name}={show(value)} is not a bool; use True or False")
+
+
+def _alignments(asked: object) -> tuple[int | None, ...]:
+    """One alignment or several, each in bytes."""
+    if asked is None:
+        return (None,)
+    try:
+        wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
+    except Exception:  # whatever an __iter__ of someone else's raises
+        wanted = (asked,)
+    for access in wanted:
+        if not is_whole(access, 2, 16) or access not in (2, 4, 8, 16):
+            raise LaunchError(f"access_bytes={show(access)} is not supported; use 2, 4, 8 or 16")
+    return wanted
 
 
 def _make_target(name: TargetName) -> Target:

@@ -53,5 +53,5 @@ def _is_array(value: object) -> bool:
 def _array(value: Any) -> str:
     """An array by its type, shape and elements' type: printing elements may take long, or wait for a GPU."""
     shape = tuple(value.shape)
-    sizes = f"{', '.join(map(str, shape[:8]))}{', ...' if len(shape) > 8 else ''}"
-    return f"<{type(value).__name__} of shape ({sizes}) and {str(value.dtype).rsplit('.', 1)[-1]}>"
+    shown = str(shape) if len(shape) <= 8 else f"of {len(shape)} dimensions"
+    return f"<{type(value).__name__} {shown} of {str(value.dtype).rsplit('.', 1)[-1]}>"

@@ -28,7 +28,7 @@ from flashgen.render.source import code_of
 _KIND = "rendered sources"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 #: The code that a text depends on, its plan given: what rendering imports, errors and settings aside.
-RENDERING_CODE = ("arch", "dtypes.py", "expr", "literal.py", "plan", "render", "spec")
+RENDERING_CODE = ("arch", "dtypes.py", "expr", "identifiers.py", "literal.py", "plan", "render", "spec")
 
 
 def sources_of(

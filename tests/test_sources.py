@@ -146,7 +146,7 @@ for name, module in list(sys.modules.items()):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     files = set(done.stdout.splitlines())
     assert {"plan", "render", "spec"} <= files, done.stderr
-    assert files - set(sources.RENDERING_CODE) == {"errors.py", "lazy.py", "settings.py"}
+    assert files - set(sources.RENDERING_CODE) == {"checks.py", "errors.py", "lazy.py", "settings.py", "show.py"}
 
 
 def windowed(width: int, cap: float) -> fg.AttentionSpec:

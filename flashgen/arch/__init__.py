@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashgen.errors import PlanError
+from flashgen.show import show
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,10 @@ def get_arch(name: str | Arch) -> Arch:
     """The row for a name like ``sm_80`` (``80`` and ``8.0`` are understood too)."""
     if isinstance(name, Arch):
         return name
-    text = str(name).lower().strip()
+    text = show(name).strip("'\"").lower().strip()
     text = text if text.startswith("sm_") else "sm_" + text.replace(".", "").removeprefix("sm")
     if text not in ARCHS:
-        raise PlanError(_unknown(str(name)[:60]))
+        raise PlanError(_unknown(show(name).strip("'\"")))
     return ARCHS[text]
 
 

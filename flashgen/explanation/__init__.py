@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flashgen.checks import is_whole
 from flashgen.errors import ArgumentError, SpecError
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
 from flashgen.explanation.model import Explanation
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, Mask, Schedule
 
 if TYPE_CHECKING:
@@ -40,15 +42,21 @@ def explain(
     captured tensors where they tell, else 1024. ``tile`` is (queries, keys) and by default the plan's for
     ``arch`` and ``schedule``. ``captured`` gives tensors by name in place of those that the mask was made with.
     """
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise SpecError(f"schedule={show(schedule)} is not a Schedule; write Schedule(tile_q=128), or leave it out")
+    if tile is not None and not (isinstance(tile, tuple) and len(tile) == 2):
+        raise ArgumentError(
+            f"tile={show(tile)} is not a pair of queries and keys; write tile=(64, 64), or leave it out"
+        )
     kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
     backward = _backward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else ()
     main = backward[0] if backward else None
     if not isinstance(spec, AttentionSpec):
         spec = AttentionSpec(64, mask=Mask.of(spec))
     tile_q, tile_kv = _tile(kernel or _forward(spec, schedule, arch)) if tile is None else tile
-    values = _captured(spec, captured or {})
+    values = _captured(spec, {} if captured is None else captured)
     sizes = _sizes(spec, values)
-    len_q = sizes.get("q", len_kv or DEFAULT_LENGTH) if len_q is None else len_q
+    len_q = sizes.get("q", len_kv if is_whole(len_kv, 1, 2**30) else DEFAULT_LENGTH) if len_q is None else len_q
     len_kv = sizes.get("k", len_q) if len_kv is None else len_kv
     for name, number, least in (
         ("len_q", len_q, 0),
@@ -59,8 +67,8 @@ def explain(
         ("head", head, 0),
         ("width", width, 20),
     ):
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= 2**30:
-            raise ArgumentError(f"{name}={number!r} is out of range; use a whole number from {least} to 2**30")
+        if not is_whole(number, least, 2**30):
+            raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from {least} to 2**30")
     from flashgen.expr import text
     from flashgen.plan.algorithm import why_not_fa3
 
@@ -121,11 +129,13 @@ def _captured(spec: AttentionSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     from flashgen.expr import is_masked
     from flashgen.spec.declared import Declared
 
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"captured={show(given)} is not a dictionary; pass captured={{'name': tensor}}")
     mask = spec.mask.traced
-    unknown = sorted(set(given) - set(spec.tensors) - set(spec.scalars))
+    unknown = [name for name in given if name not in {**spec.tensors, **spec.scalars}]
     if unknown:
         known = ", ".join([*spec.tensors, *spec.scalars]) or "nothing"
-        raise ArgumentError(f"captured={{{unknown[0]!r}: ...}} is not captured; this spec captured {known}")
+        raise ArgumentError(f"captured={{{show(unknown[0])}: ...}} is not captured; this spec captured {known}")
     values = {name: given.get(name, value) for name, value in {**mask.scalars, **mask.tensors}.items()}
     for name in given:
         if is_masked(given[name]):

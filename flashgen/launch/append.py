@@ -15,6 +15,7 @@ from flashgen.launch.frameworks import UNREADABLE, common_framework, framework_o
 from flashgen.launch.joined import Found, run
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.plan.model import Problem, Role
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, KVCache, Rotary
 
 #: Where queries go.
@@ -52,6 +53,8 @@ class Appender:
         arrays, how = (*places, k, v, new_k, new_v), None
         names += _TENSORS
         if rotary is not None:
+            if not isinstance(rotary, Rotary):
+                raise ArgumentError(f"rotary={show(rotary)} is not a Rotary; pass flashgen.Rotary(cos, sin)")
             how = rotary.interleaved, rotary.one_position
             more, turned = _turned(rotary, q)
             names, arrays = names + more, arrays + turned

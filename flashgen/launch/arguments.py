@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterator, Sequence
 
+from flashgen.checks import as_float
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import HOST, ArrayInfo, contiguous_strides
 from flashgen.plan.model import Problem
+from flashgen.show import show
 from flashgen.spec import AttentionSpec
 
 _LENGTH_LIMIT = 2**31
@@ -30,10 +31,10 @@ def check_scale(scale: object) -> float:
     if type(scale) is float and _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
         return scale
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise ArgumentError(f"scale={scale!r} is not a number; pass a Python float, or None for 1/sqrt(head_dim)")
-    value = float(scale)
-    if not (math.isfinite(value) and _SMALLEST_SCALE <= value <= _LARGEST_SCALE):
-        raise ArgumentError(f"scale={scale!r} must be a finite number above 0 that a float32 can hold")
+        raise ArgumentError(f"scale={show(scale)} is not a number; pass a Python float, or None for 1/sqrt(head_dim)")
+    value = as_float(scale)
+    if value is None or not _SMALLEST_SCALE <= value <= _LARGEST_SCALE:
+        raise ArgumentError(f"scale={show(scale)} must be a finite number above 0 that a float32 can hold")
     return value
 
 

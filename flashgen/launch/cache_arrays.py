@@ -9,6 +9,7 @@ from typing import Any
 from flashgen.errors import ArgumentError
 from flashgen.launch.array import ArrayInfo
 from flashgen.plan.cache import COUNTED_KEYS, PACKED_QUERIES, cache_arrays
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, KVCache
 
 _PREFIX = "cache_"
@@ -27,7 +28,7 @@ class GivenArrays:
         """The names and the arrays of a call."""
         if not isinstance(cache, KVCache):
             raise ArgumentError(
-                f"cache={cache!r}: this kernel was built with cache={self._spec.cache!r}; pass "
+                f"cache={show(cache)}: this kernel was built with cache={self._spec.cache!r}; pass "
                 "cache=flashgen.KVCache(seqlens)"
             )
         pattern = (

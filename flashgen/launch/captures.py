@@ -8,12 +8,14 @@ from functools import lru_cache
 from typing import Any
 
 from flashgen import identifiers
+from flashgen.checks import checked_mapping
 from flashgen.errors import ArgumentError
 from flashgen.expr import Const, Index, Load, element_type, is_tensor, postorder
 from flashgen.launch.array import ArrayInfo
 from flashgen.launch.call import Output
 from flashgen.plan.expressions import Expressions
 from flashgen.plan.model import Problem
+from flashgen.show import show
 from flashgen.spec import AttentionSpec
 from flashgen.spec.declared import Declared
 
@@ -52,11 +54,11 @@ class Captures:
 
     def arrays(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """The tensors of a call, in the order of the parameters: those given, else those traced."""
-        given = given or {}
+        given = checked_mapping(given)
         if not given.keys() <= self._declared.keys():
-            unknown = sorted(given.keys() - self._declared.keys())
+            unknown = next(name for name in given if name not in self._declared)
             known = ", ".join(self.names) or "none"
-            raise ArgumentError(f"captured={{{unknown[0]!r}: ...}} is not a captured tensor; this kernel has {known}")
+            raise ArgumentError(f"captured={{{show(unknown)}: ...}} is not a captured tensor; this kernel has {known}")
         return tuple(self._checked(name, given.get(name, self._declared[name])) for name in self.names)
 
     def _checked(self, name: str, value: Any) -> Any:

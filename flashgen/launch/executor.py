@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flashgen.checks import checked_mapping
 from flashgen.errors import ArgumentError
 from flashgen.launch.append import Appender
 from flashgen.launch.arguments import check_scale
@@ -18,6 +19,7 @@ from flashgen.launch.side import NOTHING, SideArguments
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
 from flashgen.launch.variants import MakeVariant, Variants
+from flashgen.show import show
 from flashgen.spec import Dropout, KVCache, Sequences
 
 
@@ -73,7 +75,7 @@ class Executor:
         target = self.target
         target.check()
         numbers: tuple[int, ...] = ()
-        if self._is_plain and not captured and dropout is None and sequences is None and cache is None:
+        if self._is_plain and captured is None and dropout is None and sequences is None and cache is None:
             side, arrays = NOTHING, (q, k, v)
         else:
             side, beside, numbers = self._side.of(dropout, sequences, cache)
@@ -141,6 +143,6 @@ class Executor:
         """The captured tensors of a call, which come before its other arguments."""
         if self._captures is not None:
             return self._captures.arrays(given)
-        if given:
-            raise ArgumentError(f"captured={list(given)} was given, but the spec's mask and score capture no tensors")
+        if checked_mapping(given):
+            raise ArgumentError(f"captured={show(given)} was given, but the spec's mask and score capture no tensors")
         return ()

@@ -13,6 +13,7 @@ from flashgen.launch.offsets import Offsets
 from flashgen.launch.packing import Value
 from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
 
 #: How many Sides are remembered per kernel.
@@ -116,7 +117,8 @@ class SideArguments:
             raise ArgumentError("dropout was given, but this kernel was built without; build one with dropout=True")
         if not isinstance(dropout, Dropout):
             raise ArgumentError(
-                f"dropout={dropout!r}: this kernel was built with dropout=True; pass dropout=flashgen.Dropout(p, seed)"
+                f"dropout={show(dropout)}: this kernel was built with dropout=True; "
+                "pass dropout=flashgen.Dropout(p, seed)"
             )
         return dropout
 
@@ -125,8 +127,8 @@ class SideArguments:
             raise ArgumentError("sequences was given, but this kernel was built without; build one with varlen=True")
         if not isinstance(sequences, Sequences):
             raise ArgumentError(
-                f"sequences={sequences!r}: this kernel was built with varlen=True; pass sequences=flashgen.Sequences"
-                "(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)"
+                f"sequences={show(sequences)}: this kernel was built with varlen=True; "
+                "pass sequences=flashgen.Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)"
             )
         return sequences
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashgen.checks import as_float
 from flashgen.errors import ArgumentError
 from flashgen.expr import is_masked
+from flashgen.show import show
 from flashgen.spec import AttentionSpec
 
 Array = NDArray[Any]
@@ -78,16 +80,16 @@ def read_problem(
         for name, a in arrays.items()
         if a.ndim != 4
     ]
-    factor = spec.default_scale if scale is None else scale
-    if isinstance(factor, bool) or not isinstance(factor, (int, float, np.number)) or not math.isfinite(factor):
-        problems.append(f"scale={scale!r} is not a finite number; leave it out for 1 / sqrt(head_dim)")
+    factor = as_float(spec.default_scale if scale is None else scale)
+    if factor is None or not math.isfinite(factor):
+        problems.append(f"scale={show(scale)} is not a finite number; leave it out for 1 / sqrt(head_dim)")
     if not problems:
         problems = _shape_violations(spec, {name: a.shape for name, a in arrays.items()})
-    if problems:
+    if problems or factor is None:
         raise ArgumentError("\n".join(problems))
     with np.errstate(all="ignore"):
         converted = {name: a.astype(dtype) for name, a in arrays.items()}
-    return Problem(converted["q"], converted["k"], converted["v"], converted.get("do"), float(factor))
+    return Problem(converted["q"], converted["k"], converted["v"], converted.get("do"), factor)
 
 
 def array_of(name: str, value: Any) -> Array:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flashgen.errors import ArgumentError
 from flashgen.oracle.dropout import kept_pairs
 from flashgen.oracle.problem import Problem, refuse_masked
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, Dropout, Mask
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Rules:
 def check_dropout(spec: AttentionSpec, dropout: Dropout | None) -> None:
     """Dropout comes with calls of specs that have it, and with no others."""
     if spec.dropout and not isinstance(dropout, Dropout):
-        raise ArgumentError(f"dropout={dropout!r}: a spec with dropout=True needs flashgen.Dropout(p, seed)")
+        raise ArgumentError(f"dropout={show(dropout)}: a spec with dropout=True needs flashgen.Dropout(p, seed)")
     if dropout is not None and not spec.dropout:
         raise ArgumentError("dropout was given, but the spec has none; make one with dropout=True")
 

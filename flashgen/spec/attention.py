@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashgen.checks import is_one_of, is_whole
 from flashgen.dtypes import ALIASES, DTYPES, DType
 from flashgen.errors import SpecError
 from flashgen.show import show
@@ -127,9 +128,9 @@ class AttentionSpec:
         same = self.head_dim_v is self.head_dim  # left out: one sentence says it
         for name in ("head_dim",) if same else ("head_dim", "head_dim_v"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_HEAD_DIM:
+            if not is_whole(value, 1, MAX_HEAD_DIM):
                 yield f"{name}={show(value)} is out of range; use a whole number from 1 to {MAX_HEAD_DIM}"
-        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+        if not is_one_of(self.dtype, DTYPES):
             yield f"dtype={show(self.dtype)} is unknown; use one of {', '.join(DTYPES)}"
         if not isinstance(self.mask, Mask):
             yield (
@@ -144,16 +145,16 @@ class AttentionSpec:
                     f"score={show(self.score)} is not a score; "
                     "use flashgen.softcap(cap), flashgen.alibi(slopes) or a function of s, b, h, q and k"
                 )
-        if self.direction not in ("forward", "both"):
+        if not is_one_of(self.direction, ("forward", "both")):
             yield f"direction={show(self.direction)} is unknown; use 'forward' or 'both'"
         for name in ("deterministic", "dropout", "varlen"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 yield f"{name}={show(value)} is not a bool; use True or False"
-        if self.cache not in (None, "contiguous", "paged"):
+        if self.cache is not None and not is_one_of(self.cache, ("contiguous", "paged")):
             yield f"cache={show(self.cache)} is unknown; use 'contiguous', 'paged' or None"
         elif self.cache is not None:
-            if self.direction == "both":
+            if is_one_of(self.direction, ("both",)):
                 yield f"cache={self.cache!r} has no backward pass; use direction='forward'"
             for name in ("dropout", "varlen"):
                 if getattr(self, name) is True:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from flashgen.checks import as_float, is_whole
 from flashgen.errors import ArgumentError
 from flashgen.show import show
 
@@ -30,14 +31,16 @@ class Dropout:
 
     def __post_init__(self) -> None:
         problems = []
-        if isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0.0 <= self.p < 1.0:
+        p = as_float(self.p)
+        if p is None or not 0.0 <= p < 1.0:
             problems.append(f"p={show(self.p)} is no probability to drop a pair with; use a number from 0 to below 1")
         for name in ("seed", "offset"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _WORDS:
+            if not is_whole(value, 0, _WORDS - 1):
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to below 2^64")
-        if self.state is not None and (self.seed or self.offset):
-            problems.append(f"seed={show(self.seed)} and offset={self.offset} are in state too; leave one of them out")
+        if not problems and self.state is not None and (self.seed or self.offset):
+            both = f"seed={show(self.seed)} and offset={show(self.offset)}"
+            problems.append(f"{both} are in state too; leave one of them out")
         if problems:
             raise ArgumentError("\n".join(f"dropout: {problem}" for problem in problems))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flashgen.checks import is_whole
 from flashgen.errors import ArgumentError
 from flashgen.show import show
 
@@ -55,14 +56,14 @@ class KVCache:
         problems = []
         for name, most in (("appended", _MOST_KEYS), ("num_splits", MOST_SPLITS), ("max_seqlen_q", _MOST_KEYS)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            if not is_whole(value, 0, most):
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to {most}")
-        if self.appended and self.seqlens is None:
+        if is_whole(appended, 1, _MOST_KEYS) and self.seqlens is None:
             problems.append("appended keys lie behind those that were there; say in seqlens how many these were")
         if self.seqlens is not None and self.cu_seqlens_k is not None:
             problems.append("seqlens and cu_seqlens_k both say how many keys there are; pass one of them")
-        if (self.cu_seqlens_q is None) != (not self.max_seqlen_q):
-            problems.append(f"cu_seqlens_q and max_seqlen_q={self.max_seqlen_q} go together; pass both, or neither")
+        if is_whole(longest, 0, _MOST_KEYS) and (self.cu_seqlens_q is None) != (not longest):
+            problems.append(f"cu_seqlens_q and max_seqlen_q={show(longest)} go together; pass both, or neither")
         if problems:
             raise ArgumentError("\n".join(f"cache: {problem}" for problem in problems))
 
@@ -82,3 +83,12 @@ class Rotary:
     interleaved: bool = True
     positions: Any = None
     one_position: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("cos", "sin"):
+            if getattr(self, name) is None:
+                raise ArgumentError(f"rotary: {name}=None is no table of angles; pass an array in the kernel's dtype")
+        for name in ("interleaved", "one_position"):
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise ArgumentError(f"rotary: {name}={show(value)} is not a bool; use True or False")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashgen.checks import is_one_of, is_whole
 from flashgen.errors import SpecError
 from flashgen.show import show
 from flashgen.spec.form import Form, form_of
@@ -30,8 +31,7 @@ def _limit_violations(left: object, right: object, *, smallest: int) -> list[str
         f"window {side}={show(value)} is not a distance; use a whole number from 0 to 2**63 - 1, "
         "or None (or -1) for no limit on that side"
         for side, value in (("left", left), ("right", right))
-        if value is not None
-        and (isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= MAX_DISTANCE)
+        if value is not None and not is_whole(value, smallest, MAX_DISTANCE)
     ]
 
 
@@ -105,10 +105,12 @@ class Mask:
         return cls(rest=trace_mask(mask))
 
     def __and__(self, other: Mask) -> Mask:
+        _check_is_mask(other, "&")
         rest = self.rest if other.rest is None else other.rest if self.rest is None else self.rest & other.rest
         return Mask(self.bottom_right & other.bottom_right, self.top_left & other.top_left, rest)
 
     def __or__(self, other: Mask) -> Mask:
+        _check_is_mask(other, "|")
         return Mask(rest=self.traced | other.traced)
 
     def __invert__(self) -> Mask:
@@ -204,6 +206,11 @@ class Mask:
         return " & ".join(parts) if parts else "full"
 
 
+def _check_is_mask(value: object, op: str) -> None:
+    if not isinstance(value, Mask):
+        raise SpecError(f"`{op}` combines masks, and {show(value)} is none; use Mask.of(function), or a named mask")
+
+
 def _describe_band(band: Band, align: str) -> str:
     suffix = "" if align == "bottom-right" else f", align={align}"
     if band == Band(right=0):
@@ -228,7 +235,7 @@ def window(left: int | None = None, right: int | None = None, *, align: Align = 
     None (or -1, as flash-attn writes it) leaves a side open.
     """
     problems = _limit_violations(left, right, smallest=-1)
-    if align not in ALIGNMENTS:
+    if not is_one_of(align, ALIGNMENTS):
         problems.append(f"align={show(align)} is unknown; use one of {', '.join(map(repr, ALIGNMENTS))}")
     if problems:
         raise SpecError(*problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flashgen.checks import is_whole
 from flashgen.errors import SpecError
 from flashgen.expr import Const, Node, is_tensor, k_len, q_len
 from flashgen.show import show
@@ -17,9 +18,10 @@ sliding_window = window
 
 def prefix_lm(n: Any) -> Mask:
     """The first ``n`` keys are open to every query, the others causal; ``n`` may be a tensor, one per sequence."""
-    _check_count("n", n, smallest=0)
     if is_tensor(n):
+        check_tensor("n", n, 1)
         return _mask(lambda b, h, q, k: (k < n[b]) | (k <= _position(q)))
+    _check_count("n", n, smallest=0)
     return _mask(lambda b, h, q, k: (k < n) | (k <= _position(q)))
 
 
@@ -60,7 +62,7 @@ def block_sparse(pattern: Any, block: int | tuple[int, int] = 64) -> Mask:
     ``pattern`` is (query blocks, key blocks), with dimensions for heads, or batch and heads, before them.
     """
     rank = check_tensor("pattern", pattern, 2, 3, 4)
-    sides = (block, block) if isinstance(block, int) else tuple(block)
+    sides = block if isinstance(block, tuple) and len(block) == 2 else (block, block)
     for side in sides:
         _check_count("block", side, smallest=1)
     # Constants, not captured numbers: a division by one is a shift or a multiplication.
@@ -91,7 +93,5 @@ def _position(q: Node) -> Node:
 
 
 def _check_count(name: str, value: object, *, smallest: int) -> None:
-    if is_tensor(value):
-        check_tensor(name, value, 1)
-    elif isinstance(value, bool) or not isinstance(value, int) or not smallest <= value < 2**30:
+    if not is_whole(value, smallest, 2**30 - 1):
         raise SpecError(f"{name}={show(value)} is not a count; use a whole number from {smallest} to 2**30 - 1")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from flashgen.checks import is_one_of, is_whole
 from flashgen.errors import SpecError
 from flashgen.show import show
 
@@ -18,9 +19,7 @@ WARP_COUNTS = (1, 2, 4, 8, 16)
 def _tile_violations(schedule: Schedule | BackwardSchedule, prefix: str) -> Iterator[str]:
     for name in ("tile_q", "tile_kv"):
         value = getattr(schedule, name)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 16 <= value <= 256 or value % 16
-        ):
+        if value is not None and (not is_whole(value, 16, 256) or value % 16):
             yield f"{prefix}{name}={show(value)} is not supported; use a multiple of 16 from 16 to 256"
     stages = schedule.stages
     if stages is not None and (type(stages) is not int or not 1 <= stages <= 4):
@@ -74,9 +73,9 @@ class Schedule:
             raise SpecError(*problems)
 
     def _hopper_violations(self) -> Iterator[str]:
-        if self.algorithm not in (None, "fa2", "fa3"):
+        if self.algorithm is not None and not is_one_of(self.algorithm, ("fa2", "fa3")):
             yield f"algorithm={show(self.algorithm)} is unknown; use 'fa2' or 'fa3'"
-        if self.softmax not in (None, "anchored", "running-max"):
+        if self.softmax is not None and not is_one_of(self.softmax, ("anchored", "running-max")):
             yield f"softmax={show(self.softmax)} is unknown; use 'anchored' or 'running-max'"
         if self.registers is not None and not _are_registers(self.registers):
             yield (
@@ -84,14 +83,15 @@ class Schedule:
                 "240, of producers and of consumers, such as (24, 240)"
             )
         specialized = isinstance(self.warps, WarpPartition) and self.warps.kind == "specialized"
-        if self.algorithm == "fa2" and specialized:
+        algorithm = self.algorithm if is_one_of(self.algorithm, ("fa2", "fa3")) else None
+        if algorithm == "fa2" and specialized:
             yield "warps.kind='specialized' is fa3's partition, and algorithm='fa2'; leave one of them out"
-        if self.algorithm == "fa3" and self.warps is not None and not specialized:
+        if algorithm == "fa3" and self.warps is not None and not specialized:
             yield (
                 f"warps={show(self.warps)} is no partition of algorithm='fa3'; use "
                 "WarpPartition('specialized', consumers=2)"
             )
-        if self.algorithm == "fa2" or (isinstance(self.warps, WarpPartition) and not specialized):
+        if algorithm == "fa2" or (isinstance(self.warps, WarpPartition) and not specialized):
             for name in ("softmax", "registers"):
                 if getattr(self, name) is not None:
                     yield f"{name}={show(getattr(self, name))} belongs to algorithm='fa3'; leave it out"
@@ -121,9 +121,9 @@ class WarpPartition:
     consumers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind == "specialized":
+        if is_one_of(self.kind, ("specialized",)):
             problems = self._specialise()
-        elif self.kind in ("split_q", "split_k"):
+        elif is_one_of(self.kind, ("split_q", "split_k")):
             problems = list(self._plain_violations())
         else:
             problems = [f"warp partition kind={show(self.kind)} is unknown; use 'split_q', 'split_k' or 'specialized'"]
@@ -147,11 +147,11 @@ class WarpPartition:
     def _specialise(self) -> list[str]:
         problems = []
         producers = 1 if self.producers is None else self.producers
-        if producers != 1 or type(producers) is not int:
+        if type(producers) is not int or producers != 1:
             problems.append(f"warp partition producers={show(self.producers)} is not supported; use 1")
         if self.consumers is None or type(self.consumers) is not int or not 1 <= self.consumers <= 3:
             problems.append(f"warp partition consumers={show(self.consumers)} is not supported; use 1, 2 or 3")
-        elif self.count not in (None, 4 * (self.consumers + 1)):
+        elif self.count is not None and not is_whole(self.count, *[4 * (self.consumers + 1)] * 2):
             problems.append(
                 f"warp count={show(self.count)} is not that of 1 producer and {self.consumers} consumers; leave it out"
             )

@@ -6,11 +6,13 @@ one and then two. A *sink* is a learned logit per head that takes part in every 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from flashgen.checks import as_float
 from flashgen.errors import SpecError
 from flashgen.expr import Const, Traced, derivative, k_len, maximum, minimum, q_len, tanh, text, trace_score
 from flashgen.expr import Score as Logit
@@ -42,6 +44,8 @@ class Score:
         return score if isinstance(score, Score) else cls(trace_score(score))
 
     def __rshift__(self, other: Score) -> Score:
+        if not isinstance(other, Score):
+            raise SpecError(f"`>>` applies one score after another, and {show(other)} is none; use Score.of(function)")
         if self.sink is not None and other.sink is not None:
             raise SpecError("both scores have a sink, and a row of scores can have one; add their logits instead")
         sink = self.sink or other.sink
@@ -100,9 +104,10 @@ class Score:
 
 def softcap(cap: float) -> Score:
     """Logits squeezed into (-cap, cap): ``tanh(s / cap) * cap``."""
-    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not 0 < cap < float("inf"):
+    limit = as_float(cap)
+    if limit is None or not 0.0 < limit < math.inf:
         raise SpecError(f"cap={show(cap)} is not a limit for logits; use a positive number, such as 30.0")
-    return _softcap(float(cap))
+    return _softcap(limit)
 
 
 @lru_cache(maxsize=256)

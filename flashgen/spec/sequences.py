@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flashgen.checks import is_whole
 from flashgen.errors import ArgumentError
 from flashgen.show import show
 
@@ -39,7 +40,7 @@ class Sequences:
         problems = []
         for name in ("max_seqlen_q", "max_seqlen_k"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LENGTH_LIMIT:
+            if not is_whole(value, 0, LENGTH_LIMIT - 1):
                 problems.append(f"{name}={show(value)} is out of range; use a whole number from 0 to below 2^30")
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
             if getattr(self, name) is None:
