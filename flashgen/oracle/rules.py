@@ -75,7 +75,8 @@ class Rules:
     def angles(self, logits: Floats, b: int, h: int) -> Floats:
         """Of each sine, cosine and tangent the angle, times what the score changes by with it, summed up.
 
-        A large angle is rounded by more than the score is, which other functions do not do to their operands.
+        A large angle is rounded by more than the score is, which other functions do not do to their operands. An
+        element of a tensor is an angle as it is.
         """
         if self._spec.score is None:
             return np.zeros_like(logits)
@@ -85,9 +86,15 @@ class Rules:
         root = self._spec.score.traced.root
         nodes = [n for n in postorder(root) if isinstance(n, Unary) and n.op in ("sin", "cos", "tan")]
         total = np.zeros_like(logits)
-        for node in nodes:
-            total += np.abs(self._evaluate(derivative(root, node.operand) * node.operand, b, h, s=logits))
+        for angle in dict.fromkeys(node.operand for node in nodes if not self._is_float32(node.operand)):
+            total += np.abs(self._evaluate(derivative(root, angle) * angle, b, h, s=logits))
         return total
+
+    def _is_float32(self, node: Node) -> bool:
+        """Whether it is an element of a tensor whose floats have at most 32 bits."""
+        from flashgen.expr import Load, element_type
+
+        return isinstance(node, Load) and element_type(self._env[node.tensor.name]) != "float64"
 
     def sink(self, b: int, h: int) -> float:
         """The logit that takes part in every row's softmax without a value; minus infinity for none."""

@@ -21,6 +21,20 @@ def normal(*shape: int) -> np.ndarray[Any, Any]:
 
 
 IDS = np.sort(RANDOM.integers(0, 4, (BATCH, LENGTH))).astype(np.int32)
+
+
+def bits(words: Any) -> fg.Mask:
+    return fg.Mask.of(lambda b, h, q, k: ((q ^ k) & 5 == 0) | (k >> 4 == q >> 4) | ((1 << (k & 7)) & words[h] != 0))
+
+
+def waves(slopes: Any) -> fg.Score:
+    return fg.Score.of(lambda s, b, h, q, k: s * ((q - k) * 0.3).cos() + (slopes[h] * s).sin() + (q - k).abs().sqrt())
+
+
+def angles(table: Any) -> fg.Score:
+    return fg.Score.of(lambda s, b, h, q, k: s + fg.sin(table[k]) * fg.cos(table[q]))
+
+
 MASKS = {
     "causal documents": lambda on: fg.causal() & fg.document(on(IDS)),
     "documents": lambda on: fg.document(on(IDS)),
@@ -29,6 +43,7 @@ MASKS = {
     "global": lambda on: fg.window(20, 0) | fg.global_tokens(5),
     "chunked": lambda on: fg.causal() & fg.chunked(90),
     "padding": lambda on: fg.key_padding(on(np.array([0, 170], np.int32))),
+    "bits": lambda on: bits(on(np.array([0, 1, 0x55, 0x80], np.int32))),
     "blocks": lambda on: fg.block_sparse(on(RANDOM.integers(0, 2, (HEADS, 5, 5)).astype(bool)), 64),
 }
 SCORES = {
@@ -38,6 +53,8 @@ SCORES = {
     "bias": lambda on: fg.bias(on(normal(1, HEADS, LENGTH, LENGTH))),
     "relative": lambda on: fg.relative_bias(on(normal(HEADS, 65))),
     "sink": lambda on: fg.sink(on(normal(HEADS))),
+    "waves": lambda on: waves(on(normal(HEADS))),
+    "angles": lambda on: angles(on(np.geomspace(1e-3, 1e30, LENGTH, dtype=np.float32))),
     "everything": lambda on: fg.softcap(3.0) >> fg.alibi(on(normal(HEADS))) >> fg.sink(on(normal(HEADS))),
 }
 

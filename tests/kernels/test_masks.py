@@ -30,6 +30,7 @@ IDS = np.sort(RANDOM.integers(0, 4, (BATCH, 150))).astype(np.int32)
 MIXED_IDS = RANDOM.integers(0, 3, (BATCH, 150)).astype(np.int64)
 SLOPES = np.array([0.5, 0.25, 0.1, 1], np.float32)
 WORDS = np.array([0, 1, 0x55, 0x80], np.int32)
+ANGLES = np.geomspace(1e-3, 1e30, 150, dtype=np.float32)
 LOGITS = np.array([0.5, -2, 4, -np.inf], np.float32)
 PATTERN = RANDOM.integers(0, 2, (HEADS, 3, 3)).astype(bool)
 
@@ -92,6 +93,7 @@ SCORES: dict[str, Score] = {
     "sink": score.sink(LOGITS),
     "waves": Score.of(lambda s, b, h, q, k: s * fg.cos((q - k) * 0.3) + fg.sin(SLOPES[h] * s) * fg.sqrt(abs(q - k))),
     "large angles": Score.of(lambda s, b, h, q, k: s + fg.sin((q * 1000 + k) * 0.37) * fg.cos(s * 50)),
+    "angles of a table": Score.of(lambda s, b, h, q, k: s + fg.sin(ANGLES[k]) * fg.cos(ANGLES[q]) * fg.sqrt(h + 1)),
     "everything": score.softcap(3.0) >> score.alibi(SLOPES) >> score.sink(LOGITS),
 }
 
@@ -142,6 +144,15 @@ def test_every_family_of_kernels_takes_masks_and_scores(arch: str, dtype: str, d
 def test_large_angles_are_as_exact_as_floats_hold_them(arch: str, dtype: str) -> None:
     dim = 64 if arch == "sm_90a" else 32
     check(fg.AttentionSpec(dim, dtype=dtype, mask=MASKS["bits"], score=SCORES["large angles"]), 130, 150, arch)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_angles_of_any_size_are_reduced(dtype: str) -> None:
+    spec = fg.AttentionSpec(32, dtype=dtype, score=SCORES["angles of a table"])
+    q, k, v = (normal(BATCH, 150, n, 32).astype(spec.element.numpy()) for n in (HEADS, HEADS_KV, HEADS_KV))
+    limits = oracle.bounds(spec, q, k, v)
+    assert limits.o < {"fp32": 1e-4, "bf16": 0.1}[dtype], "angles that are exact do not make the bound wide"
+    check(spec, 150, 150)
 
 
 def test_warps_that_split_the_keys_take_masks_and_scores() -> None:
