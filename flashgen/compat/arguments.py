@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
+from flashgen.show import show
 from flashgen.spec import Sequences
 from flashgen.spec.sequences import LENGTH_LIMIT
-from flashgen.spec.show import show
 from flashgen.torch.entry import attend
 from flashgen.torch.forms import Form, attend_by_form
 from flashgen.torch.options import number_of

@@ -9,8 +9,8 @@ import torch
 
 from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
+from flashgen.show import show
 from flashgen.spec import KVCache, Rotary
-from flashgen.spec.show import show
 from flashgen.torch.kvcache import attend_to_cache
 from flashgen.torch.options import check_flags
 from flashgen.torch.replay import RESULTS, Asked, again

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.errors import SpecError
-from flashgen.spec.show import show
+from flashgen.show import show
 
 #: A spec takes about 300 bytes.
 MOST_BYTES = 2**20

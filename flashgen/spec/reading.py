@@ -7,10 +7,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashgen.errors import SpecError
+from flashgen.show import show
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
-from flashgen.spec.show import show
 
 if TYPE_CHECKING:
     from flashgen.spec.texts import Reader, Value

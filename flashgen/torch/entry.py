@@ -9,6 +9,7 @@ import torch
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
 from flashgen.launch.joined import run
+from flashgen.show import show
 from flashgen.spec import (
     Mask,
     Sequences,
@@ -20,7 +21,6 @@ from flashgen.spec import (
     softcap,
     window,
 )
-from flashgen.spec.show import show
 from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
 from flashgen.torch.bool_masks import function_of
 from flashgen.torch.compiling import attend_compiled, by_operator

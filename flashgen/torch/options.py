@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.spec.show import show
+from flashgen.show import show
 
 # Callers compare types first, which is quicker than these functions, and call them for what is left.
 

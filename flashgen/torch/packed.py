@@ -9,8 +9,8 @@ import torch
 
 from flashgen.errors import ArgumentError
 from flashgen.plan.varlen import COUNTS, STARTS
+from flashgen.show import show
 from flashgen.spec import Sequences
-from flashgen.spec.show import show
 
 _ARRAYS = (*STARTS, *COUNTS)
 

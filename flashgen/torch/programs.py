@@ -15,10 +15,10 @@ import torch
 
 from flashgen.errors import ArgumentError
 from flashgen.expr import is_tensor
+from flashgen.show import show
 from flashgen.spec import AttentionSpec, Mask, Score, full
 from flashgen.spec.files import spec_to_dict
 from flashgen.spec.reading import TEXT_FIELDS, mask_and_score
-from flashgen.spec.show import show
 from flashgen.torch.slots import traced
 
 #: How many pairs of a mask and a score, with numbers of their own each, are remembered.

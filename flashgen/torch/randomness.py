@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError
+from flashgen.show import show
 from flashgen.spec import Dropout
-from flashgen.spec.show import show
 
 
 def drawn_state(dropout_p: float, q: Any, given: Any = None) -> Any:
