@@ -2384,7 +2384,7 @@ constexpr i32 kLargestInt = 2147483647;
 // The next number, if there is one.
 FLASHGEN_DEVICE i32 after(i32 x) { return x < kLargestInt ? x + 1 : x; }
 
-#line 53
+#line 61
 FLASHGEN_DEVICE i32 magnitude(i32 x) { return x < 0 ? -x : x; }
 
 // An exact result moved to the nearest 32-bit number: bounds of tiles must not wrap around.
@@ -2396,7 +2396,7 @@ FLASHGEN_DEVICE bool shuffle(bool value, i32 source_lane) {
   return shuffle(static_cast<i32>(value), source_lane) != 0;
 }
 
-#line 69
+#line 77
 // ---- floats; a NaN in gives a NaN out
 
 FLASHGEN_DEVICE float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
@@ -2404,10 +2404,10 @@ FLASHGEN_DEVICE float smaller(float a, float b) { return (a < b) | (a != a) ? a 
 FLASHGEN_DEVICE float larger(float a, float b) { return (a > b) | (a != a) ? a : b; }
 FLASHGEN_DEVICE float reciprocal(float x) { return 1.0f / x; }
 
-#line 107
+#line 128
 FLASHGEN_DEVICE float squared(float x) { return x * x; }
 
-#line 126
+#line 147
 // ---- captured tensors
 
 // Strides count elements. Indices are moved into the tensor: rows and columns that pad a tile read something,
@@ -2430,12 +2430,12 @@ FLASHGEN_DEVICE i32 element_value(signed char x) { return x; }
 FLASHGEN_DEVICE i32 element_value(short x) { return x; }
 FLASHGEN_DEVICE i32 element_value(i32 x) { return x; }
 FLASHGEN_DEVICE i32 element_value(i64 x) { return static_cast<i32>(x); }
-#line 149
+#line 170
 FLASHGEN_DEVICE float element_value(bfloat16_t x) { return to_float(x); }
 FLASHGEN_DEVICE float element_value(float x) { return x; }
 FLASHGEN_DEVICE float element_value(double x) { return static_cast<float>(x); }
 
-#line 164
+#line 185
 template <class T, i32 rank, class... Indices>
 FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   static_assert(sizeof...(Indices) == rank, "a captured tensor takes one index per dimension");
@@ -2445,7 +2445,7 @@ FLASHGEN_DEVICE auto load(const Captured<T, rank>& tensor, Indices... indices) {
   return element_value(tensor.pointer[offset]);
 }
 
-#line 236
+#line 257
 // The extremes of the stretches of a row from `begin` to before `end`.
 struct Extremes {
   const i32* entries;
@@ -2939,15 +2939,15 @@ struct Params {
   float* lse;    // log-sum-exp, (batch, heads_q, len_q)
   u32* counter;  // tiles given out, then blocks that are done; 0 between launches
   const i32* captured_ids;
-  const i32* survey_ids1;
+  const i32* survey1_ids;
   i64 v_batch;  // strides are in elements
   i64 v_row;
   i64 v_head;
   i64 o_batch;
   i64 o_row;
   i64 o_head;
-  i64 captured_ids_stride0;
-  i64 captured_ids_stride1;
+  i64 stride0_ids;
+  i64 stride1_ids;
   i32 heads_q;
   i32 heads_kv;
   i32 len_q;
@@ -2957,8 +2957,8 @@ struct Params {
   i32 band_upper;
   i32 q_tiles;  // tiles of queries of one head
   i32 tiles;    // tiles of all heads of all sequences
-  i32 captured_ids_size0;
-  i32 captured_ids_size1;
+  i32 size0_ids;
+  i32 size1_ids;
   float scale;
   float scale_log2;  // scale * log2(e)
   float captured_limit;
@@ -2984,24 +2984,18 @@ constexpr u32 kDoubts = 231664;      // which tiles of queries bad values may ha
 #line 38
 using Shape = ForwardSm90Shape<kConfig, element_t>;
 // What the expressions below have captured.
-namespace captured {
-FLASHGEN_DEVICE Captured<i32, 2> ids(const Params& p) {
+FLASHGEN_DEVICE Captured<i32, 2> captured_ids(const Params& p) {
   return {
       p.captured_ids,
-      { p.captured_ids_stride0, p.captured_ids_stride1 },
-      { p.captured_ids_size0, p.captured_ids_size1 },
+      { p.stride0_ids, p.stride1_ids },
+      { p.size0_ids, p.size1_ids },
   };
 }
 
-}  // namespace captured
-
 // What surveys have found out about them, by tensor and dimension.
-namespace surveyed {
-FLASHGEN_DEVICE Survey<i32, 2, 1, 64> ids1(const Params& p) {
-  return {captured::ids(p), p.survey_ids1};
+FLASHGEN_DEVICE Survey<i32, 2, 1, 64> survey1_ids(const Params& p) {
+  return {captured_ids(p), p.survey1_ids};
 }
-
-}  // namespace surveyed
 
 // Which keys a query may attend to:
 //     (k - q <= k_len - q_len) & (ids[b, q] == ids[b, k])
@@ -3025,26 +3019,26 @@ struct Mask {
   // A query and a key, with what the mask asks of either alone; `of_lane` is with what another lane knows.
   struct Query {
     i32 q;
-    i32 ids;
+    i32 captured_ids;
 
     FLASHGEN_DEVICE Query of_lane(i32 lane, i32 q) const {
-      return {q, shuffle(this->ids, lane)};
+      return {q, shuffle(this->captured_ids, lane)};
     }
   };
   struct Key {
     i32 k;
-    i32 ids;
+    i32 captured_ids;
 
     FLASHGEN_DEVICE Key of_lane(i32 lane, i32 k) const {
-      return {k, shuffle(this->ids, lane)};
+      return {k, shuffle(this->captured_ids, lane)};
     }
   };
 
   FLASHGEN_DEVICE Query query_at(i32 q) const {
-    return {q, load(captured::ids(p), b, q)};
+    return {q, load(captured_ids(p), b, q)};
   }
   FLASHGEN_DEVICE Key key_at(i32 k) const {
-    return {k, load(captured::ids(p), b, k)};
+    return {k, load(captured_ids(p), b, k)};
   }
 
   // The same in two parts: a bit for each of some keys, made of the words `from(k)` of those from k on; ...
@@ -3054,47 +3048,47 @@ struct Mask {
   }
   // ... and what is asked of one pair after another.
   FLASHGEN_DEVICE bool allows_besides(const Query& query, const Key& key) const {
-    return query.ids == key.ids;
+    return query.captured_ids == key.captured_ids;
   }
 
   // Queries and keys from begin to end, as far as there are so many, with what the rectangle's rules ask of either.
   struct QuerySpan {
     i32 lo, hi;
     bool is_whole;
-    i32 ids_min;
-    i32 ids_max;
+    i32 captured_ids_min;
+    i32 captured_ids_max;
 
     FLASHGEN_DEVICE QuerySpan of_lane(i32 lane) const {
-      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(ids_min, lane), shuffle(ids_max, lane)};
+      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(captured_ids_min, lane), shuffle(captured_ids_max, lane)};
     }
   };
   struct KeySpan {
     i32 lo, hi;
     bool is_whole;
-    i32 ids_max;
-    i32 ids_min;
+    i32 captured_ids_max;
+    i32 captured_ids_min;
 
     FLASHGEN_DEVICE KeySpan of_lane(i32 lane) const {
-      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(ids_max, lane), shuffle(ids_min, lane)};
+      return {shuffle(lo, lane), shuffle(hi, lane), shuffle(is_whole, lane), shuffle(captured_ids_max, lane), shuffle(captured_ids_min, lane)};
     }
   };
 
   FLASHGEN_DEVICE QuerySpan queries_in(i32 begin, i32 end) const {
     const i32 q_lo = begin, q_hi = smaller(end, len_q) - 1;
 
-    return {q_lo, q_hi, end <= len_q, surveyed::ids1(p).between(q_lo, q_hi, b).smallest(), surveyed::ids1(p).between(q_lo, q_hi, b).largest()};
+    return {q_lo, q_hi, end <= len_q, survey1_ids(p).between(q_lo, q_hi, b).smallest(), survey1_ids(p).between(q_lo, q_hi, b).largest()};
   }
   FLASHGEN_DEVICE KeySpan keys_in(i32 begin, i32 end) const {
     const i32 k_lo = begin, k_hi = smaller(end, len_kv) - 1;
 
-    return {k_lo, k_hi, end <= len_kv, surveyed::ids1(p).between(k_lo, k_hi, b).largest(), surveyed::ids1(p).between(k_lo, k_hi, b).smallest()};
+    return {k_lo, k_hi, end <= len_kv, survey1_ids(p).between(k_lo, k_hi, b).largest(), survey1_ids(p).between(k_lo, k_hi, b).smallest()};
   }
 
   // Whether no pair of a rectangle is allowed.
   FLASHGEN_DEVICE bool is_empty(const QuerySpan& queries, const KeySpan& keys) const {
     if (queries.lo > queries.hi || keys.lo > keys.hi) return true;
 
-    return !((keys.lo + p.len_q <= queries.hi + p.len_kv) & ((queries.ids_min <= keys.ids_max) & (keys.ids_min <= queries.ids_max)));
+    return !((keys.lo + p.len_q <= queries.hi + p.len_kv) & ((queries.captured_ids_min <= keys.captured_ids_max) & (keys.captured_ids_min <= queries.captured_ids_max)));
   }
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     return is_empty(queries_in(q_begin, q_end), keys_in(k_begin, k_end));
@@ -3104,7 +3098,7 @@ struct Mask {
   FLASHGEN_DEVICE bool is_full(const QuerySpan& queries, const KeySpan& keys) const {
     if (!queries.is_whole || !keys.is_whole) return false;
 
-    return (p.len_kv + queries.lo >= p.len_q + keys.hi) & ((queries.ids_min >= keys.ids_max) & (keys.ids_min >= queries.ids_max));
+    return (p.len_kv + queries.lo >= p.len_q + keys.hi) & ((queries.captured_ids_min >= keys.captured_ids_max) & (keys.captured_ids_min >= queries.captured_ids_max));
   }
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     return is_full(queries_in(q_begin, q_end), keys_in(k_begin, k_end));
@@ -3114,7 +3108,7 @@ struct Mask {
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     const i32 q_lo = q_begin, q_hi = smaller(q_end, len_q) - 1;
 
-    return tiles_of(surveyed::ids1(p).first(surveyed::ids1(p).between(q_lo, q_hi, b).smallest(), b), smaller(smaller(p.len_kv, surveyed::ids1(p).last(surveyed::ids1(p).between(q_lo, q_hi, b).largest(), b) + 1), clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
+    return tiles_of(survey1_ids(p).first(survey1_ids(p).between(q_lo, q_hi, b).smallest(), b), smaller(smaller(p.len_kv, survey1_ids(p).last(survey1_ids(p).between(q_lo, q_hi, b).largest(), b) + 1), clamped(static_cast<i64>(q_hi) + static_cast<i64>(p.len_kv) + static_cast<i64>(1) - static_cast<i64>(p.len_q))), tile);
   }
 
 };
