@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,22 +28,23 @@ def arrays(monkeypatch: pytest.MonkeyPatch) -> Any:
     return adapter
 
 
-@pytest.mark.parametrize("current", [-1, 0, None])
+@pytest.mark.parametrize("current", [0, 1, None])
 @pytest.mark.parametrize("shape", [(2, 3, 4, 8), (2, 3, 4), (0,), (2, 0, 4, 8)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_both_ways_make_the_same_tensor(arrays: Any, shape: tuple[int, ...], dtype: str, current: int | None) -> None:
     from flashgen.launch.torch_arrays import _DTYPES
 
     arrays._current_device = lambda: current
-    like = torch.zeros(2, 8, dtype=torch.float16, requires_grad=True)
+    # Says that it is on GPU 0, and makes tensors of the CPU.
+    zeros = torch.zeros(2, 8, dtype=torch.float16, requires_grad=True)
+    like = SimpleNamespace(is_cuda=True, get_device=lambda: 0, new_empty_strided=zeros.new_empty_strided)
     (made,), (pointer,) = arrays.allocate(like, [arrays.layout(shape, dtype)], 0)
     assert pointer == made.data_ptr()
     expected = torch.empty(shape, dtype=_DTYPES[dtype])
     assert (made.shape, made.dtype, made.device) == (expected.shape, expected.dtype, expected.device)
     assert made.is_contiguous()
     assert not made.requires_grad
-    # A CPU tensor says that it is on device -1.
-    assert len(arrays.made) == (current == -1)
+    assert len(arrays.made) == (current == 0)
 
 
 def test_inference_mode_is_kept(arrays: Any) -> None:
