@@ -31,6 +31,8 @@ _ALIGNED_SHARE = 0.02
 _STANDARD_ERRORS = 3.5
 #: The most noise that the bounds of the cases allow, in standard errors by the bounds.
 _MOST_BY_BOUNDS = 5.0
+#: The smallest normal number of float32.
+_SMALLEST = 2.0**-126
 #: Where rounded values happen to be exact, a standard error is still this share of that by the bounds.
 _LEAST_BY_BOUNDS = 0.05
 
@@ -45,7 +47,7 @@ class CaseSlope:
     of_rounded: float
     #: The standard error of both, as far as the bounds tell: far more than it usually is.
     by_bounds: float
-    #: Elements that are finite and not zero.
+    #: Elements that are finite and not near zero.
     values: int
 
 
@@ -88,7 +90,8 @@ def case_slope(
         actual, one_run = actual.astype(np.float64), one_run.astype(np.float64)
         limit = np.broadcast_to(np.asarray(bound, np.float64), exact.shape)
         finite = np.isfinite(exact) & np.isfinite(actual) & np.isfinite(one_run) & np.isfinite(limit)
-        usable = finite & (exact != 0.0) & (limit > 0.0)
+        # What float32 cannot hold is no result of a kernel, and its square may be 0 in float64, too.
+        usable = finite & (np.abs(exact) >= _SMALLEST) & (limit > 0.0)
         x, limit = exact[usable], limit[usable]
         size = x / limit
         weight = float(size @ size)

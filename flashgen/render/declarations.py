@@ -20,6 +20,7 @@ _PASTED = re.compile(r"(\w+)##")
 _STRUCT = re.compile(r"\bstruct\s+(\w+)")
 _ELEMENT_TYPE = re.compile(r"\w+_t")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_ATTRIBUTES = frozenset({"alignas", "__attribute__"})
 _TYPES = frozenset({"struct", "class", "union", "enum"})
 _KERNELS = frozenset({"FLASHGEN_KERNEL", "__global__"})
 _ROOTS = frozenset({"extern", "friend", "public", "private"}) | _KERNELS
@@ -219,7 +220,7 @@ class _Parser:
             text = self.tokens[at].text
             if text == "operator":
                 return "", next(i for i in range(at + 2, end) if self.tokens[i].text == "(")
-            if text == "alignas":
+            if text in _ATTRIBUTES:
                 at = self.closing(at + 1)
             elif text == "<" and name:
                 at = self.closing_angle(at)

@@ -137,3 +137,10 @@ def test_a_run_whose_cases_cannot_tell_1_from_0_has_no_slope():
     assert pooled_slope([]) is None
     assert pooled_slope([None, None]) is None
     assert pooled_slope([CaseSlope(3e12, -2e12, 1e13, 100)]) is None
+
+
+def test_elements_below_the_range_of_float32_tell_nothing():
+    exact = np.array([1e-200, 1e-150])
+    assert case_slope(np.zeros(2), exact, 1.0, np.zeros(2)) is None
+    with_one = case_slope(np.array([0.0, 0.0, 1.0]), np.array([*exact, 1.0]), 1.0, np.array([0.0, 0.0, 1.0]))
+    assert (with_one.values, with_one.deviation) == (1, 0.0)

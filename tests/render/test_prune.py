@@ -38,6 +38,11 @@ def test_functions_that_only_call_each_other_go() -> None:
     assert pruned("void a() { b(); }", "void b() { a(); }", "void used() {}", KERNEL) == ["void used() {}", KERNEL]
 
 
+def test_the_name_of_a_function_stands_behind_its_attributes() -> None:
+    text = ["__attribute__((noinline)) inline int other(int x) { return x; }", "void used() { other(1); }", KERNEL]
+    assert pruned(*text) == text
+
+
 def test_all_overloads_of_a_name_stay() -> None:
     overloads = ["void used(int x) {}", "template <class T>\nvoid used(T x) {}"]
     assert pruned(*overloads, KERNEL) == "\n".join([*overloads, KERNEL]).split("\n")
