@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ def test_ptx_is_for_the_arch_that_is_named(flashgen: Any) -> None:
 
 
 def test_sass_comes_from_the_disassembler(flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashgen.compile.find_disassembler", lambda: Path("nvdisasm"))
     monkeypatch.setattr("flashgen.compile.disassemble", lambda image: f"sass of {image.decode()}")
     result = flashgen("show", *ON_SM80, "--what", "sass")
     assert result.out == "sass of cubin of forward_d64_causal_sm80\n"
