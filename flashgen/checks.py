@@ -17,6 +17,9 @@ def is_one_of(value: object, words: Iterable[str]) -> bool:
 
 def is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
     """Whether a value is a whole number, and no bool, from ``least`` to ``most``."""
+    if type(value) is int:
+        return least <= value <= most
+    # A subclass may compare as it likes.
     return isinstance(value, int) and not isinstance(value, bool) and least <= int.__index__(value) <= most
 
 

@@ -13,8 +13,9 @@ LONGEST_MESSAGE = 2000
 class FlashgenError(Exception):
     """Base of all flashgen errors."""
 
-    def __init__(self, message: str = "", *more: object) -> None:
-        super().__init__(_cut(message) if isinstance(message, str) else message, *more)
+    def __str__(self) -> str:
+        # Not in __init__, which torch.compile would have to trace.
+        return _cut(super().__str__())
 
 
 def _cut(message: str) -> str:

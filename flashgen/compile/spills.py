@@ -28,7 +28,8 @@ def spill_warning(plan: KernelPlan, resources: Resources, build_id: str) -> str 
         wanted = ".".join(map(str, MEASURED_RELEASE))
         remedy = f"NVRTC {wanted} compiles it without spills: pip install 'nvidia-cuda-nvrtc>={wanted},<14'"
     else:
-        remedy = "no known NVRTC avoids that; smaller tiles may (--tile-q, --tile-kv)"
+        backward = "backward-" if plan.pass_ == "backward" else ""
+        remedy = f"try smaller tiles (--{backward}tile-q, --{backward}tile-kv)"
     return f"{spills}; {remedy}"
 
 

@@ -113,7 +113,8 @@ def _rows_of(starts: Any, total: int) -> _Rows:
     rows = torch.arange(total, dtype=starts.dtype, device=starts.device)
     sequence = torch.searchsorted(starts[1:].contiguous(), rows, right=True)
     last = starts.shape[0] - 2
-    return _Rows(sequence.clamp(max=last), rows - starts[sequence], sequence <= last)
+    belongs = (rows >= starts[0]) & (sequence <= last)
+    return _Rows(sequence.clamp(max=last), rows - starts[sequence], belongs)
 
 
 def _cache_rows(cache: KVCache, rows: _Rows) -> Any:

@@ -39,6 +39,12 @@ def test_a_kernel_without_spills_has_no_warning() -> None:
     assert spill_warning(kernel(), Resources(255, 0, 0, 0), OLD) is None
 
 
+def test_a_backward_kernel_has_tiles_of_its_own_to_make_smaller() -> None:
+    warning = spill_warning(kernel("main", score=fg.softcap(30.0)), SPILLS, NEW)
+    assert warning is not None
+    assert warning.endswith("try smaller tiles (--backward-tile-q, --backward-tile-kv)")
+
+
 def test_the_remedy_for_an_older_compiler_is_a_newer_one() -> None:
     warning = spill_warning(kernel("main", arch="sm_90a"), SPILLS, OLD)
     assert warning == (
@@ -62,7 +68,7 @@ def test_where_no_compiler_is_known_to_help_the_remedy_is_smaller_tiles(made: Ke
     warning = spill_warning(made, SPILLS, build_id)
     assert warning is not None
     assert f"{made.name} spills 24 bytes" in warning
-    assert "--tile-kv" in warning
+    assert "try smaller tiles (--tile-q, --tile-kv)" in warning
     assert "pip install" not in warning
 
 

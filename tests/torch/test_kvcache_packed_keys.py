@@ -71,6 +71,18 @@ def test_packed_keys_go_where_they_would_go_alone(emulated: Any, page_size: int 
     assert at.seqlens.tolist() == [10, 25]
 
 
+@pytest.mark.parametrize("page_size", [None, 5])
+def test_rows_before_the_first_sequence_go_nowhere(emulated: Any, page_size: int | None) -> None:
+    at, other = Caches(page_size), Caches(page_size)
+    before = torch.full_like(at.k[1, :2], float("nan"))
+    new = [torch.cat([before, packed(x)]) for x in (at.k, at.v)]
+    options = {"cache_seqlens": at.seqlens, "causal": True, **places(at)}
+    fa3(at.q, at.k_cache, at.v_cache, *new, cu_seqlens_k_new=STARTS + 2, **options)
+    one_by_one(other, causal=True)
+    assert torch.equal(at.k_cache, other.k_cache)
+    assert torch.equal(at.v_cache, other.v_cache)
+
+
 @pytest.mark.parametrize("one_position", [False, True])
 @pytest.mark.parametrize("keys", ["packed", "padded"])
 def test_packed_queries_are_turned_by_their_positions(emulated: Any, keys: str, one_position: bool) -> None:
