@@ -12,7 +12,7 @@ _OTHER_FIELDS = (
     *("tile_q", "tile_kv", "stages", "warps", "consumers", "algorithm", "softmax", "registers", "arch"),
     *("len_q", "len_kv", "batch", "head"),
 )
-#: What is no option of its own name, in the order in which it is looked for.
+#: Texts that need more than a mechanical renaming. The first match wins.
 _SPEC_WORDS = (
     (r"direction='forward'", "--forward-only"),
     (r"\b(deterministic|dropout|varlen)=True", r"--\1"),
@@ -45,7 +45,7 @@ _OTHER_WORDS = (
 def in_options(message: str, spec_file: str | None = None) -> str:
     """The message for a person who typed options, and with ``spec_file`` some in that file.
 
-    What is in the file keeps the names that it has there.
+    Fields of a spec file keep their names.
     """
     return "\n".join(
         line if spec_file is not None and line.startswith(f"{spec_file}: ") else _reworded(line, spec_file is not None)

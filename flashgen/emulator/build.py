@@ -125,13 +125,13 @@ def _build_kernel(
 ) -> None:
     text, machine_code = output.with_suffix(".cpp"), output.with_suffix(".o")
     text.write_text(source)
-    # Two steps: told of the hooks, the compiler would link its own sanitizer.
+    # Two steps: with the sanitizer flags at link time, the compiler would link its own sanitizer.
     tools.run((*flags, "-c", str(text), "-o", str(machine_code)), f"kernel {name}")
     tools.run((str(machine_code), *libraries, "-o", str(output)), f"kernel {name}")
 
 
 def _cached(key: str, name: str, tools: Toolchain, build: Callable[[Path], None]) -> Library:
-    """The library of a key, which ``build`` writes where it is told if the cache does not have it."""
+    """The library of a key, which ``build`` writes to the given path if the cache does not have it."""
     cache = default_cache()
 
     def make() -> Binary:
