@@ -13,7 +13,7 @@ from flashgen.expr.operators import Operators
 class Captured(Operators):
     """A captured tensor in the hands of user code: it can be indexed, and nothing else.
 
-    With fewer indices than dimensions it gives what is left of the tensor, so ``bias[b][q]`` is ``bias[b, q]``.
+    Missing indices may follow in brackets of their own: ``bias[b][q]`` is ``bias[b, q]``.
     """
 
     def __init__(self, tensor: Tensor, shape: tuple[int, ...], indices: tuple[Node, ...] = ()) -> None:

@@ -38,7 +38,7 @@ def far_empty(shape: tuple[int, ...], axis: int, dtype: np.dtype[Any]) -> NDArra
     except (OSError, OverflowError) as error:
         logging.getLogger("flashgen").warning(
             "NOT CHECKED: a stride of 2^32 elements, because %d GiB of address space cannot be reserved (%s)",
-            span // 2**30,
+            (span + 2 * _MARGIN) // 2**30,
             error,
         )
         return np.zeros(shape, dtype)

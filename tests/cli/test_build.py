@@ -131,7 +131,7 @@ def test_an_out_that_names_no_directory_is_refused_before_compiling(
     assert [path.name for path in tmp_path.iterdir()] in ([], ["cache"])
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a directory that nobody can write")
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc/self, which nobody can write")
 def test_an_out_that_exists_and_takes_no_files_is_refused_before_compiling(flashgen: Any, machine: list[Any]) -> None:
     result = flashgen("build", "--head-dim", "64", "--forward-only", "--no-verify", "--out", "/proc/self")
     assert (result.code, result.out) == (2, "")

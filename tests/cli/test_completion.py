@@ -56,7 +56,7 @@ def test_commands_options_and_values_are_completed(
     assert not not_offered & found
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize("install", [False, True])
 def test_bash_completes_with_the_script_that_is_printed_or_installed(home: Path, install: bool) -> None:
     # With a command behind it, bash stays there to be recognized.
