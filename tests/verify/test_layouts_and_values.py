@@ -73,7 +73,7 @@ def test_without_address_space_a_far_array_is_contiguous_and_a_warning_says_so(m
         array = laid_out(values, "far-heads", np.float32)
     assert array.flags.c_contiguous
     np.testing.assert_array_equal(array, values)
-    assert "NOT CHECKED: a stride of 2^32 elements, because 32 GiB of address space" in caplog.text
+    assert "NOT CHECKED: a stride of 2^32 elements, because 64 GiB of address space" in caplog.text
 
 
 @pytest.mark.parametrize("layout", ["wide-rows", "unaligned"])
