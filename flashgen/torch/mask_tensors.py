@@ -16,8 +16,9 @@ from flashgen.torch.programs import Program, program_named
 _NAME = "attn_mask"
 #: The lowest finite float32. Everything below it is -inf, which excludes the key: the row may have no other key.
 _LOWEST = torch.finfo(torch.float32).min
-#: Lower logits count as this one. Kernels are exact down to -1e6, and finfo.min leaves the range of float32 in the
-#: exponent's base of 2. A row that has nothing but finfo.min averages its values, as in torch.
+#: Lower logits count as this one. The output is the same without it: a row that has nothing but finfo.min averages its
+#: values, as in torch. Gradients need it: below about -1e6, the float32 log-sum-exp of a row is too coarse to count the
+#: row's keys.
 _FLOOR = -float(2**20)
 
 

@@ -47,7 +47,7 @@ FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   RowStatistics all = softmax.rows;
   all.finish();
   for (i32 h = 0; h < 2; ++h)
-    if (thread.column() == 0) p.sums[thread.row() + 8 * h] = all.log_sum_exp(h);
+    if (thread.column() == 0) p.sums[thread.row() + 8 * h] = all.log_sum_exp(h, logits);
 }
 """
 

@@ -11,9 +11,6 @@
 
 namespace flashgen {
 
-// The anchor of a row without one, which has had no allowed key: no logit is below it but -inf, whose
-// exponential is 0.
-constexpr float kNowhere = -0x1.fffffep127f;
 // How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
 // no further than it counts, else so far that values of up to 2^60 have finite products.
 template <class T>
@@ -68,31 +65,16 @@ enum class Regrowth {
   retakes_scores,
 };
 
-// What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
-struct ScaledProducts {
-  float scale_log2;
-
-  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
-    return fused_multiply_add(s, scale_log2, -shift);
-  }
-  // Exponentials of a row are added up in so many sums by each lane.
-  static constexpr i32 sums = 2;
-  // Shown every pair of scores whose exponentials are taken.
-  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
-  // Whether exponentials take the place of scores where these could be kept.
-  static constexpr bool replaced = false;
-};
-
 // How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
 // add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
 struct AnchoredSoftmax {
+  static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
 
-  // How far above its anchor a row's maximum may be.
+  // How far above its anchor a row's maximum may be, in powers of two.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
 
   RowStatistics rows;
@@ -111,18 +93,17 @@ struct AnchoredSoftmax {
   }
 
   // Takes in one more logit per row, before all others; one lane of each row counts it.
-  FLASHGEN_DEVICE void take_in_sink(float logit, Thread thread) {
+  FLASHGEN_DEVICE void take_in_sink(float logit, const Logits& logits, Thread thread) {
     const bool counts = logit > -kInfinity;
     due = counts ? 0 : kNoAnchor;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = logit == -kInfinity ? kNowhere : logit * kLog2E;
+      rows.anchor[h] = logit == -kInfinity ? kNowhere : logits.as_anchor(logit);
       rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
     }
   }
 
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  template <class Logits>
   FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
     if constexpr (regrowth == Regrowth::never) {
@@ -167,11 +148,13 @@ struct AnchoredSoftmax {
     return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
-  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = reach) const {
+    return found > rows.anchor[row] + distance;
+  }
+  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor, const Logits& logits = {}) {
     // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
     const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
-    factor[row] = stays ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.anchor[row] - anchor));
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
@@ -195,13 +178,18 @@ struct AnchoredSoftmax {
 
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
-  FLASHGEN_DEVICE static float ahead_of(float found) {
-    const float apart = maximum(maximum(found, -found), Ahead<T>::little);
-    return found + static_cast<float>(static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more));
+  FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
+    const float powers = logits.powers(found);
+    const float apart = maximum(maximum(powers, -powers), Ahead<T>::little);
+    const i32 ahead = static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more);
+    return found + logits.distance(static_cast<float>(ahead));
   }
 
-  // What is subtracted from a row's logits: where some are taken before all rows have anchors, 0 instead.
-  FLASHGEN_DEVICE float shift(i32 row) const { return foresees ? finite_shift(row) : rows.anchor[row]; }
+  // What is subtracted from a row's logits. A row without an anchor subtracts 0 if exponentials are taken
+  // before all rows have anchors, or if kNowhere is -inf: -inf - -inf would be NaN.
+  FLASHGEN_DEVICE float shift(i32 row) const {
+    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.anchor[row];
+  }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
     return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
@@ -209,8 +197,9 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
   // place.
-  template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
+  template <class AnyLogits>
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    AnyLogits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
     float total[2][2] = {};
 #pragma unroll
@@ -220,8 +209,8 @@ struct AnchoredSoftmax {
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
-      total[h][Logits::sums - 1] += second;
-      if constexpr (in_place || Logits::replaced) {
+      total[h][AnyLogits::sums - 1] += second;
+      if constexpr (in_place || AnyLogits::replaced) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
       } else {
@@ -312,20 +301,20 @@ struct AnchoredSoftmax {
   // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
   // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
   // those are masked.
-  template <class Logits>
   FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
     drop_anchor_from<4>(scores, logits);
     if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
   }
-  template <i32 every, class Logits>
+  template <i32 every>
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
     bool is_wide = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      const bool serves = every == 1 || maximum(found, -found) < kFar;
-      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found), kNowhere);
-      is_wide = is_wide || found > Ahead<T>::wide;
+      const float powers = logits.powers(found);
+      const bool serves = every == 1 || maximum(powers, -powers) < kFar;
+      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found, logits), kNowhere);
+      is_wide = is_wide || powers > Ahead<T>::wide;
     }
     if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
     // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
@@ -334,13 +323,15 @@ struct AnchoredSoftmax {
 
   // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
   // what such rows had before is not lost where it counts.
-  template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (has_grown_to(found, h))
-        move_anchor(h, regrowth == Regrowth::never ? found : found + Ahead<T>::little);
+      if constexpr (regrowth == Regrowth::never) {
+        if (has_grown_to(found, h)) move_anchor(h, found, logits);
+      } else if (has_grown_to(found, h, logits.distance(reach))) {
+        move_anchor(h, found + logits.distance(Ahead<T>::little), logits);
+      }
     }
   }
 };

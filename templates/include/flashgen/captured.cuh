@@ -10,6 +10,7 @@
 #pragma once
 #include "flashgen/accumulator.cuh"
 #include "flashgen/expression.cuh"
+#include "flashgen/logits.cuh"
 #include "flashgen/product.cuh"
 
 namespace flashgen {
@@ -53,7 +54,7 @@ FLASHGEN_DEVICE void differentiate_scores(Accumulator<row_blocks, column_blocks>
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = 16 * m + 8 * h;
-      const float lse_log2 = lse[row + thread.row()] * kLog2E, d = dsum[row + thread.row()];
+      const float negated_lse = negate_lse(lse[row + thread.row()]), d = dsum[row + thread.row()];
 #pragma unroll
       for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
@@ -61,7 +62,7 @@ FLASHGEN_DEVICE void differentiate_scores(Accumulator<row_blocks, column_blocks>
           const float s = products[m][n][e] * scale;
           const float value = score.value(s, first, row, 8 * n + e % 2);
           products[m][n][e] = s;
-          dp[m][n][e] = exp2_approx(fused_multiply_add(value, kLog2E, -lse_log2)) * (dp[m][n][e] - d);
+          dp[m][n][e] = exp2_approx(fused_multiply_add(value, kLog2E, negated_lse)) * (dp[m][n][e] - d);
         }
       }
     }

@@ -50,8 +50,8 @@ struct ForwardShape {
 };
 
 // Calls visit(row, log_sum_exp) once for each row of the warp, from one lane.
-template <i32 row_blocks, class Visit>
-FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks>& softmax, Thread thread,
+template <i32 row_blocks, class Logits, class Visit>
+FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks, Logits>& softmax, Thread thread,
                                   const Visit& visit) {
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
@@ -65,8 +65,8 @@ FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks>& softmax, Thre
 // Merges what the warps of a block have computed over different keys for the same rows; warp 0 gets the
 // result. `shared` holds rows x columns floats, then two numbers per warp and row. All threads of the block
 // call it.
-template <i32 warps, i32 rows, i32 columns, i32 row_blocks, i32 out_blocks>
-FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softmax,
+template <i32 warps, i32 rows, i32 columns, i32 row_blocks, class Logits, i32 out_blocks>
+FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks, Logits>& softmax,
                                  Accumulator<row_blocks, out_blocks>& out, Thread thread) {
   float* const maxima = shared + rows * columns;
   float* const sums = maxima + warps * rows;
@@ -76,7 +76,7 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softm
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = 16 * m + 8 * h + thread.row();
       if (thread.column() == 0) {
-        maxima[thread.warp * rows + row] = softmax.maximum_log2[m][h];
+        maxima[thread.warp * rows + row] = softmax.anchor[m][h];
         sums[thread.warp * rows + row] = softmax.sum[m][h];
       }
     }
@@ -95,14 +95,14 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks>& softm
       float total = 0.0f;
 #pragma unroll
       for (i32 w = 0; w < warps; ++w)
-        total += sums[w * rows + row] * exp2_approx(maxima[w * rows + row] - shift);
-      const float factor = exp2_approx(softmax.maximum_log2[m][h] - shift);
+        total += sums[w * rows + row] * exp2_approx(Logits::powers(maxima[w * rows + row] - shift));
+      const float factor = exp2_approx(Logits::powers(softmax.anchor[m][h] - shift));
 #pragma unroll
       for (i32 n = 0; n < out_blocks; ++n) {
         out[m][n][2 * h] *= factor;
         out[m][n][2 * h + 1] *= factor;
       }
-      softmax.maximum_log2[m][h] = common;
+      softmax.anchor[m][h] = common;
       softmax.sum[m][h] = total;
     }
   }

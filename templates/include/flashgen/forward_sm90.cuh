@@ -40,7 +40,7 @@ struct ForwardSm90Config {
   bool has_upper;
 };
 
-template <ForwardSm90Config cfg, class T>
+template <ForwardSm90Config cfg, class T, class Logits>
 struct ForwardSm90Shape {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   // What a slot for queries holds: a tile of them, or each consumer's part by itself.
@@ -60,7 +60,7 @@ struct ForwardSm90Shape {
                                            ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
   using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;

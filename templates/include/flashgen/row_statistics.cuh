@@ -7,7 +7,7 @@ namespace flashgen {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // log2 of the factor taken out of the row.
+  // The factor taken out of the row, in the unit of its logits' anchors.
   float anchor[2];
   // This lane's share of the row's sum of exponentials.
   float sum[2];
@@ -20,11 +20,12 @@ struct RowStatistics {
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
   // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
   // logarithm of all of the sum would be as far from zero, and rounded accordingly.
-  FLASHGEN_DEVICE float log_sum_exp(i32 h) const {
+  template <class Logits>
+  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
-    const float finite = (anchor[h] + power + rest) * kLn2;
+    const float finite = logits.natural_log(anchor[h] + logits.distance(power), rest);
     return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };

@@ -1,5 +1,6 @@
 // Scores: what becomes of logits before the softmax.
 #pragma once
+#include "flashgen/logits.cuh"
 #include "flashgen/product.cuh"
 
 namespace flashgen {
@@ -80,14 +81,14 @@ FLASHGEN_DEVICE void differentiate(Accumulator<row_blocks, column_blocks>& produ
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = 16 * m + 8 * h;
-      const float lse_log2 = lse[row + thread.row()] * kLog2E, d = dsum[row + thread.row()];
+      const float negated_lse = negate_lse(lse[row + thread.row()]), d = dsum[row + thread.row()];
 #pragma unroll
       for (i32 n = 0; n < column_blocks; ++n) {
 #pragma unroll
         for (i32 e = 2 * h; e < 2 * h + 2; ++e) {
           const ScoreAndSlope score_of =
               score.value_and_slope(products[m][n][e] * scale, first, row, 8 * n + e % 2);
-          const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, -lse_log2));
+          const float p = exp2_approx(fused_multiply_add(score_of.value, kLog2E, negated_lse));
           products[m][n][e] = p;
           dp[m][n][e] = p * (dp[m][n][e] - d) * score_of.slope;
         }

@@ -1,5 +1,6 @@
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
 #pragma once
+#include "flashgen/logits.cuh"
 #include "flashgen/product.cuh"
 
 namespace flashgen {
@@ -19,10 +20,10 @@ FLASHGEN_DEVICE float row_total(float x) {
 constexpr float kMaximumLag = 8.0f;
 
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
-template <i32 row_blocks>
+template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // log2 of the factor taken out of the row: (running maximum of the scores) * scale * log2(e).
-  float maximum_log2[row_blocks][2];
+  // The running maximum of the row's logits, an anchor: the factor taken out of the row.
+  float anchor[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
 
@@ -31,7 +32,7 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = -kInfinity;
+        anchor[m][h] = -kInfinity;
         sum[m][h] = 0.0f;
       }
     }
@@ -43,7 +44,7 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = logit * kLog2E;
+        anchor[m][h] = Logits::as_anchor(logit);
         sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
       }
     }
@@ -52,7 +53,7 @@ struct OnlineSoftmax {
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
   template <i32 columns, i32 out_columns>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
-                              Accumulator<row_blocks, out_columns>& out, float scale_log2) {
+                              Accumulator<row_blocks, out_columns>& out, const Logits& logits) {
     // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
     // is the rule, the lanes of a row need not even agree on one.
     float highest[row_blocks][2];
@@ -76,8 +77,8 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        highest[m][h] *= scale_log2;
-        lagging |= highest[m][h] > maximum_log2[m][h] + kMaximumLag;
+        highest[m][h] = logits.logit(highest[m][h], h);
+        lagging |= highest[m][h] > anchor[m][h] + Logits::distance(kMaximumLag);
       }
     }
     if (warp_any(lagging)) rescale(highest, out);
@@ -87,7 +88,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) shift[m][h] = maximum_log2[m][h] == -kInfinity ? 0.0f : maximum_log2[m][h];
+      for (i32 h = 0; h < 2; ++h) shift[m][h] = anchor[m][h] == -kInfinity ? 0.0f : anchor[m][h];
     }
 #pragma unroll
     for (i32 n = 0; n < columns; ++n) {
@@ -95,7 +96,7 @@ struct OnlineSoftmax {
       for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
         for (i32 e = 0; e < 4; ++e) {
-          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -shift[m][e / 2]));
+          scores[m][n][e] = exp2_approx(logits.relative(scores[m][n][e], shift[m][e / 2], e / 2));
         }
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
@@ -117,7 +118,7 @@ struct OnlineSoftmax {
 
   // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
   FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
-    return sum[m][h] == 0.0f ? -kInfinity : (maximum_log2[m][h] + log2_approx(sum[m][h])) * kLn2;
+    return sum[m][h] == 0.0f ? -kInfinity : Logits::natural_log(anchor[m][h], log2_approx(sum[m][h]));
   }
 
  private:
@@ -130,9 +131,9 @@ struct OnlineSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
-        const bool lags = tile_maximum > maximum_log2[m][h] + kMaximumLag;
-        const float factor = lags ? exp2_approx(maximum_log2[m][h] - tile_maximum) : 1.0f;
-        if (lags) maximum_log2[m][h] = tile_maximum;
+        const bool lags = tile_maximum > anchor[m][h] + Logits::distance(kMaximumLag);
+        const float factor = lags ? exp2_approx(Logits::powers(anchor[m][h] - tile_maximum)) : 1.0f;
+        if (lags) anchor[m][h] = tile_maximum;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {

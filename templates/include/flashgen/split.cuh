@@ -28,10 +28,10 @@ FLASHGEN_DEVICE void visit_bad_results(i32 first_q, Rows source, Range keys, con
 
 // Writes the rows of a warp, from `first_row` of the tile on, in float32: row r at destination + r *
 // head_dim.
-template <i32 head_dim, i32 row_blocks, i32 column_blocks>
+template <i32 head_dim, i32 row_blocks, i32 column_blocks, class Logits>
 FLASHGEN_DEVICE void store_partial(float* destination, i32 row_count, i32 first_row,
                                    const Accumulator<row_blocks, column_blocks>& out,
-                                   const OnlineSoftmax<row_blocks>& softmax, Thread thread) {
+                                   const OnlineSoftmax<row_blocks, Logits>& softmax, Thread thread) {
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
