@@ -68,7 +68,7 @@ CURRENT_GPU = """
 import time
 import flashgen.api
 from cuda.bindings import driver
-from flashgen.launch.driver import current_device, get_driver
+from flashgen.launch.driver.cuda import current_device, get_driver
 start = time.perf_counter()
 get_driver().capability(current_device())
 print(time.perf_counter() - start)

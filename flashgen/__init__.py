@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashgen.lazy import lazy_names
+from flashgen.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashgen import cache, compat, compile, emulator, errors, integrations, oracle, plan, render, spec, torch
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         TraceError,
     )
     from flashgen.explanation import Explanation, explain
-    from flashgen.expr.functions import abs_ as abs
-    from flashgen.expr.functions import (
+    from flashgen.expr.tree.functions import abs_ as abs
+    from flashgen.expr.tree.functions import (
         cos,
         exp,
         k_len,
@@ -106,7 +106,7 @@ else:
                 "TraceError",
             ),
             "flashgen.explanation": ("Explanation", "explain"),
-            "flashgen.expr.functions": (
+            "flashgen.expr.tree.functions": (
                 # A module attribute of that name would hide Python's own inside of the module that defines it.
                 "abs_ as abs",
                 "cos",

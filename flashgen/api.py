@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from flashgen.arch import Arch, arch_for_capability, get_arch
-from flashgen.checks import is_one_of
+from flashgen.common.checks import is_one_of
+from flashgen.common.recent import Recent
+from flashgen.common.show import show
 from flashgen.errors import SpecError
 from flashgen.kernel import Kernel as Kernel
 from flashgen.making import TargetName, make_variant
-from flashgen.recent import Recent
-from flashgen.show import show
 from flashgen.spec import AttentionSpec, Schedule
 
 #: What the emulator runs when no arch is named: the oldest that has every feature of the mma.sync kernels.
@@ -62,7 +62,7 @@ def _arch(arch: str | Arch | None, target: TargetName) -> Arch:
         return get_arch(arch)
     if target == "emulator":
         return get_arch(EMULATED_ARCH)
-    from flashgen.launch.driver import current_device, get_driver
+    from flashgen.launch.driver.cuda import current_device, get_driver
 
     driver = get_driver()
     return arch_for_capability(driver.capability(current_device()))

@@ -1,7 +1,7 @@
 """Every exception flashgen raises on purpose; each message names the thing, its value and the remedy.
 
-Messages show values by ``flashgen.show.show``, which keeps them short. What still grows too long, such as the log of a
-compiler or a list of many violations, is cut; attributes such as ``log`` and ``violations`` hold all of it.
+Messages show values by ``flashgen.common.show.show``, which keeps them short. What still grows too long, such as
+the log of a compiler or a list of many violations, is cut; ``log`` and ``violations`` hold all of it.
 """
 
 from __future__ import annotations

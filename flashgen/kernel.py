@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.arch import Arch
-from flashgen.checks import checked_mapping, is_whole
+from flashgen.common.checks import checked_mapping, is_whole
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError, EmulationError, LaunchError, PlanError
-from flashgen.launch.fixed_sizes import Sizes, check_sizes, fixed_sizes
+from flashgen.launch.call.fixed_sizes import Sizes, check_sizes, fixed_sizes
 from flashgen.launch.variant import Variant
 from flashgen.making import TargetName, binary_of, make_variant
-from flashgen.plan.model import AttentionPlan, Role
-from flashgen.show import show
+from flashgen.plan.model.plans import AttentionPlan, Role
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Sequences
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Kernel:
         if self._target_name == "emulator":
             device = -1
         elif device is None:
-            from flashgen.launch.driver import current_device
+            from flashgen.launch.driver.cuda import current_device
 
             device = current_device()
         for access in _alignments(access_bytes):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from flashgen.arch import Arch
 from flashgen.errors import RegistersError
 from flashgen.launch.variant import Loadable, Variant
-from flashgen.plan.model import AttentionPlan
+from flashgen.plan.model.plans import AttentionPlan
 from flashgen.render.override import unused_overrides
 from flashgen.spec import AttentionSpec, Schedule
 

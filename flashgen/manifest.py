@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashgen.launch.counters import COUNTER_BYTES
-from flashgen.launch.packing import COUNTER, field_offsets
+from flashgen.launch.call.packing import COUNTER, field_offsets
+from flashgen.launch.driver.counters import COUNTER_BYTES
 from flashgen.launch.variant import Loadable
-from flashgen.plan.model import AttentionPlan, Box, KernelPlan, Role
+from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Role
 
 SCHEMA = 1
 
@@ -30,7 +30,7 @@ def save(plan: AttentionPlan, kernels: Mapping[Role, Loadable], directory: Path)
 def manifest(plan: AttentionPlan, kernels: Mapping[Role, Loadable]) -> dict[str, Any]:
     """What a launcher in another language needs: entry points, grids, shared memory, parameter layouts."""
     from flashgen import __version__
-    from flashgen.spec.files import spec_to_dict
+    from flashgen.spec.text.files import spec_to_dict
 
     return {
         "schema": SCHEMA,

@@ -21,14 +21,14 @@ from typing import Any
 from flashgen import settings
 from flashgen.cache import default_cache
 from flashgen.compile.binary import Binary, Resources
-from flashgen.plan.model import AttentionPlan, KernelPlan, Role
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Role
 from flashgen.render import KernelSource, render, templates_dir
 from flashgen.render.source import code_of
 
 _KIND = "rendered sources"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 #: The code that a text depends on, its plan given: what rendering imports, errors and settings aside.
-RENDERING_CODE = ("arch", "dtypes.py", "expr", "identifiers.py", "literal.py", "plan", "render", "spec")
+RENDERING_CODE = ("arch", "common", "dtypes.py", "expr", "plan", "render", "spec")
 
 
 def sources_of(
@@ -111,7 +111,7 @@ class _Retitled(KernelSource):
     @property
     def text(self) -> str:
         """The comment and the code."""
-        from flashgen.render.contents import contents
+        from flashgen.render.amalgamation.contents import contents
         from flashgen.render.summary import header
 
         top = header(self.plan)

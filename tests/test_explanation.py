@@ -12,9 +12,9 @@ import flashgen as fg
 from flashgen.explanation import EMPTY, FULL, PARTIAL
 from flashgen.oracle import Rules
 from flashgen.plan import plan
-from flashgen.plan.choices import choice_lines
-from flashgen.plan.model import Problem
-from flashgen.spec.declared import Declared
+from flashgen.plan.model.choices import choice_lines
+from flashgen.plan.model.plans import Problem
+from flashgen.spec.text.declared import Declared
 
 RANDOM = np.random.default_rng(0)
 PACKED = np.sort(RANDOM.integers(0, 5, (2, 300)), axis=1)

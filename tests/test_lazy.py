@@ -42,7 +42,7 @@ def test_other_names_are_refused(package) -> None:
 
 def test_a_name_may_be_another_one_here() -> None:
     import flashgen
-    from flashgen.expr import functions
+    from flashgen.expr.tree import functions
 
     assert flashgen.abs is functions.abs_
     assert not hasattr(functions, "abs")

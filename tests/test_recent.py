@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from flashgen.recent import Recent
+from flashgen.common.recent import Recent
 
 
 def filled(most: int, count: int) -> Recent[int, str]:

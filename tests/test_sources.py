@@ -19,7 +19,7 @@ from flashgen.cache import default_cache
 from flashgen.emulator.build import kernel_library
 from flashgen.plan import plan
 from flashgen.render import paths, render, templates_dir
-from flashgen.spec.files import spec_from_json
+from flashgen.spec.text.files import spec_from_json
 
 ROOT = Path(__file__).parents[1]
 BAND = fg.AttentionSpec(16, dtype="fp16", mask=fg.window(4, 4))
@@ -146,7 +146,7 @@ for name, module in list(sys.modules.items()):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     files = set(done.stdout.splitlines())
     assert {"plan", "render", "spec"} <= files, done.stderr
-    assert files - set(sources.RENDERING_CODE) == {"checks.py", "errors.py", "lazy.py", "settings.py", "show.py"}
+    assert files - set(sources.RENDERING_CODE) == {"errors.py", "settings.py"}
 
 
 def windowed(width: int, cap: float) -> fg.AttentionSpec:

@@ -92,7 +92,7 @@ def test_dir_lists_the_public_names_and_no_others(name: str) -> None:
 import importlib
 package = importlib.import_module({name!r})
 before = dir(package)
-import flashgen.api, flashgen.cli.main, flashgen.spec.files
+import flashgen.api, flashgen.cli.main, flashgen.spec.text.files
 assert before == dir(package) == sorted(package.__all__), set(dir(package)) ^ set(package.__all__)
 for public in before:
     if public not in ("torch", "attention", "transformers") and not public.startswith("flash_attn"):

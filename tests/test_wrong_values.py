@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import flashgen as fg
+from flashgen.common.show import LONGEST, show
 from flashgen.errors import LONGEST_MESSAGE, FlashgenError
-from flashgen.show import LONGEST, show
 
 SECONDS = 1.0
 

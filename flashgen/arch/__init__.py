@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashgen.common.show import show
 from flashgen.errors import PlanError
-from flashgen.show import show
 
 
 @dataclass(frozen=True, slots=True)

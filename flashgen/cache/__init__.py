@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.cache.cache import Cache, default_cache
 from flashgen.cache.key import cache_key
-from flashgen.lazy import lazy_names
+from flashgen.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashgen.cache.report import BadFile, CacheInfo, CacheReport

@@ -10,16 +10,16 @@ from typing import Annotated
 import typer
 
 from flashgen import settings
-from flashgen.cli import talk
-from flashgen.cli.build import build
-from flashgen.cli.cache import app as cache_app
-from flashgen.cli.cache import list_kernels
-from flashgen.cli.check import check
-from flashgen.cli.doctor import doctor
+from flashgen.cli.commands.build import build
+from flashgen.cli.commands.cache import app as cache_app
+from flashgen.cli.commands.cache import list_kernels
+from flashgen.cli.commands.check import check
+from flashgen.cli.commands.doctor import doctor
+from flashgen.cli.commands.explain import explain
+from flashgen.cli.commands.show import show
 from flashgen.cli.exits import Exit, exit_code
-from flashgen.cli.explain import explain
-from flashgen.cli.help import Command, Group
-from flashgen.cli.show import show
+from flashgen.cli.output import talk
+from flashgen.cli.output.help import Command, Group
 from flashgen.cli.wording import in_options
 from flashgen.errors import ArgumentError, FlashgenError, PlanError, SpecError
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError, SpecError
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, WarpPartition, causal, full, window
-from flashgen.spec.mask import Align
+from flashgen.spec.masks.mask import Align
 from flashgen.spec.schedule import PartitionKind
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def make_request(
 
 
 def _spec_from_file(path: Path, spec_options: dict[str, Any]) -> tuple[AttentionSpec, Schedule]:
-    from flashgen.spec.files import load_spec
+    from flashgen.spec.text.files import load_spec
 
     given = ["--" + name.replace("_", "-") for name, value in spec_options.items() if value]
     if given:
@@ -141,14 +141,14 @@ def _expressions(mask: str | None, score: str | None, sink: str | None, captured
     given = {name: text for name, text in texts.items() if text is not None}
     if not (given or captured):
         return {}
-    from flashgen.spec.reading import mask_and_score
+    from flashgen.spec.text.reading import mask_and_score
 
     return mask_and_score(given | {"captured": _captured(captured)})
 
 
 def _captured(words: list[str]) -> dict[str, Any]:
     """Values by name, from words ``NAME=VALUE``."""
-    from flashgen.spec.texts import plain_from_text
+    from flashgen.spec.text.expressions import plain_from_text
 
     values: dict[str, Any] = {}
     violations = Violations()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashgen.lazy import lazy_names
+from flashgen.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashgen.compat import flash_attn, flash_attn_interface

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.show import show
 from flashgen.spec import Sequences
 from flashgen.spec.sequences import LENGTH_LIMIT
 from flashgen.torch.entry import attend
-from flashgen.torch.forms import Form, attend_by_form
+from flashgen.torch.operators.packed import check_sequences
 from flashgen.torch.options import number_of
-from flashgen.torch.packed import check_sequences
 from flashgen.torch.replay import Asked
+from flashgen.torch.sdpa.forms import Form, attend_by_form
 
 
 def attention(

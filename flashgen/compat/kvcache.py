@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from flashgen.common.show import show
 from flashgen.compat.arguments import check_tensors, form_of, limits_of, whole
 from flashgen.errors import ArgumentError
-from flashgen.show import show
 from flashgen.spec import KVCache, Rotary
-from flashgen.torch.kvcache import attend_to_cache
+from flashgen.torch.operators.kvcache import attend_to_cache
 from flashgen.torch.options import check_flags
 from flashgen.torch.replay import RESULTS, Asked, again
 

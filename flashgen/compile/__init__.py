@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashgen.lazy import lazy_names
+from flashgen.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary, Resources

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.errors import CompileError
+from flashgen.render.amalgamation.line_directives import presumed_origins
 from flashgen.render.engine import rendered_lines
-from flashgen.render.line_directives import presumed_origins
 from flashgen.render.paths import quoted
 from flashgen.render.source import Origin
 

@@ -12,7 +12,7 @@ from flashgen.errors import SerialisedError, SpillError
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary
-    from flashgen.plan.model import KernelPlan
+    from flashgen.plan.model.plans import KernelPlan
 
 #: The kernel whose exponentials run between two products, where there is no time for local memory.
 _NEVER_SPILLS = ("FlashAttention-3", "forward")

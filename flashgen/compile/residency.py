@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flashgen.arch import Arch
 from flashgen.compile.binary import Resources
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 
 _WARP = 32
 _REGISTERS_PER_ALLOCATION = 256

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Resources
-    from flashgen.plan.model import KernelPlan
+    from flashgen.plan.model.plans import KernelPlan
 
 #: The NVRTC release that docs/compile-matrix.md measures. Older ones spill in a few kernels where it does not.
 MEASURED_RELEASE = (13, 5)

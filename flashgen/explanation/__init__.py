@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flashgen.checks import is_whole
+from flashgen.common.checks import is_whole
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError, SpecError
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
 from flashgen.explanation.model import Explanation
-from flashgen.show import show
 from flashgen.spec import AttentionSpec, Mask, Schedule
 
 if TYPE_CHECKING:
     from flashgen.arch import Arch
-    from flashgen.plan.model import KernelPlan
+    from flashgen.plan.model.plans import KernelPlan
 
 __all__ = ["DEFAULT_LENGTH", "EMPTY", "FULL", "PARTIAL", "Explanation", "explain"]
 
@@ -127,7 +127,7 @@ def _tile(kernel: KernelPlan) -> tuple[int, int]:
 def _captured(spec: AttentionSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Values by name for all that the mask captured."""
     from flashgen.expr import is_masked
-    from flashgen.spec.declared import Declared
+    from flashgen.spec.text.declared import Declared
 
     if not isinstance(given, Mapping):
         raise ArgumentError(f"captured={show(given)} is not a dictionary; pass captured={{'name': tensor}}")

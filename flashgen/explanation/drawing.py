@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
-from flashgen.plan.choices import choice_lines
+from flashgen.plan.model.choices import choice_lines
 
 if TYPE_CHECKING:
     import numpy as np

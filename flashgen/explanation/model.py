@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from flashgen.plan.model import KernelPlan
+    from flashgen.plan.model.plans import KernelPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers and texts as plain values; the map is left out."""
-        from flashgen.plan.choices import choice_plain
+        from flashgen.plan.model.choices import choice_plain
 
         sizes = ("len_q", "len_kv", "tile_q", "tile_kv", "batch", "head")
         counts = ("tiles", "empty", "partial", "full", "flops", "dense_flops", "closed")

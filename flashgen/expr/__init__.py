@@ -47,25 +47,39 @@
 
 from __future__ import annotations
 
-from flashgen.expr.caps import cap_of
-from flashgen.expr.capture import element_type, is_masked, is_tensor
-from flashgen.expr.constants import with_constants
-from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
-from flashgen.expr.derivative import captured_gradients, derivative
-from flashgen.expr.functions import cos, exp, k_len, log, maximum, minimum, q_len, sigmoid, sin, sqrt, tan, tanh, where
-from flashgen.expr.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.orders import orders
-from flashgen.expr.parse import parse
-from flashgen.expr.products import in_products, of_product
-from flashgen.expr.sides import Split, split
-from flashgen.expr.starts import with_starts
-from flashgen.expr.text import text
-from flashgen.expr.tile_nodes import Range, Search, TileVar
-from flashgen.expr.tiles import Band, TileRule, tile_rule
-from flashgen.expr.trace import trace_mask, trace_score
-from flashgen.expr.traced import Traced
-from flashgen.expr.visit import postorder
+from flashgen.expr.analysis.float_starts import with_starts
+from flashgen.expr.analysis.hoisting import Split, split
+from flashgen.expr.analysis.key_orders import orders
+from flashgen.expr.analysis.softcaps import cap_of
+from flashgen.expr.analysis.tile_constants import with_constants
+from flashgen.expr.analysis.unscaled_logits import in_products, of_product
+from flashgen.expr.readings.cuda import CudaText, print_cuda, range_name, search_name
+from flashgen.expr.readings.derivative import captured_gradients, derivative
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.readings.tiles import Band, TileRule, tile_rule
+from flashgen.expr.trace.capture import element_type, is_masked, is_tensor
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.trace.traced import Traced
+from flashgen.expr.trace.tracer import trace_mask, trace_score
+from flashgen.expr.tree.functions import (
+    cos,
+    exp,
+    k_len,
+    log,
+    maximum,
+    minimum,
+    q_len,
+    sigmoid,
+    sin,
+    sqrt,
+    tan,
+    tanh,
+    where,
+)
+from flashgen.expr.tree.nodes import Const, Index, Length, Load, Node, Scalar, Score, Tensor
+from flashgen.expr.tree.text import text
+from flashgen.expr.tree.tile_nodes import Range, Search, TileVar
+from flashgen.expr.tree.visit import postorder
 
 __all__ = [
     "Band",

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from flashgen.errors import ArgumentError
 from flashgen.spec import Sequences
 from flashgen.torch.entry import attend
-from flashgen.torch.forms import Form, attend_by_form, axes_of
+from flashgen.torch.sdpa.forms import Form, attend_by_form, axes_of
 
 #: Names with "flash" in them mean kernels of transformers' own hub.
 NAME = "fgen"

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flashgen.checks import checked_mapping
+from flashgen.common.checks import checked_mapping
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.launch.append import Appender
-from flashgen.launch.arguments import check_scale
-from flashgen.launch.call import BACKWARD_RESULTS, Call, remember
-from flashgen.launch.captures import Captures
-from flashgen.launch.frameworks import UNREADABLE, framework_of
-from flashgen.launch.gradients import Gradients
-from flashgen.launch.joined import Found, run
-from flashgen.launch.preparer import Preparer, Request, Workspaces
-from flashgen.launch.side import NOTHING, SideArguments
+from flashgen.launch.arrays.frameworks import UNREADABLE, framework_of
+from flashgen.launch.call.arguments import check_scale
+from flashgen.launch.call.batched_launch import Found, run
+from flashgen.launch.call.call_options import NOTHING, SideArguments
+from flashgen.launch.call.captures import Captures
+from flashgen.launch.call.gradients import Gradients
+from flashgen.launch.call.prepared import BACKWARD_RESULTS, Call, remember
+from flashgen.launch.call.preparer import Preparer, Request, Workspaces
+from flashgen.launch.kvcache.append import Appender
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
 from flashgen.launch.variants import MakeVariant, Variants
-from flashgen.show import show
 from flashgen.spec import Dropout, KVCache, Sequences
 
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashgen.errors import LaunchError
-from flashgen.launch.boxes import address_can_be_written, holds_address
-from flashgen.launch.counters import Counters, counters_of
-from flashgen.launch.driver import CudaDriver, check_process, get_driver
-from flashgen.launch.extended import Configs
-from flashgen.launch.packing import Scratch
+from flashgen.launch.call.boxes import address_can_be_written, holds_address
+from flashgen.launch.call.packing import Scratch
+from flashgen.launch.driver.counters import Counters, counters_of
+from flashgen.launch.driver.cuda import CudaDriver, check_process, get_driver
+from flashgen.launch.driver.launch_attributes import Configs
+from flashgen.launch.driver.tensor_map import GPU_ADDRESS, TensorMap
 from flashgen.launch.target import Buffer, Step
-from flashgen.launch.tensor_map import GPU_ADDRESS, TensorMap
 from flashgen.launch.variant import Loadable, Variant
-from flashgen.plan.model import Role
+from flashgen.plan.model.plans import Role
 
 
 class GpuTarget:

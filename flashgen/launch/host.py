@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from flashgen.errors import EmulationError
-from flashgen.launch.counters import COUNTER_BYTES
-from flashgen.launch.packing import COUNTER, Scratch
+from flashgen.launch.call.packing import COUNTER, Scratch
+from flashgen.launch.driver.counters import COUNTER_BYTES
+from flashgen.launch.driver.tensor_map import EMULATED_ADDRESS, TensorMap
 from flashgen.launch.target import Buffer, Step
-from flashgen.launch.tensor_map import EMULATED_ADDRESS, TensorMap
 from flashgen.launch.variant import Variant
-from flashgen.plan.model import Role
+from flashgen.plan.model.plans import Role
 
 
 class Guarded(Protocol):

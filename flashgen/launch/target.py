@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from flashgen.launch.extended import LaunchShape
-from flashgen.launch.packing import Packer, Places, Template
-from flashgen.launch.tensor_map import TensorMap
+from flashgen.launch.call.packing import Packer, Places, Template
+from flashgen.launch.driver.launch_attributes import LaunchShape
+from flashgen.launch.driver.tensor_map import TensorMap
 from flashgen.launch.variant import Variant
-from flashgen.plan.model import KernelPlan, Role
+from flashgen.plan.model.plans import KernelPlan, Role
 
 
 @dataclass(frozen=True, slots=True)

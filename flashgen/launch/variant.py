@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from flashgen.plan.model import AttentionPlan, KernelPlan, Role
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Role
 
 
 class Loadable(NamedTuple):

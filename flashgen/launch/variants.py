@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from flashgen.errors import LaunchError
-from flashgen.launch.array import MAX_ACCESS_BYTES, ArrayInfo
-from flashgen.launch.boxes import encoded_maps
-from flashgen.launch.call import make_ready
-from flashgen.launch.packing import Value
+from flashgen.launch.arrays.array import MAX_ACCESS_BYTES, ArrayInfo
+from flashgen.launch.call.boxes import encoded_maps
+from flashgen.launch.call.packing import Value
+from flashgen.launch.call.prepared import make_ready
 from flashgen.launch.target import Ready, Target
 from flashgen.launch.variant import Variant
-from flashgen.plan.model import AttentionPlan, Pass, Problem, Role
+from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
 
 #: Kernels that divide by the scale are for larger ones: what is divided, a log-sum-exp, must not overflow.
 SMALLEST_DIVISOR = 1e-30

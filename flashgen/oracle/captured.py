@@ -72,7 +72,7 @@ class CapturedSums:
         *,
         magnitudes: bool = False,
     ) -> None:
-        from flashgen.expr.numpy import as_numpy
+        from flashgen.expr.readings.numpy import as_numpy
 
         tensors = {**spec.tensors, **(captured or {})}
         self.values: dict[str, Floats] = {
@@ -120,7 +120,7 @@ class CapturedSums:
 def differentiable(spec: AttentionSpec) -> tuple[str, ...]:
     """The names of the captured float tensors."""
     from flashgen.expr import element_type
-    from flashgen.expr.capture import TYPES
+    from flashgen.expr.trace.capture import TYPES
 
     return tuple(name for name, value in sorted(spec.tensors.items()) if TYPES[element_type(value)] == "float")
 

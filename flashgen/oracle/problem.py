@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashgen.checks import as_float
+from flashgen.common.checks import as_float
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.expr import is_masked
-from flashgen.show import show
 from flashgen.spec import AttentionSpec
 
 Array = NDArray[Any]

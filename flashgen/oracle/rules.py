@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.oracle.dropout import kept_pairs
 from flashgen.oracle.problem import Problem, refuse_masked
-from flashgen.show import show
 from flashgen.spec import AttentionSpec, Dropout, Mask
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Rules:
         if self._spec.score is None:
             return np.zeros_like(logits)
         from flashgen.expr import derivative, postorder
-        from flashgen.expr.nodes import Unary
+        from flashgen.expr.tree.nodes import Unary
 
         root = self._spec.score.traced.root
         nodes = [n for n in postorder(root) if isinstance(n, Unary) and n.op in ("sin", "cos", "tan")]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flashgen.arch import ARCHS, Arch
-from flashgen.plan.backward_sm90 import why_not_backward
-from flashgen.plan.forward_sm90 import why_not
-from flashgen.plan.forward_table_sm90 import LEAST_KV
-from flashgen.plan.model import AttentionPlan, KernelPlan
+from flashgen.plan.hopper.backward import why_not_backward
+from flashgen.plan.hopper.forward import why_not
+from flashgen.plan.hopper.forward_table import LEAST_KV
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 from flashgen.spec import BackwardSchedule, Schedule
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.plan.model import Constant, KernelPlan, Param, ParamTable, SmemMap
-from flashgen.plan.naming import kernel_name
-from flashgen.plan.params import APPEND, COMBINE
+from flashgen.plan.model.naming import kernel_name
+from flashgen.plan.model.params import APPEND, COMBINE
+from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, SmemMap
 from flashgen.spec import AttentionSpec, full
 
 #: Where the splits of a call leave their results.

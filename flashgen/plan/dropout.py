@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.plan.model import KernelPlan, Param, ParamTable
+from flashgen.plan.model.plans import KernelPlan, Param, ParamTable
 
 #: Numbers that each call brings, as it brings addresses.
 NUMBERS = ("dropout_seed", "dropout_offset")

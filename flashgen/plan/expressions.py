@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen import identifiers
+from flashgen.common import identifiers
 from flashgen.errors import PlanError
-from flashgen.plan.ahead import MOST_BYTES, loads_ahead
-from flashgen.plan.model import Param, ParamTable
+from flashgen.plan.captured.prefetch import MOST_BYTES, loads_ahead
+from flashgen.plan.model.plans import Param, ParamTable
 from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.plan.model import Constant, KernelPlan, Param, ParamTable, SmemMap
-from flashgen.plan.naming import kernel_name
+from flashgen.plan.model.naming import kernel_name
+from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, SmemMap
 from flashgen.spec import full
 
 _WARPS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.plan.model import KernelPlan, Param, ParamTable
+from flashgen.plan.model.plans import KernelPlan, Param, ParamTable
 
 #: Arrays that say where sequences begin and how much of each is used; of the latter there may be none.
 STARTS = ("cu_seqlens_q", "cu_seqlens_k")

@@ -9,7 +9,7 @@ from flashgen.render.paths import templates_dir
 from flashgen.render.source import KernelSource, Origin
 
 if TYPE_CHECKING:
-    from flashgen.plan.model import KernelPlan
+    from flashgen.plan.model.plans import KernelPlan
 
 __all__ = ["KernelSource", "Origin", "render", "render_afresh", "templates_dir"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen import identifiers
-from flashgen.plan.captured import Share
-from flashgen.plan.model import KernelPlan
+from flashgen.common import identifiers
+from flashgen.plan.captured.gradients import Share
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render.expressions import Body, body_of, names_of
 
 if TYPE_CHECKING:
-    from flashgen.plan.captured import CapturedGradient
+    from flashgen.plan.captured.gradients import CapturedGradient
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,15 @@ from jinja2 import (
 )
 
 from flashgen.errors import CompileError
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import paths
-from flashgen.render.amalgamate import Line, amalgamate
-from flashgen.render.contents import contents
+from flashgen.render.amalgamation.amalgamate import Line, amalgamate
+from flashgen.render.amalgamation.contents import contents
+from flashgen.render.amalgamation.line_directives import with_directives
+from flashgen.render.amalgamation.marks import LineMarks, read_marks
+from flashgen.render.amalgamation.prune import prune
 from flashgen.render.layout import align_comments, camel, trailing_comment
-from flashgen.render.line_directives import with_directives
 from flashgen.render.literals import literal
-from flashgen.render.marks import LineMarks, read_marks
-from flashgen.render.prune import prune
 from flashgen.render.source import Origin
 from flashgen.render.summary import summary
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen import identifiers
+from flashgen.common import identifiers
 from flashgen.plan.expressions import CapturedTensor, Expressions, Table
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node, Split, TileRule
-    from flashgen.expr.orders import Orders
+    from flashgen.expr.analysis.key_orders import Orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Code:
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
     from flashgen.expr import Const, Scalar, cap_of, orders, text
-    from flashgen.expr.cuda import C_TYPES, arguments_near_zero
-    from flashgen.expr.sides import is_light as is_light_tree
-    from flashgen.expr.sides import is_quick as is_quick_tree
-    from flashgen.expr.sides import with_keys_apart
-    from flashgen.expr.visit import substitute
+    from flashgen.expr.analysis.hoisting import is_light as is_light_tree
+    from flashgen.expr.analysis.hoisting import is_quick as is_quick_tree
+    from flashgen.expr.analysis.hoisting import with_keys_apart
+    from flashgen.expr.readings.cuda import C_TYPES, arguments_near_zero
+    from flashgen.expr.tree.visit import substitute
 
     e = plan.expressions
     assert e is not None, "the template asks only where the plan has expressions"
@@ -166,7 +166,7 @@ def _survey(table: Table, e: Expressions) -> Survey:
 
 def _loads_ahead(plan: KernelPlan) -> tuple[Load, ...]:
     """What this kernel fetches for a pair before its logit comes."""
-    from flashgen.plan.ahead import MOST_BYTES, MOST_BYTES_BACKWARD
+    from flashgen.plan.captured.prefetch import MOST_BYTES, MOST_BYTES_BACKWARD
 
     assert plan.expressions is not None, "what loads has expressions"
     for switch, most_bytes in (("ahead", MOST_BYTES), ("reads_ahead", MOST_BYTES_BACKWARD)):
@@ -220,7 +220,7 @@ _OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi
 def _pairs(mask: Node, by_order: Orders) -> Split:
     """The mask of a pair, and what its query and its key bring to it."""
     from flashgen.expr import Index, split
-    from flashgen.expr.orders import leaves
+    from flashgen.expr.analysis.key_orders import leaves
 
     roots = {"allows": mask, "besides": by_order.besides}
     roots |= {f"of_row{number}": leaf for number, leaf in enumerate(leaves(by_order.ordered).values())}
@@ -229,7 +229,7 @@ def _pairs(mask: Node, by_order: Orders) -> Split:
 
 def _ordered_keys(ordered: Node, pairs: Split, names: Mapping[str, str]) -> Body:
     """Which keys the mask allows as far as their order goes: a word, made of those of keys from some key on."""
-    from flashgen.expr.orders import leaves
+    from flashgen.expr.analysis.key_orders import leaves
 
     rows = body_of({name: root for name, root in pairs.roots.items() if name.startswith("of_row")}, names)
     values = dict(zip(leaves(ordered), rows.results.values(), strict=True))
@@ -238,8 +238,8 @@ def _ordered_keys(ordered: Node, pairs: Split, names: Mapping[str, str]) -> Body
 
 def _word(ordered: Node, values: Mapping[Node, str]) -> str:
     """The C++ of a condition for many keys at once."""
-    from flashgen.expr.nodes import Binary
-    from flashgen.expr.orders import is_comparison_of_key
+    from flashgen.expr.analysis.key_orders import is_comparison_of_key
+    from flashgen.expr.tree.nodes import Binary
 
     if ordered not in values:
         words = [_word(child, values) for child in ordered.children]

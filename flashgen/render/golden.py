@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from flashgen.errors import FlashgenError
-from flashgen.plan.model import AttentionPlan, Role
+from flashgen.plan.model.plans import AttentionPlan, Role
 from flashgen.render import render_afresh, templates_dir
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition, causal, document, full, softcap, window
 

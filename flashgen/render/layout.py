@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from flashgen.render.marks import without_marks
+from flashgen.render.amalgamation.marks import without_marks
 
 #: As in .clang-format.
 COLUMN_LIMIT = 110

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashgen.literal import float_literal
+from flashgen.common.literal import float_literal
 
 
 def literal(value: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flashgen import settings
 from flashgen.errors import CompileError
-from flashgen.plan.model import AttentionPlan, KernelPlan
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 #: File names that one message lists.
 _LISTED = 8

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 
 _TOP = re.compile(r"(?://[^\n]*\n)*")
 

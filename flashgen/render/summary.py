@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator
 
 from flashgen.plan.algorithm import why_not_fa3
-from flashgen.plan.model import KernelPlan, Role
+from flashgen.plan.model.plans import KernelPlan, Role
 from flashgen.render.layout import COLUMN_LIMIT
-from flashgen.spec.command import rebuild_command
+from flashgen.spec.text.command import rebuild_command
 
 _ROLES: dict[Role, str] = {
     "forward": "forward pass: O and the log-sum-exp of each row",
@@ -47,7 +47,7 @@ def header(plan: KernelPlan) -> str:
 
 def _facts(plan: KernelPlan) -> Iterator[str]:
     # Imported on use: the module that reads and writes spec files brings msgspec with it.
-    from flashgen.spec.files import spec_to_json
+    from flashgen.spec.text.files import spec_to_json
 
     # These two are to be copied, so they are never broken into lines.
     yield _labelled("spec", spec_to_json(plan.spec))

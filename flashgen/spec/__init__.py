@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashgen.lazy import lazy_names
+from flashgen.common.lazy import lazy_names
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.dropout import Dropout
 from flashgen.spec.kvcache import KVCache, Rotary
-from flashgen.spec.mask import Mask, causal, full, window
+from flashgen.spec.masks.mask import Mask, causal, full, window
 from flashgen.spec.schedule import BackwardSchedule, Schedule, WarpPartition
 from flashgen.spec.sequences import Sequences
 
 if TYPE_CHECKING:
-    from flashgen.spec.masks import (
+    from flashgen.spec.masks.named import (
         block_sparse,
         chunked,
         dilated,
@@ -31,7 +31,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "flashgen.spec.masks": (
+            "flashgen.spec.masks.named": (
                 "block_sparse",
                 "chunked",
                 "dilated",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from flashgen.checks import is_one_of, is_whole
+from flashgen.common.checks import is_one_of, is_whole
+from flashgen.common.show import show
 from flashgen.dtypes import ALIASES, DTYPES, DType
 from flashgen.errors import SpecError
-from flashgen.show import show
-from flashgen.spec.mask import Mask, full
+from flashgen.spec.masks.mask import Mask, full
 
 if TYPE_CHECKING:
     from flashgen.expr import Traced
@@ -112,7 +112,7 @@ class AttentionSpec:
     def declared(self) -> AttentionSpec:
         """The same spec with the types of its captured tensors in their place: it keeps no memory alive."""
         from flashgen.expr import element_type
-        from flashgen.spec.declared import Declared
+        from flashgen.spec.text.declared import Declared
 
         return self.with_tensors({n: Declared(element_type(t), len(t.shape)) for n, t in self.tensors.items()})
 

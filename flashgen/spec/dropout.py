@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from flashgen.checks import as_float, is_whole
+from flashgen.common.checks import as_float, is_whole
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.show import show
 
 #: A pair's number has so many bits, so probabilities are rounded to multiples of 2^-15.
 NUMBER_BITS = 15

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flashgen.checks import is_whole
+from flashgen.common.checks import is_whole
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.show import show
 
 #: No call splits the keys of a sequence into more parts.
 MOST_SPLITS = 256

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from flashgen.checks import is_one_of, is_whole
+from flashgen.common.checks import is_one_of, is_whole
+from flashgen.common.show import show
 from flashgen.errors import SpecError
-from flashgen.show import show
 
 PartitionKind = Literal["split_q", "split_k", "specialized"]
 Algorithm = Literal["fa2", "fa3"]

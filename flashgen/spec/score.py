@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from flashgen.checks import as_float
+from flashgen.common.checks import as_float
+from flashgen.common.show import show
 from flashgen.errors import SpecError
 from flashgen.expr import Const, Traced, derivative, k_len, maximum, minimum, q_len, tanh, text, trace_score
 from flashgen.expr import Score as Logit
-from flashgen.show import show
 from flashgen.spec.form import Form, form_of
-from flashgen.spec.mask import Mask
+from flashgen.spec.masks.mask import Mask
 from flashgen.spec.tensors import check_tensor
 
 

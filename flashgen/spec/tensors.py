@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashgen.common.show import show
 from flashgen.errors import SpecError
 from flashgen.expr import is_masked, is_tensor
-from flashgen.show import show
 
 
 def check_tensor(name: str, value: Any, *ranks: int) -> int:

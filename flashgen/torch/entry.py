@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
-from flashgen.launch.joined import run
-from flashgen.show import show
+from flashgen.launch.call.batched_launch import run
 from flashgen.spec import (
     Mask,
     Sequences,
@@ -21,9 +21,6 @@ from flashgen.spec import (
     softcap,
     window,
 )
-from flashgen.torch import compiled, ops, program_ops, varlen_ops  # noqa: F401  (they register themselves)
-from flashgen.torch.bool_masks import function_of
-from flashgen.torch.compiling import attend_compiled, by_operator
 from flashgen.torch.function import (
     attention_function,
     over_batch,
@@ -33,11 +30,15 @@ from flashgen.torch.function import (
     wants_gradients,
 )
 from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
+from flashgen.torch.operators import dense, programs, varlen  # noqa: F401  (they register themselves)
+from flashgen.torch.operators.packed import arrays_of, check_sequences, longest_of
 from flashgen.torch.options import check_flags, number_of
-from flashgen.torch.packed import arrays_of, check_sequences, longest_of
-from flashgen.torch.programs import Program, check_tensors, limits_of, mask_of, program_of, score_of
 from flashgen.torch.randomness import drawn_state, dropout_of
 from flashgen.torch.replay import Asked, again, remember
+from flashgen.torch.sdpa.bool_masks import function_of
+from flashgen.torch.tracing import compiled
+from flashgen.torch.tracing.compiling import attend_compiled, by_operator
+from flashgen.torch.tracing.program import Program, check_tensors, limits_of, mask_of, program_of, score_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LAYOUTS = ("bshd", "bhsd")
@@ -222,7 +223,7 @@ def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     """Tensors as the kernels take them: cast by autocast, rows without gaps."""
     # That of CUDA is the one asked for without a name, which takes a third of the time.
     if torch.is_autocast_enabled() if q.is_cuda else torch.is_autocast_enabled("cpu"):
-        q, k, v = ops.autocast(q, k, v)
+        q, k, v = dense.autocast(q, k, v)
     try:
         if q.stride()[-1] != 1 or k.stride()[-1] != 1 or v.stride()[-1] != 1:
             q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)

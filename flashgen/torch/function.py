@@ -9,10 +9,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flashgen.kernel import Kernel
-from flashgen.launch.joined import Found, run
+from flashgen.launch.call.batched_launch import Found, run
 from flashgen.spec import Dropout
-from flashgen.torch.gradients import backward_with_captured
-from flashgen.torch.packed import sequences_of
+from flashgen.torch.operators.gradients import backward_with_captured
+from flashgen.torch.operators.packed import sequences_of
 
 #: The forward call, and for the backward one kernel, scale, Dropout, where packed sequences are and how long they may
 #: be: one argument, since torch takes time for each.

@@ -9,16 +9,16 @@ import torch
 
 from flashgen.api import KERNELS_KEPT, Kernel, build, built
 from flashgen.arch import Arch, arch_for_capability
+from flashgen.common.recent import Recent
 from flashgen.errors import ArgumentError, LaunchError
-from flashgen.launch.array import HOST, dtype_name
-from flashgen.launch.driver import get_driver
-from flashgen.recent import Recent
+from flashgen.launch.arrays.array import HOST, dtype_name
+from flashgen.launch.driver.cuda import get_driver
 from flashgen.spec import AttentionSpec, Mask
 from flashgen.spec.attention import CacheKind
-from flashgen.spec.mask import Band
-from flashgen.torch.programs import Limits, spec_of
+from flashgen.spec.masks.mask import Band
 from flashgen.torch.replay import forget_host
-from flashgen.torch.switch import Switch
+from flashgen.torch.sdpa.switch import Switch
+from flashgen.torch.tracing.program import Limits, spec_of
 
 NO_LIMITS: Limits = (None, None, None, None)
 #: What a kernel computes: a mask's limits, or the text of a program.

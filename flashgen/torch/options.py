@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.show import show
 
 # Callers compare types first, which is quicker than these functions, and call them for what is left.
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.show import show
 from flashgen.spec import Dropout
 
 

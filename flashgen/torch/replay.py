@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.launch.array import MAX_ACCESS_BYTES, Framework
-from flashgen.launch.call import Call
-from flashgen.launch.joined import Part, joined, taken
+from flashgen.launch.arrays.array import MAX_ACCESS_BYTES, Framework
+from flashgen.launch.call.batched_launch import Part, joined, taken
+from flashgen.launch.call.prepared import Call
 from flashgen.launch.target import Target
 from flashgen.torch.function import Recorded, recorded_again
 

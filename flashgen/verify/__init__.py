@@ -1,7 +1,7 @@
 """Does a kernel compute what its spec says? Small problems, and the error beside its bound."""
 
-from flashgen.verify.cases import Case, Inputs, cases_for
-from flashgen.verify.drawn import Tiles, draw
+from flashgen.verify.cases.case import Case, Inputs, cases_for
+from flashgen.verify.cases.drawn import Tiles, draw
 from flashgen.verify.expectation import CaseResult, Expectation, expect
 from flashgen.verify.shrink import shrunk
 from flashgen.verify.tally import OutputReport, Tally

@@ -13,10 +13,10 @@ from flashgen.oracle import CaseSlope, Check, backward, bounds, case_slope, chec
 from flashgen.oracle.rounded import RoundedResult
 from flashgen.oracle.rules import Floats
 from flashgen.spec import AttentionSpec, Dropout
-from flashgen.verify.cached import Filling
-from flashgen.verify.captured import with_values
-from flashgen.verify.cases import TENSORS, Case, Inputs
-from flashgen.verify.packed import Packing
+from flashgen.verify.cases.cached import Filling
+from flashgen.verify.cases.captured import with_values
+from flashgen.verify.cases.case import TENSORS, Case, Inputs
+from flashgen.verify.cases.packed import Packing
 from flashgen.verify.rounding import rounding_errors
 
 

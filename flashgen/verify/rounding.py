@@ -17,7 +17,7 @@ from flashgen.oracle import Rules
 from flashgen.oracle.problem import read_problem
 from flashgen.oracle.rules import Lengths
 from flashgen.spec import AttentionSpec, Dropout
-from flashgen.verify.cases import TENSORS, Inputs
+from flashgen.verify.cases.case import TENSORS, Inputs
 
 Floats: TypeAlias = NDArray[np.float64]
 SINGLE = 2.0**-24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from flashgen.verify.cases import PLAIN, Case
+from flashgen.verify.cases.case import PLAIN, Case
 from flashgen.verify.trial import Mode, Trial
 
 #: Trials that a search may take; what it has by then is small enough.

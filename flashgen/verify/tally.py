@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flashgen.oracle import LSE_SLOPE_TOLERANCE, SLOPE_TOLERANCE, Slope, pooled_slope
-from flashgen.verify.cases import TENSORS, Case
+from flashgen.verify.cases.case import TENSORS, Case
 from flashgen.verify.expectation import CaseResult
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeAlias, get_args
 
-from flashgen.verify.cases import Case
+from flashgen.verify.cases.case import Case
 
 Order: TypeAlias = Literal["sequential", "reverse", "random", "priority"]
 ORDERS: tuple[Order, ...] = get_args(Order)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from flashgen.errors import SpecError
-from flashgen.verify.cases import PLAIN, Case
-from flashgen.verify.layouts import LAYOUTS
+from flashgen.verify.cases.case import PLAIN, Case
+from flashgen.verify.cases.layouts import LAYOUTS
+from flashgen.verify.cases.values import FILLS, SPOILS
 from flashgen.verify.trial import ORDERS, SIDES, Mode, Trial
-from flashgen.verify.values import FILLS, SPOILS
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from flashgen.spec import AttentionSpec
-from flashgen.verify.cases import Case, cases_for
+from flashgen.verify.cases.case import Case, cases_for
+from flashgen.verify.cases.packed import packed_results
 from flashgen.verify.expectation import CaseResult, Expectation, expect
-from flashgen.verify.packed import packed_results
 from flashgen.verify.tally import OutputReport, Tally
 
 #: ``run(q, k, v, do, scale) -> (o, lse, dq, dk, dv)`` on NumPy arrays; without ``do`` the gradients are None.

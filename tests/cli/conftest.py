@@ -46,7 +46,7 @@ def machine(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The GPUs of a pretended machine; tests put some in. Compiling is pretended too."""
     gpus: list[Any] = []
     for module in ("build", "explain", "show"):
-        monkeypatch.setattr(f"flashgen.cli.{module}.find_gpus", lambda: tuple(gpus))
+        monkeypatch.setattr(f"flashgen.cli.commands.{module}.find_gpus", lambda: tuple(gpus))
     monkeypatch.setattr("flashgen.compile.compile_source", pretend_to_compile)
     monkeypatch.setattr("flashgen.compile.compiler_build_id", lambda: "pretended")
     return gpus

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flashgen.cli.gpus import Gpu
-from flashgen.cli.outputs import OutputOnArch
-from flashgen.cli.verification import Verification
+from flashgen.cli.gpu.arrays import Gpu
+from flashgen.cli.gpu.verification import Verification
+from flashgen.cli.output.outputs import OutputOnArch
 from flashgen.errors import CompileError, SerialisedError
 from flashgen.oracle import Check, Slope
 from flashgen.verify import Case, CaseResult, OutputReport
@@ -42,7 +42,7 @@ KERNEL_KEYS = [
 
 
 def verified(monkeypatch: pytest.MonkeyPatch, outcome: Verification | None) -> None:
-    monkeypatch.setattr("flashgen.cli.verification.verify_all", lambda plans, gpus: outcome)
+    monkeypatch.setattr("flashgen.cli.gpu.verification.verify_all", lambda plans, gpus: outcome)
 
 
 def test_json_is_one_object_of_the_documented_shape_and_all_of_stdout(
@@ -280,7 +280,7 @@ def test_a_failed_verification_is_reported_and_ends_with_1(
 def test_without_anything_to_verify_on_verify_is_null(
     flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashgen.cli.verification.missing_emulator", lambda: "no C++ compiler was found")
+    monkeypatch.setattr("flashgen.cli.gpu.verification.missing_emulator", lambda: "no C++ compiler was found")
     result = flashgen("build", "--head-dim", "64", "--forward-only", "--json")
     assert result.code == 0
     assert json.loads(result.out)["verify"] is None
@@ -310,7 +310,7 @@ def test_what_no_kernel_fits_ends_with_2(flashgen: Any, machine: list[Any]) -> N
 def test_the_real_compiler_and_the_emulator_agree_with_the_oracle(
     flashgen: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("flashgen.cli.build.find_gpus", lambda: ())
+    monkeypatch.setattr("flashgen.cli.commands.build.find_gpus", lambda: ())
     arguments = ("--head-dim", "16", "--dtype", "fp16", "--forward-only", "--arch", "sm_80", "--json")
     result = flashgen("build", *arguments, "--out", str(tmp_path))
     assert result.code == 0, result.err
@@ -336,7 +336,7 @@ def test_a_build_is_verified_on_the_gpu(flashgen: Any) -> None:
 def test_files_of_old_builds_make_room_for_new_ones(
     flashgen: Any, machine: list[Any], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashgen.cli.builder.BUILDS_KEPT", 2)
+    monkeypatch.setattr("flashgen.cli.commands.builder.BUILDS_KEPT", 2)
     for age, name in ((300, "oldest"), (200, "older"), (100, "old")):
         path = own_cache / "builds" / name
         path.mkdir(parents=True)

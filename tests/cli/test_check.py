@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.cli import talk
-from flashgen.cli.gpus import Gpu
+from flashgen.cli.gpu.arrays import Gpu
+from flashgen.cli.output import talk
+from flashgen.common.recent import Recent
 from flashgen.plan import plan
-from flashgen.plan.model import AttentionPlan
-from flashgen.recent import Recent
+from flashgen.plan.model.plans import AttentionPlan
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, causal
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_asked_for_ends_with_2(flashgen: Any, options: tuple[str,
 
 
 def test_a_target_that_is_not_there_ends_with_3(flashgen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgen.cli.check.find_gpus", lambda: ())
+    monkeypatch.setattr("flashgen.cli.commands.check.find_gpus", lambda: ())
     result = flashgen("check", *OPTIONS, "--target", "gpu")
     assert (result.code, result.out) == (3, "")
     assert "no GPU here runs sm_80" in result.err
@@ -246,7 +246,7 @@ def test_without_a_compiler_it_says_what_to_install(flashgen: Any, monkeypatch: 
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
-    from flashgen.cli import checking
+    from flashgen.cli.commands import checking
 
     real, left = checking.run_case, [runs]
 
@@ -292,7 +292,7 @@ def test_a_gpu_gets_the_arrays_as_they_are_laid_out(flashgen: Any, monkeypatch: 
     """With a GPU made of nothing: what is asked of it, and that its results are judged."""
     from flashgen import oracle
 
-    monkeypatch.setattr("flashgen.cli.check.find_gpus", lambda: (Gpu(0, "Pretended", 80, 2**36),))
+    monkeypatch.setattr("flashgen.cli.commands.check.find_gpus", lambda: (Gpu(0, "Pretended", 80, 2**36),))
     monkeypatch.setattr("flashgen.api.build", lambda *arguments, **options: options)
     seen: list[tuple[int, ...]] = []
 
@@ -306,7 +306,7 @@ def test_a_gpu_gets_the_arrays_as_they_are_laid_out(flashgen: Any, monkeypatch: 
 
         return run
 
-    monkeypatch.setattr("flashgen.cli.checking.runner", runner)
+    monkeypatch.setattr("flashgen.cli.commands.checking.runner", runner)
     result = flashgen("check", *OPTIONS, "--target", "gpu", "--case", "Sq=3 Sk=4 k=reversed")
     assert result.code == 1
     assert seen == [(128, -32, 32, 2)]

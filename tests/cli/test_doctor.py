@@ -70,7 +70,7 @@ def test_a_check_that_dies_is_a_finding_and_the_others_go_on(flashgen: Any, monk
     def die() -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setitem(__import__("flashgen.cli.checkup", fromlist=["CHECKS"]).CHECKS, "gpus", die)
+    monkeypatch.setitem(__import__("flashgen.cli.commands.checkup", fromlist=["CHECKS"]).CHECKS, "gpus", die)
     found = findings(flashgen)
     assert found["gpus"]["detail"] == "ZeroDivisionError: unforeseen"
     assert found["python"]["status"] == "ok"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import flashgen as fg
-from flashgen.cli.gpus import Gpu
+from flashgen.cli.gpu.arrays import Gpu
 
 
 def test_the_map_is_drawn_on_stdout(flashgen: Any) -> None:

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 
 from flashgen.arch import get_arch
-from flashgen.cli.captured_copy import CapturedCopy
-from flashgen.cli.gpus import Gpu, archs_to_build, find_gpus, to_device, to_host
+from flashgen.cli.gpu.arrays import Gpu, archs_to_build, find_gpus, to_device, to_host
+from flashgen.cli.gpu.captured_copy import CapturedCopy
 from flashgen.dtypes import DTYPES
 from flashgen.errors import LaunchError, NoGpuError
 from flashgen.expr import element_type, is_tensor
-from flashgen.launch.array import contiguous_strides
-from flashgen.launch.driver import get_driver
-from flashgen.launch.foreign_arrays import _from_interface
-from flashgen.verify.far import FAR_AXES, FarLayout
-from flashgen.verify.layouts import NEAR_LAYOUTS, NearLayout, laid_out
+from flashgen.launch.arrays.array import contiguous_strides
+from flashgen.launch.arrays.foreign_arrays import _from_interface
+from flashgen.launch.driver.cuda import get_driver
+from flashgen.verify.cases.huge_stride import FAR_AXES, FarLayout
+from flashgen.verify.cases.layouts import NEAR_LAYOUTS, NearLayout, laid_out
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise NoGpuError("no NVIDIA driver was found")
 
-    monkeypatch.setattr("flashgen.launch.driver.get_driver", none)
+    monkeypatch.setattr("flashgen.launch.driver.cuda.get_driver", none)
     assert find_gpus() == ()
 
 
@@ -65,7 +65,7 @@ class HostDriver:
 @pytest.mark.parametrize("layout", NEAR_LAYOUTS)
 def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: NearLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = HostDriver()
-    monkeypatch.setattr("flashgen.launch.driver.get_driver", lambda: driver)
+    monkeypatch.setattr("flashgen.launch.driver.cuda.get_driver", lambda: driver)
     array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), layout, np.float32)
     info = to_device(array, 0).info
     assert (info.shape, tuple(4 * stride for stride in info.strides)) == (array.shape, array.strides)
@@ -80,9 +80,9 @@ def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: NearLayout, monkeypa
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float32", "float64", "bfloat16"])
 def test_a_captured_tensor_is_copied_whatever_its_elements(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     driver = HostDriver()
-    monkeypatch.setattr("flashgen.cli.captured_copy.get_driver", lambda: driver)
-    monkeypatch.setattr("flashgen.launch.foreign_arrays.current_device", lambda: 0)
-    monkeypatch.setattr("flashgen.launch.foreign_arrays.get_driver", lambda: driver)
+    monkeypatch.setattr("flashgen.cli.gpu.captured_copy.get_driver", lambda: driver)
+    monkeypatch.setattr("flashgen.launch.arrays.foreign_arrays.current_device", lambda: 0)
+    monkeypatch.setattr("flashgen.launch.arrays.foreign_arrays.get_driver", lambda: driver)
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     for array in (np.arange(15).reshape(3, 5).astype(kind)[:, ::2], np.asarray(1, kind)):
         copy = CapturedCopy(array, 0)
@@ -132,7 +132,7 @@ def test_where_no_memory_can_be_mapped_a_far_array_is_copied_close_together(
             super().call(name, *arguments)
 
     driver = OldDriver()
-    monkeypatch.setattr("flashgen.launch.driver.get_driver", lambda: driver)
+    monkeypatch.setattr("flashgen.launch.driver.cuda.get_driver", lambda: driver)
     array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), "far-heads", np.float32)
     with caplog.at_level("WARNING", "flashgen"):
         info = to_device(array, 0).info

@@ -56,20 +56,20 @@ def test_an_error_is_one_message_without_a_traceback(
     flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FLASHGEN_DEBUG", raising=False)
-    monkeypatch.setattr("flashgen.cli.build.plan_all", failing(NoGpuError("no GPU; plug one in")))
+    monkeypatch.setattr("flashgen.cli.commands.build.plan_all", failing(NoGpuError("no GPU; plug one in")))
     result = flashgen("build", "--head-dim", "64")
     assert (result.code, result.out, result.err) == (3, "", "error: no GPU; plug one in\n")
 
 
 def test_debug_shows_the_traceback(flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_DEBUG", "1")
-    monkeypatch.setattr("flashgen.cli.build.plan_all", failing(NoGpuError("no GPU")))
+    monkeypatch.setattr("flashgen.cli.commands.build.plan_all", failing(NoGpuError("no GPU")))
     with pytest.raises(NoGpuError):
         flashgen("build", "--head-dim", "64")
 
 
 def test_ctrl_c_ends_quietly(flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgen.cli.build.plan_all", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("flashgen.cli.commands.build.plan_all", failing(KeyboardInterrupt()))
     result = flashgen("build", "--head-dim", "64")
     assert result.code == Exit.INTERRUPTED
     assert "Traceback" not in result.err

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import flashgen as fg
+from flashgen.common.recent import Recent
 from flashgen.plan import plan
-from flashgen.recent import Recent
 from flashgen.render import render_afresh
 
 SPEC = fg.AttentionSpec(64, mask=fg.causal())

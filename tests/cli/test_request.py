@@ -10,7 +10,7 @@ from flashgen.cli.options import kernel_options
 from flashgen.cli.request import Request, parse_window
 from flashgen.errors import SpecError
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, window
-from flashgen.spec.files import dump_spec
+from flashgen.spec.text.files import dump_spec
 
 
 def violations(**options: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.cli.gpus import Gpu
+from flashgen.cli.gpu.arrays import Gpu
 
 CAPTURED = (
     *("--score", "s + bias[h, q, k] * f[k]", "--captured", "bias=float32[3]", "--captured", "f=float32[1]"),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flashgen.cli.table import columns
+from flashgen.cli.output.table import columns
 
 
 def test_cells_of_a_column_start_at_the_same_place() -> None:

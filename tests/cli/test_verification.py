@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flashgen.cli.gpus import Gpu
-from flashgen.cli.verification import Verification, verify_all
+from flashgen.cli.gpu.arrays import Gpu
+from flashgen.cli.gpu.verification import Verification, verify_all
 from flashgen.errors import EmulationError, LaunchError
 from flashgen.oracle import CaseSlope, Check
 from flashgen.plan import plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashgen.plan import plan
-from flashgen.plan.model import Constant, KernelPlan
+from flashgen.plan.model.plans import Constant, KernelPlan
 from flashgen.render import KernelSource, paths, render
 from flashgen.spec import AttentionSpec
 

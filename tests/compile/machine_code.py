@@ -18,7 +18,7 @@ import pytest
 from flashgen.cache import default_cache
 from flashgen.compile import Binary, compile_source, disassemble
 from flashgen.compile.disassembler import disassemblers
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import render
 
 

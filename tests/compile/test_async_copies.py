@@ -10,7 +10,7 @@ from flashgen.compile import nvrtc
 from flashgen.compile.options import options_for
 from flashgen.plan import plan
 from flashgen.render import render
-from flashgen.render.amalgamate import amalgamate
+from flashgen.render.amalgamation.amalgamate import amalgamate
 from flashgen.render.paths import include_dir
 from flashgen.render.source import Origin
 from flashgen.spec import AttentionSpec

@@ -16,8 +16,8 @@ from itertools import product
 import pytest
 
 from flashgen.plan import plan
-from flashgen.plan.backward_sm90 import NARROW_DIMS
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.hopper.backward import NARROW_DIMS
+from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import compiled, has_own_memory, is_product, machine_code, nameless, products
 from tests.compile.test_forward_sm90 import CASES, Build, each
 

@@ -16,8 +16,8 @@ from itertools import product
 import pytest
 
 from flashgen.plan import plan
-from flashgen.plan.backward_sm90 import WIDE_DIMS
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.hopper.backward import WIDE_DIMS
+from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import (
     compiled,
     each_kernel,

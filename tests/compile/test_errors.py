@@ -8,7 +8,7 @@ from flashgen.arch import get_arch
 from flashgen.compile import compile_ptx, compile_source
 from flashgen.compile.registers import require_registers
 from flashgen.errors import CompileError, SerialisedError
-from flashgen.plan.model import Constant
+from flashgen.plan.model.plans import Constant
 from flashgen.render import KernelSource, templates_dir
 
 Source = Callable[..., KernelSource]

@@ -18,8 +18,8 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan
-from flashgen.plan.model import KernelPlan
-from flashgen.plan.sm90 import HEAD_DIMS
+from flashgen.plan.hopper.units import HEAD_DIMS
+from flashgen.plan.model.plans import KernelPlan
 from tests.compile.machine_code import code, compiled, each_kernel, has_own_memory, is_product, machine_code
 
 Build = tuple[tuple[int, int], str, str]

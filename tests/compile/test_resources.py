@@ -8,7 +8,7 @@ import pytest
 from flashgen.arch import ARCHS, get_arch
 from flashgen.compile import Resources, blocks_per_multiprocessor, compile_source, occupancy
 from flashgen.compile.resources import parse_resources, serialisation_warnings
-from flashgen.plan.model import KernelPlan, SmemMap, SmemRegion
+from flashgen.plan.model.plans import KernelPlan, SmemMap, SmemRegion
 from flashgen.render import KernelSource
 
 Source = Callable[..., KernelSource]

@@ -15,7 +15,7 @@ from flashgen.cache import default_cache
 from flashgen.compile import Resources, compile_source, compiler_build_id, spill_warning
 from flashgen.compile.spills import nvrtc_release
 from flashgen.plan import plan
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import render
 from flashgen.render.golden import GOLDEN, Golden
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
-from flashgen.launch.tensor_map import MAP_ALIGNMENT, TensorMap
+from flashgen.launch.driver.tensor_map import MAP_ALIGNMENT, TensorMap
 
 C_TYPES = {"f4": "float", "u4": "u32", "i4": "i32", "f2": "half_t", "u2": "u16", "u1": "u8"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flashgen.errors import EmulationError
-from flashgen.launch.tensor_map import TensorMap
+from flashgen.launch.driver.tensor_map import TensorMap
 
 SCHEDULES = ["sequential", "reverse", "random", "priority"]
 TILES, ROWS, COLUMNS = 6, 8, 32

@@ -10,7 +10,7 @@ import pytest
 
 from flashgen.emulator import GuardedCall, guarded_copy
 from flashgen.errors import EmulationError, LaunchError
-from flashgen.launch.tensor_map import TensorMap
+from flashgen.launch.driver.tensor_map import TensorMap
 
 READ = "out[thread_idx()] = x[thread_idx()];"
 

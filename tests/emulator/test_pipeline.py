@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flashgen.errors import EmulationError
-from flashgen.launch.tensor_map import TensorMap
+from flashgen.launch.driver.tensor_map import TensorMap
 
 TILES, STAGES, ROWS, COLUMNS = 7, 3, 8, 32
 WIDTH = 70  # of the tensor: its last tile column reaches out of it

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.launch.tensor_map import ELEMENTS, TensorMap
+from flashgen.launch.driver.tensor_map import ELEMENTS, TensorMap
 
 SCHEDULES = ["sequential", "reverse", "random", "priority"]
 #: A barrier of one arrival at offset 0, and boxes from offset 1024 on.

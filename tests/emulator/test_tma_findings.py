@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flashgen.errors import EmulationError
-from flashgen.launch.tensor_map import TensorMap
+from flashgen.launch.driver.tensor_map import TensorMap
 from tests.emulator.test_tma import SETUP, STORE, aligned, load, tensor_map
 
 

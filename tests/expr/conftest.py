@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
-from flashgen.expr.build import binary, select, unary
-from flashgen.expr.captured import load
-from flashgen.expr.nodes import Const, Index, Length, Node, Scalar, Score, Tensor
-from flashgen.expr.parse import parse
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.build import binary, select, unary
+from flashgen.expr.tree.captured import load
+from flashgen.expr.tree.nodes import Const, Index, Length, Node, Scalar, Score, Tensor
 
 Array = np.ndarray[Any, Any]
 LONGEST = 24

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from flashgen.errors import ArgumentError
-from flashgen.expr.bits import bits_interval
-from flashgen.expr.build import MAX_INT, MIN_INT, binary
-from flashgen.expr.nodes import Const, Index, Scalar
-from flashgen.expr.numpy import evaluate
-from flashgen.expr.parse import parse
-from flashgen.expr.text import text
-from flashgen.expr.tiles import tile_rule
+from flashgen.expr.analysis.bitwise_intervals import bits_interval
+from flashgen.expr.readings.numpy import evaluate
+from flashgen.expr.readings.tiles import tile_rule
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.build import MAX_INT, MIN_INT, binary
+from flashgen.expr.tree.nodes import Const, Index, Scalar
+from flashgen.expr.tree.text import text
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "&": operator.and_,

@@ -12,7 +12,7 @@ import pytest
 import flashgen as fg
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
 from flashgen.oracle.bounds import LSE_TOLERANCE
-from flashgen.plan.forward_traits_sm90 import has_fine_cap
+from flashgen.plan.hopper.forward_traits import has_fine_cap
 
 Array = np.ndarray[Any, Any]
 

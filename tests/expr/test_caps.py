@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.caps import cap_of
-from flashgen.expr.numpy import evaluate
-from flashgen.expr.parse import parse
-from flashgen.expr.text import text
+from flashgen.expr.analysis.softcaps import cap_of
+from flashgen.expr.readings.numpy import evaluate
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.text import text
 
 SCALE = 0.125
 

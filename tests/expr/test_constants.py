@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.constants import with_constants
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.parse import parse
-from flashgen.expr.products import of_product
-from flashgen.expr.text import text
+from flashgen.expr.analysis.tile_constants import with_constants
+from flashgen.expr.analysis.unscaled_logits import of_product
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.text import text
 
 LENGTH = 20
 SCALE = 0.125

@@ -11,17 +11,17 @@ import pytest
 
 from flashgen.compile import nvrtc, options_for
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
-from flashgen.expr.build import binary, unary
-from flashgen.expr.cuda import CudaText, print_cuda, range_name, search_name
-from flashgen.expr.derivative import captured_gradients
-from flashgen.expr.nodes import Binary, Index, Load, Node, Scalar, Select, Tensor, Unary
-from flashgen.expr.numpy import evaluate_all
-from flashgen.expr.parse import parse
-from flashgen.expr.text import text
-from flashgen.expr.tile_nodes import Range, Search, TileVar, Wide
-from flashgen.expr.tiles import tile_rule
-from flashgen.expr.visit import postorder
-from flashgen.render.amalgamate import amalgamate
+from flashgen.expr.readings.cuda import CudaText, print_cuda, range_name, search_name
+from flashgen.expr.readings.derivative import captured_gradients
+from flashgen.expr.readings.numpy import evaluate_all
+from flashgen.expr.readings.tiles import tile_rule
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.build import binary, unary
+from flashgen.expr.tree.nodes import Binary, Index, Load, Node, Scalar, Select, Tensor, Unary
+from flashgen.expr.tree.text import text
+from flashgen.expr.tree.tile_nodes import Range, Search, TileVar, Wide
+from flashgen.expr.tree.visit import postorder
+from flashgen.render.amalgamation.amalgamate import amalgamate
 from flashgen.render.source import Origin
 
 Array = np.ndarray[Any, Any]

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.derivative import captured_gradients, derivative
-from flashgen.expr.nodes import Const, Load, Node, Scalar, Score
-from flashgen.expr.numpy import evaluate
-from flashgen.expr.parse import parse
-from flashgen.expr.text import text
-from flashgen.expr.visit import postorder, substitute
+from flashgen.expr.readings.derivative import captured_gradients, derivative
+from flashgen.expr.readings.numpy import evaluate
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.nodes import Const, Load, Node, Scalar, Score
+from flashgen.expr.tree.text import text
+from flashgen.expr.tree.visit import postorder, substitute
 
 POINTS = 200
 STEP = 1e-6

@@ -10,9 +10,9 @@ import pytest
 
 import flashgen as fg
 from flashgen.errors import TraceError
-from flashgen.expr.methods import METHODS
-from flashgen.expr.text import text
-from flashgen.expr.trace import trace_mask, trace_score
+from flashgen.expr.trace.tracer import trace_mask, trace_score
+from flashgen.expr.tree.methods import METHODS
+from flashgen.expr.tree.text import text
 
 BIAS = np.zeros((2, 3, 8, 8), np.float32)
 IDS = np.zeros((2, 8), np.int32)
@@ -44,7 +44,7 @@ def test_a_method_is_its_function(method: Callable[..., Any], function: Callable
 
 
 def test_every_function_of_the_language_is_a_method_or_has_none() -> None:
-    from flashgen.expr.nodes import FUNCTIONS
+    from flashgen.expr.tree.nodes import FUNCTIONS
 
     assert set(FUNCTIONS) - set(METHODS) == {"where"}
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from flashgen.errors import TraceError
-from flashgen.expr import nodes
-from flashgen.expr.functions import abs_, exp, k_len, maximum, minimum, q_len, where
-from flashgen.expr.nodes import USES, Const, Index, Node, Scalar, Score
-from flashgen.expr.text import text
+from flashgen.expr.tree import nodes
+from flashgen.expr.tree.functions import abs_, exp, k_len, maximum, minimum, q_len, where
+from flashgen.expr.tree.nodes import USES, Const, Index, Node, Scalar, Score
+from flashgen.expr.tree.text import text
 
 b, h, q, k, s = Index("b"), Index("h"), Index("q"), Index("k"), Score()
 w, x, on = Scalar("w", "int"), Scalar("x", "float"), Scalar("on", "bool")

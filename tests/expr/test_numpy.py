@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from flashgen.errors import ArgumentError
-from flashgen.expr.nodes import Index, Tensor
-from flashgen.expr.numpy import as_numpy, evaluate, evaluate_all
-from flashgen.expr.parse import parse
-from flashgen.expr.tile_nodes import Range, TileVar, Wide
+from flashgen.expr.readings.numpy import as_numpy, evaluate, evaluate_all
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.nodes import Index, Tensor
+from flashgen.expr.tree.tile_nodes import Range, TileVar, Wide
 
 
 def value(source: str, captured: Any, **env: Any) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.nodes import USES
-from flashgen.expr.numpy import evaluate_all
-from flashgen.expr.orders import is_comparison_of_key, leaves, orders
-from flashgen.expr.parse import parse
-from flashgen.expr.sides import with_keys_apart
-from flashgen.expr.text import text
+from flashgen.expr.analysis.hoisting import with_keys_apart
+from flashgen.expr.analysis.key_orders import is_comparison_of_key, leaves, orders
+from flashgen.expr.readings.numpy import evaluate_all
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.nodes import USES
+from flashgen.expr.tree.text import text
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.numpy import evaluate
-from flashgen.expr.parse import parse
-from flashgen.expr.products import in_products
-from flashgen.expr.text import text
+from flashgen.expr.analysis.unscaled_logits import in_products
+from flashgen.expr.readings.numpy import evaluate
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.text import text
 
 LENGTH = 20
 SCALE = 0.125

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.nodes import Node
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.text import text
-from flashgen.expr.tiles import tile_rule
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.readings.tiles import tile_rule
+from flashgen.expr.tree.nodes import Node
+from flashgen.expr.tree.text import text
 
 Array = np.ndarray[Any, Any]
 Parse = Callable[[str], Node]

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.nodes import Binary, Index, Load, Node
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.parse import parse
-from flashgen.expr.sides import Split, is_light, split, with_keys_apart
-from flashgen.expr.text import text
-from flashgen.expr.tile_nodes import Range, TileVar
-from flashgen.expr.tiles import tile_rule
-from flashgen.expr.visit import postorder
+from flashgen.expr.analysis.hoisting import Split, is_light, split, with_keys_apart
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.readings.tiles import tile_rule
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.nodes import Binary, Index, Load, Node
+from flashgen.expr.tree.text import text
+from flashgen.expr.tree.tile_nodes import Range, TileVar
+from flashgen.expr.tree.visit import postorder
 
 PAIR = {"query": [Index("q")], "key": [Index("k")]}
 TILE = {"queries": [TileVar("q_lo"), TileVar("q_hi")], "keys": [TileVar("k_lo"), TileVar("k_hi")]}

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.nodes import Const, Node
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.text import text
-from flashgen.expr.tiles import TileRule, tile_rule
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.readings.tiles import TileRule, tile_rule
+from flashgen.expr.tree.nodes import Const, Node
+from flashgen.expr.tree.text import text
 
 Array = np.ndarray[Any, Any]
 LONGEST = 24

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.nodes import Index, Node, Unary
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.parse import parse
-from flashgen.expr.starts import Started, with_starts
-from flashgen.expr.text import text
-from flashgen.expr.visit import postorder
+from flashgen.expr.analysis.float_starts import Started, with_starts
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.nodes import Index, Node, Unary
+from flashgen.expr.tree.text import text
+from flashgen.expr.tree.visit import postorder
 
 ROWS, COLUMNS = 9, 11
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashgen.errors import TraceError
-from flashgen.expr.nodes import Const, Index, Load, Node, Scalar, Score, Tensor
-from flashgen.expr.parse import parse
-from flashgen.expr.text import text
+from flashgen.expr.trace.parse import parse
+from flashgen.expr.tree.nodes import Const, Index, Load, Node, Scalar, Score, Tensor
+from flashgen.expr.tree.text import text
 
 
 def assert_same(root: Node, captured: Any) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from flashgen.expr.nodes import Const, Node
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.text import text
-from flashgen.expr.tile_nodes import Range, Wide
-from flashgen.expr.tiles import TileRule, tile_rule
-from flashgen.expr.visit import postorder
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.readings.tiles import TileRule, tile_rule
+from flashgen.expr.tree.nodes import Const, Node
+from flashgen.expr.tree.text import text
+from flashgen.expr.tree.tile_nodes import Range, Wide
+from flashgen.expr.tree.visit import postorder
 
 Parse = Callable[[str], Node]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.expr.functions import k_len, q_len
-from flashgen.expr.nodes import Const, Index, Node
-from flashgen.expr.numpy import evaluate, evaluate_all
-from flashgen.expr.text import text
-from flashgen.expr.tiles import TileRule, tile_rule
-from flashgen.expr.trace import trace_mask
-from flashgen.expr.traced import Traced
-from flashgen.expr.visit import postorder
+from flashgen.expr.readings.numpy import evaluate, evaluate_all
+from flashgen.expr.readings.tiles import TileRule, tile_rule
+from flashgen.expr.trace.traced import Traced
+from flashgen.expr.trace.tracer import trace_mask
+from flashgen.expr.tree.functions import k_len, q_len
+from flashgen.expr.tree.nodes import Const, Index, Node
+from flashgen.expr.tree.text import text
+from flashgen.expr.tree.visit import postorder
 
 Array = np.ndarray[Any, Any]
 Parse = Callable[[str], Node]

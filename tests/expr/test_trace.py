@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from flashgen.errors import TraceError
-from flashgen.expr import functions as fg
-from flashgen.expr.text import text
-from flashgen.expr.trace import trace_mask, trace_score
-from flashgen.expr.traced import Traced
+from flashgen.expr.trace.traced import Traced
+from flashgen.expr.trace.tracer import trace_mask, trace_score
+from flashgen.expr.tree import functions as fg
+from flashgen.expr.tree.text import text
 
 WINDOW = 7
 IDS = np.zeros((2, 8), np.int64)

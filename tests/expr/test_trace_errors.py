@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from flashgen.errors import SpecError, TraceError
-from flashgen.expr import functions as fg
-from flashgen.expr.trace import trace_mask, trace_score
-from flashgen.expr.traced import Traced
+from flashgen.expr.trace.traced import Traced
+from flashgen.expr.trace.tracer import trace_mask, trace_score
+from flashgen.expr.tree import functions as fg
 
 IDS = np.zeros((2, 8), np.int64)
 SLOPES = np.ones(4, np.float32)

@@ -11,8 +11,8 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan.varlen import COUNTS, STARTS
-from flashgen.verify.cases import Inputs
-from flashgen.verify.packed import Packing, packed_results
+from flashgen.verify.cases.case import Inputs
+from flashgen.verify.cases.packed import Packing, packed_results
 from flashgen.verify.rounding import rounding_errors
 
 try:
@@ -39,7 +39,7 @@ def guarded_outputs(request: pytest.FixtureRequest) -> Iterator[None]:
     if torch is None or "plain_outputs" in request.fixturenames:
         yield
         return
-    from flashgen.launch import torch_arrays
+    from flashgen.launch.arrays import torch_arrays
 
     def guarded(like: Any, shape: Any, dtype: Any) -> Any:
         count = int(np.prod(shape))

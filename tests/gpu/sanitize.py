@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import flashgen as fg
-from flashgen.launch import torch_arrays
+from flashgen.launch.arrays import torch_arrays
 from flashgen.spec import Score
 
 # In the last shape blocks take several tiles each, so that every slot is used again.

@@ -14,8 +14,8 @@ import pytest
 from flashgen.arch import arch_for_capability
 from flashgen.compile import nvrtc
 from flashgen.compile.options import options_for
-from flashgen.launch.driver import get_driver
-from flashgen.render.amalgamate import amalgamate
+from flashgen.launch.driver.cuda import get_driver
+from flashgen.render.amalgamation.amalgamate import amalgamate
 from flashgen.render.source import Origin
 from tests.expr import test_cap_header as header
 

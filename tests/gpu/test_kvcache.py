@@ -17,7 +17,7 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
-from flashgen.verify.cached import Filling
+from flashgen.verify.cases.cached import Filling
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flashgen as fg
-from flashgen.launch.call import Call
+from flashgen.launch.call.prepared import Call
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("flashgen.torch")  # registers the operators

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import flashgen as fg
-from flashgen.launch.call import Call
+from flashgen.launch.call.prepared import Call
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip(

@@ -17,7 +17,7 @@ import flashgen as fg
 from flashgen import oracle
 from flashgen.expr import log
 from flashgen.launch.variants import SMALLEST_DIVISOR
-from flashgen.plan.backward_sm90 import HEAD_DIMS
+from flashgen.plan.hopper.backward import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Mode, expect, run_case
 from flashgen.verify.trial import ORDERS

@@ -11,7 +11,7 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
-from flashgen.plan.sm90 import HEAD_DIMS
+from flashgen.plan.hopper.units import HEAD_DIMS
 from flashgen.verify import Case, Mode
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built
 from tests.kernels.test_forward_sm90 import IDS, LEVEL, NAME, forward_spec, launches

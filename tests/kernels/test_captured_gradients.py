@@ -18,7 +18,8 @@ from flashgen.compile import compile_source
 from flashgen.expr import exp, sigmoid, where
 from flashgen.plan import plan
 from flashgen.render import render
-from flashgen.spec import Mask, masks, score
+from flashgen.spec import Mask, score
+from flashgen.spec.masks import named as masks
 
 RNG = np.random.default_rng(0)
 BATCH, HEADS = 2, 4

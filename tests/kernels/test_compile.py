@@ -16,7 +16,7 @@ from flashgen.arch import ARCHS
 from flashgen.cache import default_cache
 from flashgen.compile import Binary, blocks_per_multiprocessor, compile_source
 from flashgen.plan import plan
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import render
 
 #: Each arch gets the next of these: in the end every dtype, mask and kind of head dim has been everywhere.

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.cli.check import DEFAULT_CASES
-from flashgen.cli.checking import INACCURATE, Subject
+from flashgen.cli.commands.check import DEFAULT_CASES
+from flashgen.cli.commands.checking import INACCURATE, Subject
+from flashgen.common.recent import Recent
 from flashgen.plan import plan
-from flashgen.recent import Recent
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
 from flashgen.verify import Case, Mode, Tiles, cases_for, draw

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.plan.sm90 import HEAD_DIMS
+from flashgen.plan.hopper.units import HEAD_DIMS
 from flashgen.verify import Case, CaseResult, Expectation, Mode, Tally, expect, run_case
 from flashgen.verify.trial import ORDERS
 

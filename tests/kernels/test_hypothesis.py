@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import plan
-from flashgen.plan.model import AttentionPlan
+from flashgen.plan.model.plans import AttentionPlan
 from flashgen.spec import Mask, Score
-from flashgen.spec.command import rebuild_command
+from flashgen.spec.text.command import rebuild_command
 from flashgen.verify import Case, Mode, Tally, Tiles, Trial, expect, run_case, trial_text
-from flashgen.verify.layouts import LAYOUTS
+from flashgen.verify.cases.layouts import LAYOUTS
 from flashgen.verify.trial import ORDERS, SIDES
 
 ARCHS = ("sm_80", "sm_75", "sm_90a")

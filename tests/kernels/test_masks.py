@@ -18,10 +18,11 @@ from flashgen import oracle
 from flashgen.errors import ArgumentError
 from flashgen.expr import Index, Node, Scalar, Tensor, cos, exp, maximum, minimum, sigmoid, sin, sqrt, tan, tanh, where
 from flashgen.expr import Score as Logit
-from flashgen.expr.build import binary
-from flashgen.expr.captured import load
-from flashgen.expr.traced import with_used
-from flashgen.spec import Mask, Score, masks, score
+from flashgen.expr.trace.traced import with_used
+from flashgen.expr.tree.build import binary
+from flashgen.expr.tree.captured import load
+from flashgen.spec import Mask, Score, score
+from flashgen.spec.masks import named as masks
 
 LEVEL = os.environ.get("DRAWN_CASES", "sample")
 BATCH, HEADS, HEADS_KV = 2, 4, 2

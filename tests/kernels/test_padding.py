@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.launch.offsets import Offsets
+from flashgen.launch.call.offsets import Offsets
 from flashgen.launch.variant import Variant
 from flashgen.render import KernelSource
 

@@ -19,12 +19,12 @@ import pytest
 
 import flashgen as fg
 from flashgen.arch import ARCHS, Arch
-from flashgen.cli.check_report import describe_failure
-from flashgen.cli.checking import Subject, Wish, systematic_failure
+from flashgen.cli.commands.checking import Subject, Wish, systematic_failure
+from flashgen.cli.output.check_report import describe_failure
 from flashgen.emulator import load
 from flashgen.plan import plan
-from flashgen.plan.model import AttentionPlan
-from flashgen.plan.sm90 import HEAD_DIMS
+from flashgen.plan.hopper.units import HEAD_DIMS
+from flashgen.plan.model.plans import AttentionPlan
 from flashgen.render import render
 from flashgen.verify import Mode, Tally, Tiles, Trial, draw, modes
 

@@ -9,7 +9,7 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
-from flashgen.verify.packed import Packing
+from flashgen.verify.cases.packed import Packing
 
 ROWS = ((33, 50), (20, 7), (0, 5), (12, 0))
 PACKING = Packing(ROWS, ((30, 50), (20, 6), (0, 5), (12, 0)), True)

@@ -19,7 +19,7 @@ import pytest
 from cuda.bindings import driver as bindings
 
 from flashgen.errors import LaunchError
-from flashgen.launch import driver as driver_module
+from flashgen.launch.driver import cuda as driver_module
 from flashgen.launch.executor import Executor
 from flashgen.launch.gpu import GpuTarget
 from flashgen.launch.variant import Loadable, Variant

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.launch.call import BACKWARD_ROLES
+from flashgen.launch.call.prepared import BACKWARD_ROLES
 from flashgen.plan import workspaces
 
 
@@ -72,7 +72,7 @@ def test_workspaces_lie_apart_in_one_allocation(bench: Any, array: Any, monkeypa
     monkeypatch.setattr(b.driver, "allocate", allocate)
     kept = b.executor.backward(*arguments(array))
     plan = b.executor.variants.plan(16)
-    from flashgen.plan.model import Problem
+    from flashgen.plan.model.plans import Problem
 
     sizes = {"dsum": 4 * 2 * 4 * 70, "dq_accum": 4 * workspaces(plan, Problem(2, 4, 2, 70, 90))["dq_accum"]}
     at = {name: x.values[name] for x in b.driver.launches for name in sizes if name in x.values}

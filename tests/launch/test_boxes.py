@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flashgen.errors import LaunchError
-from flashgen.launch.boxes import address_can_be_written, encoded_maps
+from flashgen.launch.call.boxes import address_can_be_written, encoded_maps
 from flashgen.launch.gpu import GpuTarget
-from flashgen.plan.model import Problem
+from flashgen.plan.model.plans import Problem
 from flashgen.spec import causal
 
 
@@ -130,7 +130,7 @@ def test_more_tiles_than_a_kernel_can_count_are_not_for_it(hopper: Any, array: A
 
 
 def _infos(array: Any) -> Any:
-    from flashgen.launch.frameworks import framework_of
+    from flashgen.launch.arrays.frameworks import framework_of
 
     x = array(1, 8, 2, 64)
     framework = framework_of(x)

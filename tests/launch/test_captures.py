@@ -9,10 +9,10 @@ import pytest
 
 import flashgen as fg
 from flashgen.errors import ArgumentError
-from flashgen.launch.array import HOST, ArrayInfo
-from flashgen.launch.captures import Captures
+from flashgen.launch.arrays.array import HOST, ArrayInfo
+from flashgen.launch.call.captures import Captures
 from flashgen.plan.expressions import expressions_of
-from flashgen.plan.model import Problem
+from flashgen.plan.model.plans import Problem
 from flashgen.spec import AttentionSpec, score
 
 PROBLEM = Problem(batch=1, heads_q=4, heads_kv=4, len_q=8, len_kv=8)

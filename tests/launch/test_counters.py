@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from flashgen.errors import LaunchError
-from flashgen.launch import counters
-from flashgen.launch.counters import Counters, counters_of
-from flashgen.launch.frameworks import framework_of
-from flashgen.launch.preparer import Request
+from flashgen.launch.arrays.frameworks import framework_of
+from flashgen.launch.call.preparer import Request
+from flashgen.launch.driver import counters
+from flashgen.launch.driver.counters import Counters, counters_of
 
 
 @pytest.fixture

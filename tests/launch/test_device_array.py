@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flashgen.errors import ArgumentError, LaunchError
-from flashgen.launch import dlpack
-from flashgen.launch.device_array import DeviceArray
+from flashgen.launch.arrays import dlpack
+from flashgen.launch.arrays.device_array import DeviceArray
 
 
 def test_memory_is_allocated_and_freed_on_its_stream_and_device(driver: Any) -> None:

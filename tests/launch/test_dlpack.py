@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flashgen.errors import ArgumentError
-from flashgen.launch import dlpack
-from flashgen.launch.array import HOST, ArrayInfo
+from flashgen.launch.arrays import dlpack
+from flashgen.launch.arrays.array import HOST, ArrayInfo
 
 
 class Exporter:

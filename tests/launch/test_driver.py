@@ -19,7 +19,7 @@ def library_fixture(libcuda: Path) -> Path:
 
 def run(library: Path, code: str) -> list[str]:
     environment = os.environ | {"LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
-    prelude = "from flashgen.launch.driver import CudaDriver, current_device, get_driver\nd = get_driver()\n"
+    prelude = "from flashgen.launch.driver.cuda import CudaDriver, current_device, get_driver\nd = get_driver()\n"
     done = subprocess.run([sys.executable, "-u", "-c", prelude + code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     # The fake writes through C's buffer, so its lines may come after Python's.
@@ -50,7 +50,7 @@ def test_a_cubin_is_loaded_once_however_many_kernels_have_it(library: Path) -> N
 EXTENDED = """
 import ctypes
 from flashgen.errors import LaunchError
-from flashgen.launch.extended import LaunchShape, launch_extended
+from flashgen.launch.driver.launch_attributes import LaunchShape, launch_extended
 value = ctypes.c_long(0xABC)
 array = (ctypes.c_void_p * 1)(ctypes.addressof(value))
 def launch(*shape, **attributes):

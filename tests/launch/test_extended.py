@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flashgen.errors import LaunchError
-from flashgen.launch import extended
+from flashgen.launch.driver import launch_attributes as extended
 
 ROOT = Path(__file__).parents[2]
 

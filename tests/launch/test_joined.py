@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.launch.joined import joined, run, taken
+from flashgen.launch.call.batched_launch import joined, run, taken
 from flashgen.spec import KVCache, Rotary, causal
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flashgen.errors import LaunchError
-from flashgen.launch.tensor_map import MAP_BYTES, TensorMap
+from flashgen.launch.driver.tensor_map import MAP_BYTES, TensorMap
 
 ROOT = Path(__file__).parents[2]
 GOOD: dict[str, Any] = {
@@ -96,8 +96,8 @@ def test_the_emulators_encoding_is_the_documented_one() -> None:
 def encode(library: Path, arguments: str) -> list[str]:
     """What the driver is asked for, through the real bindings."""
     code = f"""
-from flashgen.launch.driver import get_driver
-from flashgen.launch.tensor_map import TensorMap
+from flashgen.launch.driver.cuda import get_driver
+from flashgen.launch.driver.tensor_map import TensorMap
 data = TensorMap({arguments}).for_gpu(get_driver())
 print(len(data), data[:8].hex(), data[-8:].hex())
 """

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def arrays(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The adapter, with the quick way of the CPU in place of the GPU's; ``made`` counts how often it was taken."""
-    from flashgen.launch import torch_arrays
+    from flashgen.launch.arrays import torch_arrays
 
     quick = torch._C._dynamo.guards._empty_strided_cpu
     adapter = torch_arrays.TorchArrays()
@@ -32,7 +32,7 @@ def arrays(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("shape", [(2, 3, 4, 8), (2, 3, 4), (0,), (2, 0, 4, 8)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_both_ways_make_the_same_tensor(arrays: Any, shape: tuple[int, ...], dtype: str, current: int | None) -> None:
-    from flashgen.launch.torch_arrays import _DTYPES
+    from flashgen.launch.arrays.torch_arrays import _DTYPES
 
     arrays._current_device = lambda: current
     # Says that it is on GPU 0, and makes tensors of the CPU.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flashgen.errors import LaunchError
-from flashgen.launch.frameworks import framework_of
-from flashgen.launch.preparer import Request
+from flashgen.launch.arrays.frameworks import framework_of
+from flashgen.launch.call.preparer import Request
 from flashgen.spec import KVCache
 
 

@@ -11,7 +11,8 @@ import flashgen as fg
 from flashgen import oracle
 from flashgen.expr import exp, sigmoid, where
 from flashgen.oracle.rounded import evaluate
-from flashgen.spec import Score, masks, score
+from flashgen.spec import Score, score
+from flashgen.spec.masks import named as masks
 
 Arrays = dict[str, Any]
 LEN_Q, LEN_KV, HEADS = 5, 7, 4

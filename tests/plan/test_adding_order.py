@@ -6,8 +6,8 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan, workspaces
-from flashgen.plan.choices import choice_lines
-from flashgen.plan.model import Problem
+from flashgen.plan.model.choices import choice_lines
+from flashgen.plan.model.plans import Problem
 from flashgen.render.summary import header
 from tests.plan.test_backward_sm90 import ARCH, MASKS, backward
 

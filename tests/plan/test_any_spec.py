@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import flashgen as fg
 from flashgen.arch import ARCHS
 from flashgen.plan import plan
-from flashgen.plan.model import AttentionPlan, KernelPlan
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 LEVEL = os.environ.get("DRAWN_CASES", "sample")
 ROLES = {

@@ -11,12 +11,12 @@ import pytest
 
 import flashgen as fg
 from flashgen.arch import get_arch
-from flashgen.launch.call import tile_counts
+from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import default_access_bytes, plan, workspaces
 from flashgen.plan.algorithm import describe_algorithm
-from flashgen.plan.backward_sm90 import HEAD_DIMS, NARROW_DIMS, why_not_backward
-from flashgen.plan.model import KernelPlan, Problem
-from flashgen.plan.sm90 import registers_at_launch
+from flashgen.plan.hopper.backward import HEAD_DIMS, NARROW_DIMS, why_not_backward
+from flashgen.plan.hopper.units import registers_at_launch
+from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.render import render
 from flashgen.render.summary import header
 

@@ -9,11 +9,11 @@ import pytest
 
 import flashgen as fg
 from flashgen.arch import get_arch
-from flashgen.launch.call import tile_counts
+from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
-from flashgen.plan.backward_sm90 import WIDE_DIMS
-from flashgen.plan.model import KernelPlan, Problem
-from flashgen.plan.sm90 import registers_at_launch
+from flashgen.plan.hopper.backward import WIDE_DIMS
+from flashgen.plan.hopper.units import registers_at_launch
+from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.render.summary import header
 from tests.plan.test_backward_sm90 import MASKS, SWIZZLE
 

@@ -11,12 +11,12 @@ import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.errors import PlanError
 from flashgen.plan import plan
-from flashgen.plan.backward_sm90 import HEAD_DIMS, NARROW_DIMS, WIDE_DIMS
-from flashgen.plan.backward_tiles_sm90 import keys_kernel, one_kernel, query_kernel
-from flashgen.plan.budget import Budget, Choice, Tiles, chosen, first_that_fits
-from flashgen.plan.choices import choice_lines, choice_plain
-from flashgen.plan.model import KernelPlan
-from flashgen.plan.smem import SmemLayout
+from flashgen.plan.hopper.backward import HEAD_DIMS, NARROW_DIMS, WIDE_DIMS
+from flashgen.plan.hopper.backward_tiles import keys_kernel, one_kernel, query_kernel
+from flashgen.plan.model.budget import Budget, Choice, Tiles, chosen, first_that_fits
+from flashgen.plan.model.choices import choice_lines, choice_plain
+from flashgen.plan.model.plans import KernelPlan
+from flashgen.plan.model.smem import SmemLayout
 from tests.plan.test_backward_sm90 import MASKS
 
 ARCH = get_arch("sm_90a")

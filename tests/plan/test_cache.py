@@ -6,7 +6,7 @@ import pytest
 
 from flashgen.plan import plan
 from flashgen.plan.algorithm import describe_algorithm
-from flashgen.plan.model import Problem
+from flashgen.plan.model.plans import Problem
 from flashgen.spec import AttentionSpec, causal
 
 

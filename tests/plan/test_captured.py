@@ -10,7 +10,7 @@ import pytest
 import flashgen as fg
 from flashgen.expr import k_len, minimum, q_len, where
 from flashgen.plan import plan
-from flashgen.plan.captured import gradients_of
+from flashgen.plan.captured.gradients import gradients_of
 from flashgen.spec import score
 
 T1, T2, T4 = (np.zeros((4,) * rank, np.float32) for rank in (1, 2, 4))

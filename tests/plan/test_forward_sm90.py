@@ -12,8 +12,8 @@ import pytest
 import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import plan
-from flashgen.plan.model import KernelPlan, Problem
-from flashgen.plan.sm90 import HEAD_DIMS
+from flashgen.plan.hopper.units import HEAD_DIMS
+from flashgen.plan.model.plans import KernelPlan, Problem
 
 ARCH = get_arch("sm_90a")
 IDS = np.zeros((2, 300), np.int32)

@@ -12,7 +12,7 @@ import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import default_access_bytes, plan
 from flashgen.plan.algorithm import schedules_instead
-from flashgen.plan.forward_sm90 import why_not
+from flashgen.plan.hopper.forward import why_not
 from tests.plan.test_forward_sm90 import ARCH, SPECIALIZED, forward
 
 FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {

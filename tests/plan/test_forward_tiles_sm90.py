@@ -11,7 +11,7 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan
-from flashgen.plan.sm90 import HEAD_DIMS, registers_at_launch
+from flashgen.plan.hopper.units import HEAD_DIMS, registers_at_launch
 from tests.plan.test_forward_sm90 import ARCH, MASKS, forward
 
 #: Bytes after which the pattern repeats in which the copy engine writes rows.

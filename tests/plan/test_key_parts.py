@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 
 import flashgen as fg
-from flashgen.launch.call import tile_counts
+from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
-from flashgen.plan.key_parts import KeyParts
-from flashgen.plan.model import Problem
-from flashgen.plan.sum_ring import SumRing
+from flashgen.plan.hopper.key_parts import KeyParts
+from flashgen.plan.model.plans import Problem
+from flashgen.plan.model.sum_ring import SumRing
 
 ARCH = "sm_90a"
 SHAPES = {

@@ -10,7 +10,7 @@ import pytest
 import flashgen as fg
 from flashgen.emulator.toolchain import find_toolchain
 from flashgen.plan import plan
-from flashgen.plan.model import ParamTable
+from flashgen.plan.model.plans import ParamTable
 
 PRELUDE = """
 typedef int i32;

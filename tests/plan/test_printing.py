@@ -7,7 +7,7 @@ import pytest
 
 import flashgen as fg
 from flashgen.plan import plan
-from flashgen.plan.model import Problem
+from flashgen.plan.model.plans import Problem
 
 
 def test_a_plan_is_a_line_for_each_kernel() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import flashgen as fg
 from flashgen.arch import ARCHS
 from flashgen.plan import default_access_bytes, plan, workspaces
-from flashgen.plan.model import Problem
-from flashgen.plan.smem import SmemLayout
+from flashgen.plan.model.plans import Problem
+from flashgen.plan.model.smem import SmemLayout
 
 sizes = st.integers(0, 5000)
 

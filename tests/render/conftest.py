@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashgen.plan import plan
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import paths
 from flashgen.spec import AttentionSpec
 

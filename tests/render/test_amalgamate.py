@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from flashgen.errors import CompileError
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import render_afresh
 
 Write = Callable[..., None]

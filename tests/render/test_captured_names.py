@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import flashgen as fg
+from flashgen.common.identifiers import PREFIXES
 from flashgen.compile import nvrtc
 from flashgen.compile.options import ptx_options_for
 from flashgen.emulator.build import include_dir
 from flashgen.emulator.toolchain import find_toolchain
-from flashgen.identifiers import PREFIXES
 from flashgen.plan import plan
 from flashgen.render import render
 

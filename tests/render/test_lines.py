@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from flashgen.errors import CompileError
-from flashgen.plan.model import KernelPlan
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import Origin, render_afresh
+from flashgen.render.amalgamation.line_directives import presumed_origins
 from flashgen.render.engine import rendered_lines
-from flashgen.render.line_directives import presumed_origins
 
 Write = Callable[..., None]
 TEMPLATE = "kernels/tiny.cu.j2"

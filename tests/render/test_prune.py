@@ -6,7 +6,7 @@ import pytest
 
 from flashgen.plan import plan
 from flashgen.render import Origin, render_afresh
-from flashgen.render.prune import prune
+from flashgen.render.amalgamation.prune import prune
 from flashgen.spec import AttentionSpec, causal
 
 KERNEL = 'extern "C" __global__ void kernel() { used(); }'

@@ -12,7 +12,7 @@ import pytest
 
 from flashgen.errors import CompileError
 from flashgen.plan import plan
-from flashgen.plan.model import Constant, KernelPlan, Param, ParamTable, SmemMap, SmemRegion
+from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, SmemMap, SmemRegion
 from flashgen.render import render, render_afresh, templates_dir
 from flashgen.render.summary import summary
 from flashgen.spec import AttentionSpec, Schedule, causal, full

@@ -12,7 +12,7 @@ from flashgen.arch import ARCHS, get_arch
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.request import Request
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, full, window
-from flashgen.spec.command import rebuild_command
+from flashgen.spec.text.command import rebuild_command
 
 
 def parse(command: str) -> Request:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flashgen.errors import SpecError
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, full, window
-from flashgen.spec.files import (
+from flashgen.spec.text.files import (
     dump_spec,
     load_spec,
     schedule_to_dict,
@@ -21,7 +21,7 @@ from flashgen.spec.files import (
     spec_to_json,
     spec_to_toml,
 )
-from flashgen.spec.reading import schedule_from_dict, spec_from_dict
+from flashgen.spec.text.reading import schedule_from_dict, spec_from_dict
 
 limits = st.none() | st.integers(0, 2**63 - 1)
 windows = st.builds(window, limits, limits, align=st.sampled_from(["bottom-right", "top-left"]))
@@ -285,7 +285,9 @@ def test_a_schedule_is_not_a_field_of_a_spec_alone():
 def test_importing_the_readers_loads_no_parser():
     import subprocess
 
-    code = "import sys, flashgen.spec.files; print([m for m in ('msgspec', 'tomllib', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, flashgen.spec.text.files; print([m for m in ('msgspec', 'tomllib', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

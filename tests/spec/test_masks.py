@@ -11,7 +11,8 @@ import pytest
 from flashgen.errors import SpecError, TraceError
 from flashgen.oracle import Rules
 from flashgen.oracle.problem import Problem
-from flashgen.spec import AttentionSpec, Mask, causal, full, masks, window
+from flashgen.spec import AttentionSpec, Mask, causal, full, window
+from flashgen.spec.masks import named as masks
 
 BATCH, HEADS = 2, 3
 IDS = np.array([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], [5, 5, 5, 5, 5, 5, 5, 5, 5, 7, 7, 7]], np.int32)

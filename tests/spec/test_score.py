@@ -11,7 +11,8 @@ import pytest
 from flashgen.errors import SpecError, TraceError
 from flashgen.oracle import Rules
 from flashgen.oracle.problem import Problem
-from flashgen.spec import AttentionSpec, Score, masks, score
+from flashgen.spec import AttentionSpec, Score, score
+from flashgen.spec.masks import named as masks
 
 BATCH, HEADS, LEN_Q, LEN_KV = 2, 3, 4, 6
 RANDOM = np.random.default_rng(0)

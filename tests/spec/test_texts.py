@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import flashgen as fg
 from flashgen.errors import SpecError
 from flashgen.spec import AttentionSpec, Mask
-from flashgen.spec.command import rebuild_command
-from flashgen.spec.declared import Declared
-from flashgen.spec.files import dump_spec, load_spec, spec_from_json, spec_from_toml, spec_to_json, spec_to_toml
-from flashgen.spec.reading import spec_from_dict
+from flashgen.spec.text.command import rebuild_command
+from flashgen.spec.text.declared import Declared
+from flashgen.spec.text.files import dump_spec, load_spec, spec_from_json, spec_from_toml, spec_to_json, spec_to_toml
+from flashgen.spec.text.reading import spec_from_dict
 from tests.spec.test_command import parse
 
 IDS = np.zeros((2, 8), np.int32)

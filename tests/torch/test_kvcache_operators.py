@@ -18,7 +18,7 @@ from tests.torch.results import Recorder  # noqa: E402
 
 
 def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
-    from flashgen.torch.forms import Form, program_for
+    from flashgen.torch.sdpa.forms import Form, program_for
 
     at, other = Caches(), Caches()
 

@@ -129,7 +129,7 @@ def test_keys_beyond_the_room_of_a_sequence_are_left_out(emulated: Any) -> None:
 
 
 def test_more_rows_than_one_launch_takes_are_appended(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashgen.torch import packed_keys
+    from flashgen.torch.operators import packed_keys
 
     monkeypatch.setattr(packed_keys, "_MOST", 3)
     at, other = Caches(), Caches()

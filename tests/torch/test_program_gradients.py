@@ -73,7 +73,7 @@ def test_only_wanted_gradients_are_computed(emulated: Any, inputs: Any, monkeypa
 
 
 def test_the_operator_gives_the_same_gradients(emulated: Any, inputs: Any) -> None:
-    from flashgen.torch.programs import program_of, score_of
+    from flashgen.torch.tracing.program import program_of, score_of
 
     slopes, table, logits = (x.requires_grad_() for x in floats())
     score = score_of(lambda s, b, h, q, k: s + fg.tanh(slopes[h] * (k - q)) + table[h, k]) >> fg.sink(logits)

@@ -89,7 +89,7 @@ def test_one_tensor_in_mask_score_and_sink_compiles(emulated: Any, inputs: Any) 
 
 
 def test_operator_and_function_agree_bit_for_bit(emulated: Any, inputs: Any) -> None:
-    from flashgen.torch.programs import program_of
+    from flashgen.torch.tracing.program import program_of
 
     program, captured = program_of(MASK, SCORE)
     q, k, v = inputs(len_q=12)
@@ -100,7 +100,7 @@ def test_operator_and_function_agree_bit_for_bit(emulated: Any, inputs: Any) -> 
 
 
 def test_opcheck_finds_nothing(emulated: Any, inputs: Any) -> None:
-    from flashgen.torch.programs import program_of
+    from flashgen.torch.tracing.program import program_of
 
     program, captured = program_of(MASK, SCORE)
     arguments = (*inputs(len_q=12), list(captured), program.text)
@@ -110,7 +110,7 @@ def test_opcheck_finds_nothing(emulated: Any, inputs: Any) -> None:
 def test_export_keeps_the_operator_and_needs_no_registry(
     emulated: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flashgen.torch import programs
+    from flashgen.torch.tracing import program as programs
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def forward(self, q: Any, k: Any, v: Any) -> Any:

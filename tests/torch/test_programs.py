@@ -176,7 +176,7 @@ def test_misuse_is_named(emulated: Any, inputs: Any, options: Any, words: str) -
 
 
 def test_looking_up_what_was_traced_before_costs_little() -> None:
-    from flashgen.torch.programs import mask_of, program_of, score_of
+    from flashgen.torch.tracing.program import mask_of, program_of, score_of
 
     slopes, window = torch.rand(4), 7
 

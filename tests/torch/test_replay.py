@@ -33,8 +33,8 @@ def nothing_found_out() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("the call was looked for again")
 
-    from flashgen.launch.append import Appender
     from flashgen.launch.executor import Executor
+    from flashgen.launch.kvcache.append import Appender
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "find_forward", refuse)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flashgen as fg
-from flashgen.launch.call import Call
+from flashgen.launch.call.prepared import Call
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -217,7 +217,7 @@ def test_values_and_sizes_of_masks_make_no_kernels(launches: Any, emulated: Any)
 
 @pytest.mark.parametrize("wants_gradients", [False, True])
 def test_expanded_masks_stay_as_they_are(launches: Any, monkeypatch: pytest.MonkeyPatch, wants_gradients: bool) -> None:
-    from flashgen.torch import sdpa_function
+    from flashgen.torch.sdpa import function as sdpa_function
 
     seen, attend = [], sdpa_function.attend_program
 

@@ -10,9 +10,9 @@ import pytest
 
 import flashgen as fg
 from flashgen.errors import SpecError
-from flashgen.spec.reading import spec_from_dict
+from flashgen.spec.text.reading import spec_from_dict
 from flashgen.verify import Case, run_case
-from flashgen.verify.captured import with_values
+from flashgen.verify.cases.captured import with_values
 from flashgen.verify.expectation import expect
 
 CASE = Case("drawn", 7, 11, batch=2, heads=3, heads_kv=3)

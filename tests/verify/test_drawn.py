@@ -8,8 +8,8 @@ from flashgen.arch import get_arch
 from flashgen.plan import plan
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, causal, full, window
 from flashgen.verify import Tiles, draw, modes
-from flashgen.verify.drawn import LONG_LENGTHS, LONGEST, MOST_LONG_PAIRS
-from flashgen.verify.layouts import LAYOUTS, NEAR_LAYOUTS
+from flashgen.verify.cases.drawn import LONG_LENGTHS, LONGEST, MOST_LONG_PAIRS
+from flashgen.verify.cases.layouts import LAYOUTS, NEAR_LAYOUTS
 
 SPEC = AttentionSpec(16, dtype="fp16", mask=causal())
 TILES = Tiles(32, 48, 16, 80)

@@ -8,8 +8,8 @@ import pytest
 
 from flashgen.spec import AttentionSpec, causal
 from flashgen.verify import Case
-from flashgen.verify.far import FAR_AXES
-from flashgen.verify.layouts import LAYOUTS, NEAR_LAYOUTS, laid_out
+from flashgen.verify.cases.huge_stride import FAR_AXES
+from flashgen.verify.cases.layouts import LAYOUTS, NEAR_LAYOUTS, laid_out
 
 SPEC = AttentionSpec(16, dtype="fp32", mask=causal())
 CASE = Case("drawn", 20, 30, batch=2, heads=4, heads_kv=2)
@@ -67,7 +67,7 @@ def test_without_address_space_a_far_array_is_contiguous_and_a_warning_says_so(m
     def refused(*arguments):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("flashgen.verify.far.mmap.mmap", refused)
+    monkeypatch.setattr("flashgen.verify.cases.huge_stride.mmap.mmap", refused)
     values = np.random.default_rng(0).standard_normal((2, 5, 3, 8)).astype(np.float32)
     with caplog.at_level("WARNING", "flashgen"):
         array = laid_out(values, "far-heads", np.float32)

@@ -11,8 +11,8 @@ from conformance.case import Array, Case
 from conformance.packing import arrays_of, pack
 from conformance.source import symbol
 from conformance.units import ARCH, Unit
-from flashgen.launch.driver import get_driver
-from flashgen.launch.extended import LaunchShape, launch_extended
+from flashgen.launch.driver.cuda import get_driver
+from flashgen.launch.driver.launch_attributes import LaunchShape, launch_extended
 
 #: Bytes around each array that no kernel may touch.
 _MARGIN = 256

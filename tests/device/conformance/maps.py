@@ -22,7 +22,7 @@ ELEMENTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class MapOf:
-    """A tensor map of one of the case's arrays; all but the array is as in ``flashgen.launch.tensor_map``."""
+    """A tensor map of one of the case's arrays; all but the array is as in ``flashgen.launch.driver.tensor_map``."""
 
     array: str
     element: str
@@ -41,7 +41,7 @@ class MapOf:
 
     def encoded(self, addresses: Mapping[str, int], driver: Any = None) -> bytes:
         """The 128 bytes that a kernel gets: from the driver, or for the emulator where there is none."""
-        from flashgen.launch.tensor_map import TensorMap
+        from flashgen.launch.driver.tensor_map import TensorMap
 
         made = TensorMap(
             addresses[self.array],

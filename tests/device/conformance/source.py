@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from flashgen.render.amalgamate import amalgamate
-from flashgen.render.line_directives import with_directives
+from flashgen.render.amalgamation.amalgamate import amalgamate
+from flashgen.render.amalgamation.line_directives import with_directives
 from flashgen.render.source import Origin
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"

@@ -12,10 +12,10 @@ from flashgen import oracle
 from flashgen.arch import get_arch
 from flashgen.kernel import Kernel
 from flashgen.making import make_variant
-from flashgen.plan.model import Role
+from flashgen.plan.model.plans import Role
 from flashgen.render import KernelSource
 from flashgen.spec import KVCache, Rotary
-from flashgen.verify.layouts import laid_out
+from flashgen.verify.cases.layouts import laid_out
 
 Array = np.ndarray[Any, Any]
 Edits = Mapping[Role, Callable[[str], str]]

@@ -14,18 +14,18 @@ import pytest
 
 from flashgen import oracle
 from flashgen.emulator import Buffer, guarded_copy, load
-from flashgen.launch.array import ArrayInfo
-from flashgen.launch.boxes import layout, tensor_map
-from flashgen.launch.call import tile_counts
-from flashgen.launch.packed import packed_values
+from flashgen.launch.arrays.array import ArrayInfo
+from flashgen.launch.call.boxes import layout, tensor_map
+from flashgen.launch.call.packed import packed_values
+from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
-from flashgen.plan.model import AttentionPlan, Box, KernelPlan, Problem, Role
+from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Problem, Role
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Dropout, Schedule
-from flashgen.verify.far import FarLayout
-from flashgen.verify.layouts import laid_out
-from flashgen.verify.packed import Packing
+from flashgen.verify.cases.huge_stride import FarLayout
+from flashgen.verify.cases.layouts import laid_out
+from flashgen.verify.cases.packed import Packing
 from tests.emulator.kernels.cached import check_cached
 
 Array = np.ndarray[Any, Any]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.expr import Traced, log, parse, tanh, where
-from flashgen.expr.build import as_node
+from flashgen.expr.tree.build import as_node
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, Score, WarpPartition, causal
-from flashgen.verify.packed import Packing
+from flashgen.verify.cases.packed import Packing
 
 
 def capped(cap: float, sink: float | None, steepness: float = 1.0) -> Score:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, full, window
-from flashgen.verify.packed import Packing
+from flashgen.verify.cases.packed import Packing
 
 Spec = AttentionSpec
 

@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 from flashgen.errors import EmulationError
-from flashgen.plan.model import Role
+from flashgen.plan.model.plans import Role
 from tests.emulator.kernels.mutation_cases import CASES
 
 

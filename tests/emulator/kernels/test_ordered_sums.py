@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flashgen.errors import EmulationError
-from flashgen.plan.model import Role
+from flashgen.plan.model.plans import Role
 from flashgen.spec import AttentionSpec, Mask, causal, full
 from tests.emulator.kernels.conftest import Case, Run
 

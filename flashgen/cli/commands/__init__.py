@@ -1,0 +1,1 @@
+"""The subcommands, and the work of the larger ones."""

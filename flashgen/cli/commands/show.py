@@ -1,0 +1,113 @@
+"""``flashgen show``: a kernel at any step of its way: plan, source, PTX, SASS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from flashgen.cli.commands.builder import build_kernel, plan_all
+from flashgen.cli.exits import UsageError
+from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
+from flashgen.cli.options import with_kernel_options
+from flashgen.cli.output import talk
+from flashgen.cli.request import Request
+from flashgen.errors import FlashgenError
+
+if TYPE_CHECKING:
+    from flashgen.plan.model.plans import AttentionPlan, KernelPlan
+
+VIEW = "View"
+_INSTALL = "put nvdisasm or cuobjdump on PATH, for instance by: pip install nvidia-cuda-nvdisasm"
+
+
+class What(str, Enum):
+    """A step on the way from spec to machine code."""
+
+    PLAN = "plan"
+    SOURCE = "source"
+    PTX = "ptx"
+    SASS = "sass"
+
+
+@with_kernel_options
+def show(
+    request: Request,
+    what: Annotated[What, Option("--what", help="Which step to show.", rich_help_panel=VIEW)] = What.PLAN,
+    kernel: Annotated[
+        str | None,
+        Option(
+            "--kernel",
+            metavar="NAME",
+            help="Which kernel, by its role or name as build prints them; default: all plans, else forward.",
+            rich_help_panel=VIEW,
+        ),
+    ] = None,
+) -> None:
+    """Print a kernel's plan, source, PTX or SASS on stdout."""
+    archs = archs_to_build(request.archs, find_gpus() if not request.archs else ())
+    if len(request.archs) > 1:
+        raise UsageError(f"show takes one --arch, and {len(request.archs)} are given; leave all but one out")
+    if what is What.SASS:
+        _require_disassembler()
+    plans = (plan_all(request.spec, request.schedule, [arch])[0] for arch in archs)
+    if what is What.PLAN and kernel is None:
+        talk.print_text("\n\n".join(_plan_text(each) for each in next(plans).kernels))
+    else:
+        talk.print_text(_view(what, choose(plans, kernel or "forward")))
+
+
+def choose(plans: Iterable[AttentionPlan], name: str) -> KernelPlan:
+    """The first kernel with that role or name; a UsageError lists those there are.
+
+    A name may be that of a file that build wrote.
+    """
+    wanted = name.removesuffix(".cu").removesuffix(".cubin")
+    there: list[str] = []
+    for plan in plans:
+        for kernel in plan.kernels:
+            if wanted in (kernel.role, kernel.name):
+                return kernel
+            there.append(f"{kernel.role} ({kernel.name})")
+    raise UsageError(f"--kernel {name} is no kernel of this spec; its kernels are {', '.join(there)}")
+
+
+def _view(what: What, kernel: KernelPlan) -> str:
+    if what is What.PLAN:
+        return _plan_text(kernel)
+    from flashgen.render import render
+
+    if what is What.SOURCE:
+        return render(kernel).text
+    if what is What.PTX:
+        from flashgen.compile import compile_ptx
+
+        return compile_ptx(render(kernel))
+    return _sass(kernel)
+
+
+def _plan_text(kernel: KernelPlan) -> str:
+    from flashgen.render.summary import summary
+
+    return "\n".join(summary(kernel))
+
+
+def _require_disassembler() -> None:
+    """Before anything is compiled for it."""
+    from flashgen.compile import find_disassembler
+
+    if find_disassembler() is None:
+        raise FlashgenError(f"no disassembler is installed; {_INSTALL}")
+
+
+def _sass(kernel: KernelPlan) -> str:
+    from flashgen.cache import default_cache
+    from flashgen.compile import disassemble
+    from flashgen.render import render
+
+    text = disassemble(build_kernel(render(kernel), default_cache()).binary.image)
+    if text is None:
+        raise FlashgenError(f"no disassembler here reads this cubin; {_INSTALL}")
+    return text

@@ -1,0 +1,1 @@
+"""NumPy arrays on this machine's GPUs, for commands that verify kernels there."""

@@ -1,0 +1,1 @@
+"""From a Python function, or from text, to a tree."""

@@ -1,0 +1,1 @@
+"""The caller's arrays, whichever library they come from."""

@@ -1,0 +1,1 @@
+"""Calls: arguments checked, sizes settled and parameters packed, once per combination of shapes."""

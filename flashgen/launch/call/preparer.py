@@ -1,0 +1,248 @@
+"""Prepares calls: validates the arguments and settles everything that does not change with their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flashgen.common.identifiers import captured
+from flashgen.dtypes import RESULTS
+from flashgen.errors import ArgumentError
+from flashgen.launch.arrays.array import ArrayInfo, Framework, alignment, canonical
+from flashgen.launch.arrays.frameworks import common_framework, unreadable
+from flashgen.launch.call.arguments import check_backward, check_forward
+from flashgen.launch.call.call_options import NOTHING, Side, SideArguments, offsets_of
+from flashgen.launch.call.captures import Captures
+from flashgen.launch.call.gradients import Gradients
+from flashgen.launch.call.packed import as_batch, longest, packed_values, padding_steps, queries_as_batch, without_batch
+from flashgen.launch.call.packing import Value
+from flashgen.launch.call.prepared import (
+    BACKWARD_RESULTS,
+    BACKWARD_ROLES,
+    FORWARD_RESULTS,
+    PARAMETER_NAMES,
+    Call,
+    Output,
+    backward_outputs,
+    call_values,
+    forward_outputs,
+    make_call,
+    make_steps,
+    stretch_of,
+)
+from flashgen.launch.kvcache.cache_arrays import is_packed
+from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs, with_splits
+from flashgen.launch.target import Buffer, Ready, Target
+from flashgen.launch.variants import Maps, Variants
+from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
+from flashgen.spec import AttentionSpec
+
+_NAMES: dict[Pass, tuple[str, ...]] = {
+    "forward": ("q", "k", "v"),
+    "backward": ("do", "q", "k", "v", "out", "lse", "dlse"),
+}
+_ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("survey", "forward"), "backward": BACKWARD_ROLES}
+#: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse`` and ``dlse``, the last ones.
+_STRIDED = 5
+
+Workspaces = Callable[[AttentionPlan, Problem], Mapping[str, int]]
+
+
+class Request(NamedTuple):
+    """What is asked for; ``arrays`` are the side arguments, what was captured, and the arguments of the pass."""
+
+    pass_: Pass
+    framework: Framework
+    arrays: tuple[Any, ...]
+    #: All that is known of the arrays.
+    signature: Any
+    scale: float | None
+    stream: Any
+    side: Side = NOTHING
+    captured_gradients: bool = False
+
+
+class _Given(NamedTuple):
+    """The arrays of a call."""
+
+    beside: list[ArrayInfo]
+    captured: list[ArrayInfo]
+    infos: list[ArrayInfo]
+
+    def of(self, pass_: Pass, name: str) -> ArrayInfo:
+        """One of the arguments of the pass."""
+        return self.infos[_NAMES[pass_].index(name)]
+
+
+class Preparer:
+    """Prepares the calls of one built kernel."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        variants: Variants,
+        target: Target,
+        workspaces: Workspaces,
+        captures: Captures | None,
+        gradients: Gradients,
+    ) -> None:
+        self._spec, self._variants, self._target = spec, variants, target
+        self._workspaces = workspaces
+        self._captures, self._gradients = captures, gradients
+        self._side = SideArguments(spec)
+
+    def call(self, request: Request) -> Call:
+        """The call, its arguments validated; an ArgumentError lists what is wrong with them."""
+        spec, given = self._spec, self._given(request)
+        rows, problem = self._sizes(request, given)
+        device = given.infos[0].device
+        access, maps = self._access(request, given, rows, problem)
+        kernels, roles = self._kernels(request, access, device)
+        plan = self._variants.plan(access)
+        if spec.cache:
+            most = self._target.multiprocessors(device)
+            problem = with_splits(problem, request.side.num_splits, plan.kernel("forward"), most)
+        values = self._values(request, given, rows, problem, plan)
+        results, workspaces = self._allocated(request, given, rows, problem, plan)
+        names = self._parameters(request, (*results, *workspaces))
+        steps = make_steps(kernels, roles, problem, values, maps, names)
+        if spec.cache:
+            steps += combine_steps(kernels, rows, problem.splits, values, names)
+        if self._has_packed_rows(request):
+            steps += padding_steps(kernels, request.pass_, rows, values, names)
+        if not self._target.on_host:
+            return make_call(request.framework, device, steps, results, workspaces)
+        q, k = (given.of(request.pass_, name) for name in "qk")
+        checked = offsets_of(request.side, given.beside, q, k, has_cache=spec.cache is not None)
+        return make_call(request.framework, device, steps, results, workspaces, self._stretches(request), checked)
+
+    def _stretches(self, request: Request) -> list[Buffer]:
+        """What kernels may read of the arrays of a call."""
+        given = self._described(request)
+        items = (*request.side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
+        extra = (*given.beside, *given.captured)
+        return [
+            *(stretch_of(i, item, writable=False) for i, item in zip(extra, items, strict=True)),
+            *(stretch_of(i, RESULTS[i.dtype].bytes, writable=False) for i in given.infos),
+        ]
+
+    def unreadable(
+        self, pass_: Pass, framework: Framework, arrays: tuple[Any, ...], side: Side, error: Exception
+    ) -> ArgumentError:
+        """Says which of the arrays is none of its library."""
+        return unreadable(self._names_of(pass_, side)[: len(arrays)], arrays, framework, error)
+
+    def _names(self, request: Request) -> tuple[str, ...]:
+        """What the arrays of a call are called; those that it lacks come last."""
+        return self._names_of(request.pass_, request.side)[: len(request.arrays)]
+
+    def _names_of(self, pass_: Pass, side: Side) -> tuple[str, ...]:
+        captured_names = () if self._captures is None else self._captures.names
+        return *side.names, *captured_names, *_NAMES[pass_]
+
+    def _described(self, request: Request) -> _Given:
+        infos = [canonical(info) for info in request.framework.describe(self._names(request), request.signature)]
+        first = len(request.side.names)
+        count = first + (0 if self._captures is None else len(self._captures.names))
+        return _Given(infos[:first], infos[first:count], infos[count:])
+
+    def _given(self, request: Request) -> _Given:
+        """The arrays of a call, packed ones as a batch of one."""
+        common_framework(self._names(request), request.arrays)
+        given = self._described(request)
+        if self._spec.varlen:
+            return given._replace(infos=as_batch(given.infos))
+        if self._has_packed_queries(request):
+            return given._replace(infos=queries_as_batch(given.infos))
+        return given
+
+    def _has_packed_rows(self, request: Request) -> bool:
+        return self._spec.varlen or self._has_packed_queries(request)
+
+    def _has_packed_queries(self, request: Request) -> bool:
+        return self._spec.cache is not None and is_packed(request.side.names)
+
+    def _sizes(self, request: Request, given: _Given) -> tuple[Problem, Problem]:
+        """Those of the results, and those that grids are made for."""
+        check = check_forward if request.pass_ == "forward" else check_backward
+        rows = check(self._spec, *given.infos, on_host=self._target.on_host)
+        k = given.of(request.pass_, "k")
+        count = self._side.check(given.beside, given.of(request.pass_, "q"), k)
+        if self._spec.cache:
+            return rows, cached_problem(rows, count, request.side.longest[0], given.beside, k)
+        return rows, longest(rows, count, request.side.longest) if self._spec.varlen else rows
+
+    def _access(self, request: Request, given: _Given, rows: Problem, problem: Problem) -> tuple[int, Maps]:
+        """The alignment to plan the call for, and its tensor maps."""
+        widest = self._variants.default
+        outputs = self._outputs(request, rows, problem, self._variants.plan(widest))
+        every = [*given.infos, *(output.at(0) for output in outputs)]
+        access = min(widest, alignment(given.infos[:_STRIDED], self._spec.element.bytes))
+        device = given.infos[0].device
+        return self._variants.mapped(request.pass_, access, problem, self._scale(request), every, device)
+
+    def _kernels(self, request: Request, access: int, device: int) -> tuple[Mapping[Role, Ready], tuple[Role, ...]]:
+        """The loaded kernels, and in which order they run."""
+        stream, roles = request.framework.stream(device, request.stream), _ROLES[request.pass_]
+        kernels = self._variants.kernels(access, device, stream)
+        if not request.captured_gradients:
+            return kernels, roles
+        more = self._variants.kernels(access, device, stream, captured=True)
+        return {**kernels, **more}, (*roles, *more)
+
+    def _scale(self, request: Request) -> float:
+        return self._spec.default_scale if request.scale is None else request.scale
+
+    def _outputs(self, request: Request, rows: Problem, problem: Problem, plan: AttentionPlan) -> tuple[Output, ...]:
+        """What a call of the plan's kernels makes in any case; results have as many ``rows``."""
+        spec = self._spec
+        if request.pass_ == "forward":
+            return forward_outputs(rows, spec.head_dim_v, spec.dtype)
+        return backward_outputs(rows, spec.head_dim, spec.head_dim_v, spec.dtype, self._workspaces(plan, problem))
+
+    def _allocated(
+        self, request: Request, given: _Given, rows: Problem, problem: Problem, plan: AttentionPlan
+    ) -> tuple[tuple[Output, ...], tuple[Output, ...]]:
+        """What the call allocates: its results, and the workspaces that have any elements."""
+        spec, outputs = self._spec, self._outputs(request, rows, problem, plan)
+        if self._has_packed_rows(request):
+            outputs = without_batch(outputs)
+        count = FORWARD_RESULTS if request.pass_ == "forward" else BACKWARD_RESULTS
+        results, workspaces = outputs[:count], outputs[count:]
+        if request.captured_gradients:
+            gradients, sums = self._gradients.outputs(given.captured)
+            results, workspaces = results + gradients, workspaces + sums
+        if self._captures is not None:
+            expressions = plan.kernels[0].expressions
+            assert expressions is not None, "all variants evaluate the same"
+            workspaces += self._captures.tables(given.captured, expressions.stretch)
+        if spec.cache:
+            workspaces += partial_outputs(rows, problem.splits, spec.head_dim_v)
+        return results, tuple(w for w in workspaces if 0 not in w.shape)
+
+    def _values(
+        self, request: Request, given: _Given, rows: Problem, problem: Problem, plan: AttentionPlan
+    ) -> dict[str | None, Value]:
+        """All parameters but addresses."""
+        spec, outputs = self._spec, self._outputs(request, rows, problem, plan)
+        fixed = spec.mask.is_band and not spec.has_own_lengths
+        band = spec.mask.diagonals(problem.len_q, problem.len_kv) if fixed else (0, 0)
+        values = call_values(problem, band, self._scale(request), given.infos, outputs)
+        values |= request.side.parameters
+        if spec.varlen:
+            values |= packed_values(spec.mask, rows)
+        if spec.cache:
+            values |= cached_values(spec.mask, rows, given.beside, given.of(request.pass_, "k"), problem.splits)
+        if self._captures is not None:
+            self._captures.check(given.captured, given.of(request.pass_, "q"), problem)
+            values |= self._captures.values(given.captured)
+        if request.captured_gradients:
+            values |= self._gradients.values(given.captured, problem)
+        return values
+
+    def _parameters(self, request: Request, outputs: Sequence[Output]) -> tuple[str, ...]:
+        """The parameters for all that the call hands over, in that order."""
+        first, captured_names = len(request.side.names), () if self._captures is None else self._captures.names
+        own = self._names(request)[first + len(captured_names) :]
+        arrays = (*request.side.names, *map(captured, captured_names), *(PARAMETER_NAMES.get(n, n) for n in own))
+        return (*self._side.number_names, *arrays, *(o.name for o in outputs))

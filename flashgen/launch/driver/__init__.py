@@ -1,0 +1,1 @@
+"""The CUDA driver: launches, launch attributes, tensor maps and counters."""

@@ -1,0 +1,1 @@
+"""Calls of kernels whose keys and values are in a cache."""

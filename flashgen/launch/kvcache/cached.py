@@ -1,0 +1,66 @@
+"""Forward calls whose keys and values lie in a cache: their sizes, splits and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from flashgen.launch.arrays.array import ArrayInfo
+from flashgen.launch.call.packed import band_values
+from flashgen.launch.call.packing import Value
+from flashgen.launch.call.prepared import Output, make_steps
+from flashgen.launch.kvcache.cache_arrays import capacity, is_packed
+from flashgen.launch.target import Ready, Step
+from flashgen.plan.model.plans import KernelPlan, Problem, Role
+from flashgen.plan.splits import choose_splits
+from flashgen.spec import Mask
+
+
+def cached_problem(rows: Problem, sequences: int, longest: int, arrays: Sequence[ArrayInfo], k: ArrayInfo) -> Problem:
+    """What the forward kernel's grid is made for: as many keys as each sequence has room for.
+
+    ``longest`` are the queries of the longest of packed sequences; 0 where queries are a batch.
+    """
+    len_q = min(longest, rows.len_q) if longest else rows.len_q
+    return replace(rows, batch=sequences, len_q=len_q, len_kv=capacity(arrays, k))
+
+
+def with_splits(problem: Problem, asked: int, forward: KernelPlan, multiprocessors: int) -> Problem:
+    """The sizes with the number of splits: as asked for, or if that is 0 what suits the GPU."""
+    blocks = -(-problem.len_q // forward.grid_tile) * problem.heads_q * problem.batch
+    key_tiles = -(-problem.len_kv // int(forward.constant("tile_kv")))
+    return replace(problem, splits=asked or choose_splits(blocks, key_tiles, multiprocessors))
+
+
+def cached_values(
+    mask: Mask, rows: Problem, arrays: Sequence[ArrayInfo], k: ArrayInfo, splits: int
+) -> dict[str | None, Value]:
+    """The parameters that only calls with a cache have, but for the addresses; ``rows`` are those of the results."""
+    table_row = next((a.strides[0] for a in arrays if a.name == "block_table"), 0)
+    values: dict[str | None, Value] = {"splits": splits, "page_size": k.shape[1], "table_row": table_row}
+    values |= {"lse_batch": rows.heads_q * rows.len_q, "lse_head": rows.len_q}
+    values["lse_rows"] = rows.batch * rows.heads_q * rows.len_q
+    if is_packed(a.name for a in arrays):
+        # A batch of one, that all sequences are in.
+        values |= {"lse_batch": 0, "o_batch": 0, "total_q": rows.len_q, "total_kv": 0}
+    return values | band_values(mask)
+
+
+def combine_steps(
+    kernels: Mapping[Role, Ready],
+    rows: Problem,
+    splits: int,
+    values: Mapping[str | None, Value],
+    names: Sequence[str],
+) -> tuple[Step, ...]:
+    """What combines the results of splits: row by row, whichever sequence a row is of."""
+    if splits == 1:
+        return ()
+    own = {**values, "batch": rows.batch, "len_q": rows.len_q, "o_batch": rows.len_q * int(values["o_row"])}
+    return make_steps(kernels, ("combine",), rows, own, {}, names)
+
+
+def partial_outputs(rows: Problem, splits: int, head_dim_v: int) -> tuple[Output, ...]:
+    """Where splits leave their results; without splits nothing does."""
+    count = 0 if splits == 1 else splits * rows.batch * rows.heads_q * rows.len_q
+    return Output("o_partial", (count * head_dim_v,), "fp32"), Output("lse_partial", (count,), "fp32")

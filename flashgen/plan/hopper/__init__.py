@@ -1,0 +1,1 @@
+"""Plans of the sm_90a kernels: warp-specialized, by wgmma and TMA."""

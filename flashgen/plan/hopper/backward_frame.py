@@ -1,0 +1,134 @@
+"""What the backward kernels for Hopper have in common, for heads of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from flashgen.arch import Arch
+from flashgen.plan.hopper.backward_tiles import CONSUMERS
+from flashgen.plan.hopper.units import PANEL, WARPGROUP, is_listed
+from flashgen.plan.model.budget import Choice
+from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable, Role
+from flashgen.plan.model.sum_ring import SumRing
+from flashgen.plan.portable.backward_frame import BackwardFrame
+from flashgen.spec import AttentionSpec, Schedule
+
+
+class BackwardSm90(BackwardFrame):
+    """The backward pass that a kernel for Hopper belongs to."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> BackwardSm90:
+        """That of a spec."""
+        return cls(spec, arch, schedule, "FlashAttention-3", 16)
+
+    @property
+    def scales(self) -> bool:
+        """Whether logits are nothing but scaled products, so that L can be taken off before the scale."""
+        return self.spec.score is None or not self.spec.score.changes_logits
+
+    @property
+    def switches(self) -> frozenset[str]:
+        """What the templates are told of the mask and the score."""
+        mask = self.spec.mask
+        named = (("masked", not mask.is_full), ("listed", is_listed(self.spec)), ("scales", self.scales))
+        return frozenset(name for name, on in named if on)
+
+    def section_heads(self, in_order: bool = False) -> int:
+        """Heads that are worked on at the same time: many where some tiles take longer than others.
+
+        So it is where tiles of one head add in a fixed order, and few of them are to be in work at once.
+        """
+        mask = self.spec.mask
+        return 16 if mask.has_upper or is_listed(self.spec) or in_order else 1
+
+    def constants(
+        self, choice: Choice, *tiles: Constant, share: str, in_order: bool = False, own: tuple[Constant, ...] = ()
+    ) -> tuple[Constant, ...]:
+        """The config of a kernel of products; ``share`` says how consumers divide the work."""
+        mask = self.spec.mask
+        producer, consumer = choice.tiles.registers
+        heads = self.section_heads(in_order)
+        return (
+            Constant("head_dim", self.spec.head_dim),
+            Constant("head_dim_v", self.spec.head_dim_v),
+            *tiles,
+            Constant("consumers", CONSUMERS, f"warpgroups that compute{share}"),
+            Constant("producer_registers", producer),
+            Constant("consumer_registers", consumer),
+            Constant("section_heads", heads, "heads that are worked on at the same time"),
+            *own,
+            Constant("has_lower", mask.has_lower, "the mask ends on the left"),
+            Constant("has_upper", mask.has_upper, "the mask ends on the right"),
+        )
+
+    def products(
+        self,
+        role: Role,
+        template: str,
+        choice: Choice,
+        *,
+        tile_q: int,
+        tile_kv: int,
+        over: Literal["q", "kv"],
+        config_type: str,
+        config: tuple[Constant, ...],
+        params: ParamTable,
+        boxes: tuple[Box, ...] = (),
+        switches: Collection[str] = (),
+        sums: SumRing | None = None,
+    ) -> KernelPlan:
+        """A kernel of products: a warpgroup that copies, and two that compute."""
+        return self.kernel(
+            role,
+            template,
+            threads=WARPGROUP * (CONSUMERS + 1),
+            tile=tile_q if over == "q" else tile_kv,
+            over=over,
+            config_type=config_type,
+            config=config,
+            params=params,
+            smem=choice.budget.smem,
+            boxes=(
+                Box("q", tile_q, PANEL),
+                Box("k", tile_kv, PANEL),
+                Box("v", tile_kv, PANEL),
+                Box("dout", tile_q, PANEL),
+                *boxes,
+            ),
+            reasons=(choice.tiles.reason,),
+            switches=self.switches | set(switches),
+            divides_by_scale=self.scales,
+            sums=sums,
+            choice=choice,
+        )
+
+    def prepare(
+        self,
+        tile_q: int,
+        params: ParamTable,
+        *,
+        workspace: int = 0,
+        switches: Collection[str] = (),
+        sums: SumRing | None = None,
+    ) -> KernelPlan:
+        """What the rows of queries subtract; ``workspace`` floats are of dQ, for each tile of them."""
+        return self.kernel(
+            "prepare",
+            "backward_prepare.cu.j2",
+            threads=256,
+            tile=tile_q,
+            config_type="PrepareConfig",
+            config=(
+                Constant("head_dim_v", self.spec.head_dim_v),
+                Constant("tile_q", tile_q),
+                Constant("workspace_floats", workspace, "of dQ, per tile of queries" if workspace else ""),
+                Constant("access_bytes", 16, "alignment of rows in global memory"),
+            ),
+            params=params,
+            switches={"row_stats", *(["scales"] if self.scales else []), *switches},
+            sums=sums,
+        )

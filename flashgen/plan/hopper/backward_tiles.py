@@ -1,0 +1,246 @@
+"""The tiles of the backward kernels for Hopper: which there could be, best first, and what each takes of a block.
+
+Of 64 rows and n columns a thread of a warpgroup has n / 2 floats, and n / 4 words when they are rounded. What comes
+first is what was measured to be faster where both fit; docs/variants.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flashgen.arch import Arch
+from flashgen.plan.hopper.adding_order import order_notes
+from flashgen.plan.hopper.shortcuts import held, is_sparing, masks_late, shortcuts
+from flashgen.plan.hopper.units import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_listed, row_bytes
+from flashgen.plan.model.budget import Budget, Choice, Held, Tiles, first_that_fits, registers_of
+from flashgen.plan.model.smem import SmemLayout
+from flashgen.spec import AttentionSpec
+
+CONSUMERS = 2
+#: Of K_j where dK, dV and dQ are made together.
+TILE_KV = ROWS * CONSUMERS
+#: Of Q_i where dQ is made by itself.
+TILE_Q = ROWS * CONSUMERS
+#: Tiles of dS that wait for dQ.
+DS_SLOTS = 2
+#: What a warp hands to the copy engine of dQ at a time: 16 rows of 64 floats.
+DQ_BYTES = STORED_ROWS * PANEL * 4
+#: Floats of a line of the workspace; it comes and goes two lines at a time.
+SUM_LINE = 256
+#: Registers per thread of producers and consumers.
+_SPLITS = ((56, 224), (40, 232), (24, 240))
+_ONE_KERNEL = (
+    "S and dP are transposed, so that P and dS are left operands of dV and dK where they are, in registers; "
+    "dS goes to shared memory besides, for dQ"
+)
+_KEYS = (
+    "S and dP are transposed; one consumer makes P and sums dV, the other one makes dS and sums dK: both have all "
+    "keys, and P goes from one to the other by shared memory"
+)
+_QUERY = "rows of S and dP are queries, so that dS is the left operand of dQ in registers; Q and dO stay"
+
+
+def one_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:
+    """How dK, dV and what is added to dQ are made together; what there is too little of where they cannot be."""
+    return first_that_fits(_one_kernel_ways(spec), lambda tiles: _one_kernel_budget(spec, tiles), arch, _ONE_KERNEL)
+
+
+def keys_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:
+    """How dK and dV are made by themselves, of 64 keys at a time."""
+    together = tuple(f"dQ in the same kernel, {fault}" for fault in _faults(one_kernel(spec, arch)))
+    return first_that_fits(_keys_ways(spec), lambda tiles: _keys_budget(spec, tiles), arch, _KEYS, together)
+
+
+def query_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:
+    """How dQ is made by itself, of 128 queries at a time."""
+    return first_that_fits(_query_ways(spec), lambda tiles: _query_budget(spec, tiles), arch, _QUERY)
+
+
+def _faults(found: Choice | tuple[str, ...]) -> tuple[str, ...]:
+    return found.passed_over if isinstance(found, Choice) else found
+
+
+def _split(of: Held, wanted: int = 40) -> tuple[int, int]:
+    """The registers of both sides: for producers as many as are wanted there, if consumers can do without."""
+    splits = (split for split in _SPLITS if split[0] <= wanted and registers_of(of) <= split[1])
+    return next(splits, _SPLITS[-1])
+
+
+# ---- one kernel that keeps dK and dV of its keys and adds to a sum of dQ
+
+
+def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
+    """Long steps come first, as what a step costs besides its products is the same; then copies of Q that have more
+    time, then parts of dQ under way to be finished."""
+    for tile_q, q_slots, reason in (
+        (128, (2,), "the longest tile of queries whose scores and gradients find registers"),
+        (64, (3, 2), "dK and dV take half of the registers, which leaves them for 64 queries"),
+    ):
+        wanted, most = _room(spec)
+        taken, notes = shortcuts(spec, tile_q, most)
+        switches = taken | ({"sparing"} if is_sparing(spec, tile_q, taken) else set())
+        switches |= {"masks_late"} if masks_late(spec, tile_q, taken) else set()
+        split = _split(held(spec, tile_q, switches), wanted)
+        for q in q_slots:
+            for sums, rounded in ((0, 0),) if spec.deterministic else ((4, 2), (4, 1), (3, 2), (3, 1), (2, 1)):
+                slots = (("Q", q), ("dO", 2), ("dS", DS_SLOTS), ("sums of dQ", sums), ("them rounded", rounded))
+                yield Tiles(tile_q, "queries", slots, split, reason, switches, notes + order_notes(spec))
+
+
+def _room(spec: AttentionSpec) -> tuple[int, int]:
+    """Registers that producers want, and the most that consumers can have.
+
+    Producers make do with few, but not where a mask leaves holes and they look for them.
+    """
+    splits = dict(_SPLITS)
+    if not is_listed(spec):
+        return 40, max(splits.values())
+    wanted = 56 if spec.deterministic else 40
+    return wanted, splits[wanted]
+
+
+def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
+    size, tile_q = spec.element.bytes, tiles.rows
+    dim, dim_v = row_bytes(spec)
+    q, do = tiles.count("Q"), tiles.count("dO")
+    q_slots, do_slots = f"{q} slots", f"{do} slots"
+    layout = (
+        SmemLayout()
+        .then("k", TILE_KV * dim, "K_j")
+        .then("v", TILE_KV * dim_v, "V_j")
+        .then("q", q * tile_q * dim, f"Q_i, {q_slots}")
+        .then("do", do * tile_q * dim_v, f"dO_i, {do_slots}")
+        .then("ds", DS_SLOTS * TILE_KV * tile_q * size, f"dS_ij, {DS_SLOTS} slots")
+        .then("dq", 4 * CONSUMERS * DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
+    )
+    sums = tiles.count("sums of dQ")
+    if spec.deterministic:
+        layout.then("sum", tile_q * dim // size * 4 // CONSUMERS, "a consumer's share of dQ_i, to be finished")
+    if sums:
+        rounded = tiles.count("them rounded")
+        layout.then("sums", sums * DQ_BYTES, f"rows of dQ_i to be finished, {sums} slots")
+        layout.then("dq_rows", rounded * STORED_ROWS * PANEL * size, "and when they are")
+        layout.then("zeros", 2 * SUM_LINE * 4, "what their sum is cleared with")
+    (
+        layout.then("lse", q * tile_q * 4, f"what rows subtract from their logits, {q_slots}")
+        .then("dsum", do * tile_q * 4, f"-D_i, {do_slots}")
+        .then("k_barriers", 16, "for each slot: it is full, it is empty")
+        .then("v_barriers", 16)
+        .then("q_barriers", 16 * q)
+        .then("do_barriers", 16 * do)
+        .then("ds_barriers", 16 * DS_SLOTS)
+    )
+    if sums:
+        layout.then("sum_barriers", 16 * sums)
+        layout.then("turn_barriers", 16)
+        layout.then("sum_parts", 32 * sums, "which parts of dQ the slots hold")
+    else:
+        layout.then("dq_barriers", 32 * CONSUMERS).then("sum_barriers", 16)
+        layout.then("sum_parts", 32, "where the share goes")
+    layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
+    if is_listed(spec):
+        layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")
+    if not spec.mask.is_full and not sums:
+        layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
+    return Budget(held(spec, tile_q, tiles.switches), layout.map())
+
+
+# ---- two kernels for wide heads: dK and dV
+
+
+def _keys_ways(spec: AttentionSpec) -> Iterator[Tiles]:
+    """As many tiles of queries under way as there is room for: consumers issue their products in another order then."""
+    for slots, reason in (
+        (3, "three tiles of Q and dO under way, so that each consumer has a product ahead"),
+        (2, "shared memory has room for four tiles of Q and dO, which sums are to free early"),
+    ):
+        split = _split(_keys_held(spec, ROWS))
+        yield Tiles(ROWS, "queries", (("Q", slots), ("dO", slots), ("P", 2)), split, reason)
+
+
+def _keys_held(spec: AttentionSpec, tile_q: int) -> Held:
+    widest = max(spec.head_dim, spec.head_dim_v)
+    return (
+        ("dV or dK", widest // 2),
+        ("S or dP", tile_q // 2),
+        ("P or dS rounded", tile_q // 4),
+        ("addresses", 26),
+    )
+
+
+def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
+    dim, dim_v = row_bytes(spec)
+    q, do, p = (tiles.count(name) for name in ("Q", "dO", "P"))
+    q_slots, do_slots = f"{q} slots", f"{do} slots"
+    layout = (
+        SmemLayout()
+        .then("k", ROWS * dim, "K_j")
+        .then("v", ROWS * dim_v, "V_j")
+        .then("q", q * tiles.rows * dim, f"Q_i, {q_slots}")
+        .then("do", do * tiles.rows * dim_v, f"dO_i, {do_slots}")
+        .then("p", p * ROWS * tiles.rows * 4, f"P_ij for the other consumer, {p} slots")
+        .then("lse", q * tiles.rows * 4, f"what rows subtract from their logits, {q_slots}")
+        .then("dsum", do * tiles.rows * 4, f"-D_i, {do_slots}")
+        .then("k_barriers", 16, "for each slot: it is full, it is empty")
+        .then("v_barriers", 16)
+        .then("q_barriers", 16 * q)
+        .then("do_barriers", 16 * do)
+        .then("p_barriers", 16 * p)
+    )
+    layout.then("tile_barriers", 16 * TILE_SLOTS)
+    layout.then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
+    if is_listed(spec):
+        layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")
+    return Budget(_keys_held(spec, tiles.rows), layout.map())
+
+
+# ---- and dQ
+
+
+def _query_ways(spec: AttentionSpec) -> Iterator[Tiles]:
+    """Steps of 64 keys at least, then a second tile of V under way, then longer steps."""
+    ways = [(keys, v) for keys in range(16, 129, 16) for v in (1, 2)]
+    for keys, v in sorted(ways, key=lambda way: (min(way[0], 64), way[1], way[0]), reverse=True):
+        reason = (
+            "two tiles of keys and values under way" if v == 2 else "the widest tile of keys of which two find room"
+        )
+        if keys < 64:
+            reason = "fewer keys, as a mask with holes takes registers"
+        yield Tiles(keys, "keys", (("K", 2), ("V", v)), _split(_query_held(spec, keys)), reason)
+
+
+def _query_held(spec: AttentionSpec, tile_kv: int) -> Held:
+    return (
+        ("dQ", spec.head_dim // 2),
+        ("S", tile_kv // 2),
+        ("dP", tile_kv // 2),
+        ("dS rounded", tile_kv // 4),
+        # A mask with holes is evaluated besides.
+        ("addresses", 26 if spec.mask.is_band else 36),
+    )
+
+
+def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
+    dim, dim_v = row_bytes(spec)
+    k, v = tiles.count("K"), tiles.count("V")
+    layout = (
+        SmemLayout()
+        .then("q", TILE_Q * dim, "Q_i")
+        .then("do", TILE_Q * dim_v, "dO_i")
+        .then("k", k * tiles.rows * dim, f"K_j, {k} slots")
+        .then("v", v * tiles.rows * dim_v, f"V_j, {v} slots")
+        .then("stats", 2 * TILE_Q * 4, "of each consumer what its rows subtract from their logits, and -D_i")
+        .then("q_barriers", 16, "for each slot: it is full, it is empty")
+        .then("do_barriers", 16)
+        .then("k_barriers", 16 * k)
+        .then("v_barriers", 16 * v)
+    )
+    layout.then("tile_barriers", 16 * TILE_SLOTS)
+    layout.then("tiles", 32 * TILE_SLOTS, "which tiles of queries come next")
+    if is_listed(spec):
+        layout.then("listed_keys", 8 * k, "which tiles of keys the slots hold")
+    if not spec.mask.is_full:
+        layout.then("scores_taken", 8 * k, "all have their scores of K_j")
+        layout.then("looked_through", 8 * k, "K_j has no bad values any more")
+        layout.then("written", 8 * TILE_SLOTS, "results of a tile of queries are where they belong")
+    return Budget(_query_held(spec, tiles.rows), layout.map())

@@ -1,0 +1,235 @@
+"""Planning the forward kernel for Hopper: specialised warpgroups, wgmma, the copy engine, blocks that stay."""
+
+from __future__ import annotations
+
+from flashgen.arch import Arch
+from flashgen.errors import PlanError
+from flashgen.plan.hopper.forward_table import Row
+from flashgen.plan.hopper.forward_tiles import books_of, chosen_row, fault_of, looks_through, row_of, smem_of
+from flashgen.plan.hopper.forward_traits import (
+    changes_scores,
+    has_any_cap,
+    has_fine_cap,
+    has_modest_cap,
+    is_capped,
+    is_in_products,
+    looks_up_pairs,
+)
+from flashgen.plan.hopper.units import HEAD_DIMS, PANEL, STORED_ROWS, TILE_SLOTS, WARPGROUP, is_listed, why_not_hopper
+from flashgen.plan.model.naming import kernel_name
+from flashgen.plan.model.params import FORWARD_SM90, FORWARD_SM90_SCORE
+from flashgen.plan.model.plans import Box, Constant, KernelPlan
+from flashgen.spec import AttentionSpec, Schedule, WarpPartition
+
+#: Columns of all heads whose tiles are given out together where tiles differ in length. With more heads blocks end at
+#: more nearly the same time, as long as keys and values stay in the L2 cache: best of 16, 32 and 64 heads at S = 512
+#: were 64 at D=64, 32 at D=128 and 16 at D=256.
+_SECTION_COLUMNS = 4096
+#: Up to so many keys, of each query head, the last heads that are given out together are twice as many, so that blocks
+#: end at more nearly the same time: on an H200 512 keys with a causal mask take .957 of the time at D=256, .989 at 128
+#: and 1.00 at 64, 1k .986, 1.009 and 1.006, and 2k 1.000, 1.019 and .994.
+_KEYS_TO_DOUBLE = 640
+#: Why exponentials are relative to maxima where nobody asked for it.
+_BY_MAXIMA = (
+    "Exponentials are relative to the maximum so far: under a cap that may be above 50 rows go on growing, and with "
+    "anchors ahead logits near it took up to 1.88 times as long as small ones, 1.46 by maxima (H100, D=64, causal, 2k)."
+)
+
+
+def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
+    """Why a spec runs by the kernels for all GPUs instead, in a clause; None where it need not."""
+    if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
+        return reason
+    if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
+        dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
+        return f"it is made for head_dim {dims}"
+    if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":
+        return f"warps={schedule.warps.kind!r} is a partition of the other kernels"
+    if not _is_asked(schedule) and (fault := fault_of(spec, schedule, arch)) is not None:
+        return f"it cannot be laid out so: {fault}".removesuffix(".")
+    return None
+
+
+def _is_asked(schedule: Schedule) -> bool:
+    """Whether the schedule names this kernel, and not only sizes that others have too."""
+    by_warps = schedule.warps is not None and schedule.warps.kind == "specialized"
+    return by_warps or schedule.algorithm == "fa3" or schedule.softmax is not None or schedule.registers is not None
+
+
+def is_planned(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
+    """Whether the forward kernel is this one; a PlanError where it was asked for and cannot be."""
+    reason = why_not(spec, schedule, arch, access_bytes)
+    if reason is not None and _is_asked(schedule) and schedule.algorithm != "fa2":
+        raise PlanError(f"algorithm='fa3' cannot be planned for {spec.describe()}: {reason}; leave algorithm out.")
+    return reason is None
+
+
+def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> KernelPlan:
+    """The forward kernel of a spec on Hopper."""
+    fault = fault_of(spec, schedule, arch)
+    if fault is not None:
+        fits = row_of(spec)
+        remedy = f"What would fit: tile_q={fits.tile_q}, tile_kv={fits.tile_kv}, stages={fits.stages}."
+        raise PlanError(f"The forward kernel cannot be planned: {fault} {remedy}")
+    row = chosen_row(spec, schedule, arch)
+    smem = smem_of(spec, row)
+    producer, consumer = row.split()
+    has_end = spec.mask.has_upper or is_listed(spec)
+    capped = is_capped(spec)
+    fine_cap, modest_cap = capped and has_fine_cap(spec), capped and has_modest_cap(spec)
+    by_maxima = capped and not fine_cap and schedule.softmax is None
+    running = by_maxima or schedule.softmax == "running-max"
+    keeps = row.keeps_scores and not running
+    in_products = is_in_products(spec)
+    foresees = capped and not running
+    retakes = not keeps and not running and not foresees
+    skips = row.tile_q > row.tile_kv
+    return KernelPlan(
+        name=kernel_name(
+            spec,
+            "forward",
+            arch,
+            "runningmax" if running else "",
+            "modestcap" if modest_cap else "anycap" if capped and not fine_cap else "",
+        ),
+        pass_="forward",
+        role="forward",
+        algorithm="FlashAttention-3",
+        template="forward_sm90.cu.j2",
+        spec=spec,
+        arch=arch,
+        threads=WARPGROUP * (row.consumers + 1),
+        config_type="ForwardSm90Config",
+        config=(
+            Constant("head_dim", spec.head_dim),
+            Constant("head_dim_v", spec.head_dim_v),
+            Constant("tile_q", row.tile_q, "B_r: query rows per block"),
+            Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
+            Constant("stages", row.stages, "tiles of values under way at once"),
+            Constant("k_slots", row.k_slots, "and of keys"),
+            Constant("books", books_of(row), "and tiles of values of which it is noted what is bad"),
+            Constant("q_rows", row.q_rows, "queries of a slot: a tile, or each consumer's by themselves"),
+            Constant("q_slots", row.q_slots, "slots for queries"),
+            Constant("tile_slots", TILE_SLOTS, "tiles of queries known ahead"),
+            Constant("consumers", row.consumers, "warpgroups that compute, 64 query rows each"),
+            Constant("producer_registers", producer),
+            Constant("consumer_registers", consumer),
+            Constant(
+                "section_heads",
+                _SECTION_COLUMNS // spec.head_dim if has_end else 1,
+                "heads that are worked on at the same time",
+            ),
+            Constant("doubles_to", _KEYS_TO_DOUBLE, "keys up to which the last of these are twice as many"),
+            Constant("longest_first", has_end, "the last queries of a head go first"),
+            Constant("running_maximum", running, "exponentials relative to the maximum so far"),
+            Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
+            Constant("foresees", foresees, "how far rows may grow is known before exponentials are taken"),
+            Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
+            Constant(
+                "packs_finished",
+                row.consumers > 2 or (running and spec.head_dim_v > 192),
+                "finished rows have one register of each lane, as registers are short",
+            ),
+            Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
+            Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
+            Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few keys are left"),
+            Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
+            Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
+        ),
+        params=FORWARD_SM90 if spec.score is None else FORWARD_SM90_SCORE,
+        smem=smem,
+        grid_tile=row.tile_q,
+        grid_over="q",
+        grid_heads="q",
+        access_bytes=16,
+        is_persistent=True,
+        overlaps_predecessor=True,
+        divides_by_scale=in_products,
+        boxes=(
+            Box("q", row.q_rows, PANEL),
+            Box("k", row.tile_kv, PANEL),
+            Box("v", row.tile_kv, PANEL),
+            Box("o", STORED_ROWS, PANEL),
+        ),
+        reasons=(row.reason, _BY_MAXIMA) if by_maxima else (row.reason,),
+        schedule=schedule if schedule != Schedule() else None,
+        switches=frozenset(
+            name
+            for name, on in (
+                ("o_tile", row.o_tile),
+                ("keeps_scores", keeps),
+                ("values_first", row.values_first),
+                ("retakes", retakes),
+                ("foresees", foresees),
+                ("skips", skips),
+                ("contains", looks_through(spec)),
+                ("listed", is_listed(spec)),
+                ("sifts_first", looks_through(spec) and _sifts_first(spec)),
+                ("spans", is_listed(spec)),
+                # Scores are of products and not of logits, have constants apart, and are voted on.
+                ("from_products", True),
+                ("in_products", in_products),
+                ("capped", capped),
+                # What a mask looks up for each pair has addresses, of all pairs of a tile at once if there is room.
+                ("in_groups", looks_up_pairs(spec) and (changes_scores(spec) or row.looks_up_in_groups)),
+                ("fine_cap", fine_cap),
+                ("modest_cap", modest_cap),
+                ("any_cap", capped and has_any_cap(spec)),
+                # Where streams end within a block, results of their last tiles are written behind the next scores, by
+                # the text that writes others, so that a step of logits beyond their cap, which has the longest way,
+                # finds its instructions: 16 times normal data under a cap of 200, causal, with 512 keys, take 1.47
+                # times as long as these on an H200, and 1.52 with two texts. Without a cap normal data are up to 4 %
+                # slower so.
+                ("writes_once", capped and not fine_cap and not modest_cap and row.values_first and skips),
+                # Three consumers have their instructions beside each other: a text that few warps take has others wait
+                # for theirs. With two that is less than what a barrier in each step costs.
+                ("go_together", capped and not fine_cap and row.consumers > 2),
+                # Whose instructions lie first. On an H200 calls of up to 1k keys are up to 1 % faster where it is
+                # consumers', but under a cap all are up to 2 % slower.
+                ("consumers_first", not capped),
+                # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
+                # as scores may be made once more, or under a softcap where a band cuts.
+                ("lanes_again", retakes or (capped and not is_listed(spec))),
+            )
+            if on
+        ),
+    )
+
+
+def _sifts_first(spec: AttentionSpec) -> bool:
+    """Whether a block's first tile of queries is sifted, and not spoilt and taken once more, if values are bad."""
+    # On an H200 bad values take up to 1.47 times as long as none so. Without it they take 1.50 and 1.54 at head_dim 96
+    # and 128 with 200 keys to both sides (8k), 1.56 at 192 and 256 with a window of 256 (1k), 1.54 and under a cap 1.64
+    # at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 with
+    # windows 1.40, and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with
+    # windows, 1 % with 2k and nothing with 8k, and with holes 1 to 4 %.
+    if is_listed(spec):
+        return True
+    return spec.head_dim_v > (64 if spec.mask.has_lower else 128)
+
+
+def _draws_late(spec: AttentionSpec, row: Row) -> bool:
+    """Whether a block draws its next tile of queries late, so that none waits that another block could begin."""
+    # With holes nobody knows how many keys are left, only which ones are the last. Where queries have room before these
+    # are there it takes longer then (a window with four global keys at head_dim 128 4 %), else 5 % less (3 of 10 blocks
+    # at 256, 2k, on an H200).
+    if is_listed(spec):
+        return row.q_slots == 1
+    # With a window tiles take as long as each other, but the later one is told of, the fewer are spoilt where values
+    # are bad (1k keys, windows of 100 to 256 to one side and both, take .97 to 1.00 of the time on an H200): not
+    # beside three consumers, whose producer has no registers for it.
+    beyond = spec.mask.has_lower and row.consumers == 3
+    return not (row.ends_alone or beyond)
+
+
+def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:
+    """The forward plan as the schedule it amounts to."""
+    return Schedule(
+        tile_q=int(kernel.constant("tile_q")),
+        tile_kv=int(kernel.constant("tile_kv")),
+        stages=int(kernel.constant("stages")),
+        warps=WarpPartition("specialized", consumers=int(kernel.constant("consumers"))),
+        algorithm="fa3",
+        softmax="running-max" if kernel.constant("running_maximum") else "anchored",
+        registers=(int(kernel.constant("producer_registers")), int(kernel.constant("consumer_registers"))),
+    )

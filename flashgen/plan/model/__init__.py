@@ -1,0 +1,1 @@
+"""The frozen values that a plan consists of; they decide nothing."""

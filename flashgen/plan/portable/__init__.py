@@ -1,0 +1,1 @@
+"""Plans of the mma.sync kernels, which run on every supported GPU."""

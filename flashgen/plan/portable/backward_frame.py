@@ -1,0 +1,75 @@
+"""What all kernels of a backward pass have in common, whichever GPUs they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from flashgen.arch import Arch
+from flashgen.plan.model.naming import kernel_name
+from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable, Role, SmemMap
+from flashgen.spec import AttentionSpec, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.plan.model.budget import Choice
+    from flashgen.plan.model.sum_ring import SumRing
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardFrame:
+    """The backward pass that a kernel belongs to."""
+
+    spec: AttentionSpec
+    arch: Arch
+    #: What was asked for, as far as something was.
+    schedule: Schedule | None
+    algorithm: str
+    access_bytes: int
+
+    def kernel(
+        self,
+        role: Role,
+        template: str,
+        *,
+        threads: int,
+        tile: int,
+        over: Literal["q", "kv"] = "q",
+        config_type: str,
+        config: tuple[Constant, ...],
+        params: ParamTable,
+        smem: SmemMap | None = None,
+        boxes: tuple[Box, ...] = (),
+        reasons: tuple[str, ...] = (),
+        switches: Collection[str] = (),
+        divides_by_scale: bool = False,
+        sums: SumRing | None = None,
+        choice: Choice | None = None,
+    ) -> KernelPlan:
+        """One kernel of the pass. One that has the copy engine bring boxes stays, and takes tile after tile."""
+        return KernelPlan(
+            name=kernel_name(self.spec, role, self.arch),
+            pass_="backward",
+            role=role,
+            algorithm=self.algorithm,
+            template=template,
+            spec=self.spec,
+            arch=self.arch,
+            threads=threads,
+            config_type=config_type,
+            config=config,
+            params=params,
+            smem=smem or SmemMap(),
+            grid_tile=tile,
+            grid_over=over,
+            grid_heads=over,
+            access_bytes=self.access_bytes,
+            is_persistent=bool(boxes),
+            boxes=boxes,
+            divides_by_scale=divides_by_scale,
+            reasons=reasons,
+            schedule=self.schedule,
+            switches=frozenset(switches),
+            sums=sums,
+            choice=choice,
+        )

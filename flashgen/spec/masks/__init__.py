@@ -1,0 +1,1 @@
+"""Masks: bands, named masks, and masks given as functions or tensors."""

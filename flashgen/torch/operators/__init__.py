@@ -1,0 +1,1 @@
+"""The dispatcher operators ``torch.ops.flashgen.*``."""

@@ -1,0 +1,295 @@
+"""``torch.ops.flashgen.cache_append`` and ``.cache_forward``: a cache of keys and values, and attention to it.
+
+Both are for inference, and have no gradients. Lengths and places stay on the device: no call waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from flashgen.errors import ArgumentError
+from flashgen.kernel import Kernel
+from flashgen.launch.call.batched_launch import Part, run
+from flashgen.spec import KVCache, Rotary
+from flashgen.torch.entry import is_watched
+from flashgen.torch.function import rows_contiguous, wants_gradients
+from flashgen.torch.kernels import cached_kernel_for
+from flashgen.torch.operators.dense import library
+from flashgen.torch.operators.packed_keys import put_apart
+from flashgen.torch.replay import RESULTS, Asked, remember
+from flashgen.torch.sdpa.forms import Form, program_for, recorded
+from flashgen.torch.tracing.program import Program, check_tensors, program_named
+
+#: Where captured tensors are among the arguments of ``cache_forward``.
+_CAPTURED = 3
+_PLACES = "Tensor? seqlens=None, Tensor? batch_idx=None, Tensor? leftpad=None, Tensor? block_table=None"
+library.define(
+    "cache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor q, str program, "
+    f"{_PLACES}, Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? rotary_positions=None, "
+    "bool interleaved=True, bool one_position=False) -> Tensor"
+)
+library.define(
+    "cache_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor[] captured, str program, "
+    f"{_PLACES}, int appended=0, int num_splits=0, float? scale=None, Tensor? cu_seqlens_q=None, int max_seqlen_q=0) "
+    "-> (Tensor, Tensor)"
+)
+
+
+def attend_to_cache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache: KVCache,
+    form: Form,
+    tensors: tuple[Any, ...] = (),
+    *,
+    k: Any = None,
+    v: Any = None,
+    rotary: Rotary | None = None,
+    scale: float | None = None,
+    starts_new: Any = None,
+    asked: Asked | None = None,
+    wanted: Collection[str] = RESULTS,
+) -> tuple[Any, Any]:
+    """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given.
+
+    With ``starts_new`` k and v are packed, and those of sequence i begin there. What was done is remembered for calls
+    that ask the same, of which the ``wanted`` results alone are asked for.
+    """
+    if starts_new is not None or (rotary is not None and cache.cu_seqlens_q is not None):
+        text = recorded(form, tensors)[0] if torch.compiler.is_compiling() else program_for(form)[0].text
+        q, cache = put_apart(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text)
+        k, v, rotary, asked = None, None, None, None
+    if torch.compiler.is_compiling():
+        text, captured = recorded(form, tensors)
+    else:
+        program, order = program_for(form)
+        text, captured = program.text, [tensors[i] for i in order]
+        if not (is_watched(q, k_cache, v_cache) or wants_gradients(q, k_cache, v_cache, k, v, *captured)):
+            parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale)
+            if asked is not None:
+                remember(*asked, parts, wanted)
+            _, (out, lse, *_) = parts[-1]
+            return out, lse
+    seqlens = cache.seqlens if cache.cu_seqlens_k is None else cache.cu_seqlens_k.diff()
+    places = seqlens, cache.batch_idx, cache.leftpad, cache.block_table
+    appended = 0
+    if k is not None:
+        angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
+        how = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
+        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *how)
+        q, appended = q if rotary is None else turned, k.shape[1]
+    result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
+        *(q, k_cache, v_cache, captured, text, *places, appended),
+        *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q),
+    )
+    return result
+
+
+def _attend(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache: KVCache,
+    program: Program,
+    captured: Sequence[Any],
+    k: Any,
+    v: Any,
+    rotary: Rotary | None,
+    scale: float | None,
+) -> list[Part]:
+    """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
+    kernel, parts = _kernel(q, v_cache, program.text, cache.block_table), []
+    cache = _with_plain_arrays(cache, 0 if k is None else k.shape[1])
+    if k is not None:
+        parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
+        q = _turned(parts[0], q)
+    return [*parts, _read(kernel, q, k_cache, v_cache, program, captured, cache, scale)]
+
+
+def _with_plain_arrays(cache: KVCache, appended: int) -> KVCache:
+    """The same for so many new keys, with the numbers of each row side by side, as kernels take them."""
+    arrays = cache.seqlens, cache.batch_idx, cache.leftpad, cache.block_table, cache.cu_seqlens_q, cache.cu_seqlens_k
+    if not appended and all([x is None or x.is_contiguous() for x in arrays]):  # noqa: C419 (takes half the time)
+        return cache
+    seqlens, rows, leftpad, table, starts, keys = map(_plain, arrays)
+    return KVCache(seqlens, rows, leftpad, table, appended, cache.num_splits, starts, cache.max_seqlen_q, keys)
+
+
+def _put(
+    kernel: Kernel, k_cache: Any, v_cache: Any, k: Any, v: Any, q: Any, cache: KVCache, rotary: Rotary | None
+) -> Part:
+    """Puts k and v into the cache; the result is the queries turned, where there is a ``rotary``."""
+    if rotary is not None:
+        angles = rows_contiguous(rotary.cos), rows_contiguous(rotary.sin)
+        rotary = Rotary(*angles, rotary.interleaved, _plain(rotary.positions), rotary.one_position)
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    found = kernel.executor.append.find(k_cache, v_cache, k, v, cache, q, rotary, None)
+    return found, run(found, k)
+
+
+def _turned(part: Part, q: Any) -> Any:
+    _, results = part
+    return results[0] if results else q
+
+
+def _read(
+    kernel: Kernel,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    program: Program,
+    captured: Sequence[Any],
+    cache: KVCache,
+    scale: float | None,
+) -> Part:
+    """Queries attend to what is in the cache; the results are out and lse."""
+    q, given = rows_contiguous(q), None
+    if captured:
+        check_tensors(program.names, tuple(captured), q.device)
+        given = dict(zip(program.names, captured, strict=True))
+    found = kernel.executor.find_forward(q, k_cache, v_cache, scale, captured=given, cache=cache)
+    return found, run(found, q)
+
+
+def _kernel(q: Any, v_cache: Any, program: str, block_table: Any) -> Kernel:
+    return cached_kernel_for(q, v_cache, program, "contiguous" if block_table is None else "paged")
+
+
+def _plain(x: Any) -> Any:
+    return x if x is None or x.is_contiguous() or x.stride()[-1] == 1 else x.contiguous()
+
+
+def _append(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    q: Any,
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_positions: Any = None,
+    interleaved: bool = True,
+    one_position: bool = False,
+) -> Any:
+    cache = KVCache(_plain(seqlens), _plain(batch_idx), None, _plain(block_table))
+    kernel = _kernel(q, v_cache, program, block_table)
+    if rotary_cos is None:
+        _put(kernel, k_cache, v_cache, k, v, q, cache, None)
+        # An operator's result is no tensor that it was given.
+        return q.new_empty(0)
+    rotary = Rotary(rotary_cos, rotary_sin, interleaved, rotary_positions, one_position)
+    return _turned(_put(kernel, k_cache, v_cache, k, v, q, cache, rotary), q)
+
+
+def _forward(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    captured: list[Any],
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    appended: int = 0,
+    num_splits: int = 0,
+    scale: float | None = None,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int = 0,
+) -> tuple[Any, Any]:
+    places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
+    cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q)
+    kernel = _kernel(q, v_cache, program, block_table)
+    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, program_named(program), captured, cache, scale)
+    return out, lse
+
+
+# CPU tensors reach the same functions, whose errors say what to do.
+for _device in ("CUDA", "CPU"):
+    library.impl("cache_append", _append, _device)
+    library.impl("cache_forward", _forward, _device)
+
+
+def _append_shapes(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    q: Any,
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    rotary_cos: Any = None,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    return q.new_empty(0 if rotary_cos is None else q.shape)
+
+
+def _forward_shapes(q: Any, k_cache: Any, v_cache: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+    *batch, len_q, heads, _dim = q.shape
+    out = q.new_empty((*batch, len_q, heads, v_cache.shape[-1]))
+    return out, q.new_empty((*batch, heads, len_q), dtype=torch.float32)
+
+
+torch.library.register_fake("flashgen::cache_append", _append_shapes, lib=library)
+torch.library.register_fake("flashgen::cache_forward", _forward_shapes, lib=library)
+
+
+library.define("cache_gradient(Tensor do, Tensor q) -> Tensor")
+
+
+def _no_gradient(do: Any, q: Any) -> Any:
+    raise ArgumentError("attention to a cache has no gradients; train with flashgen.attention or flash_attn_func")
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _differentiate(ctx: Any, do: Any, _: Any) -> Any:
+    # An operator, since a compiler asks what gradients would be as soon as there might be any; and one that takes
+    # what only a backward pass has, or it would be part of the forward pass.
+    (q,) = ctx.saved_tensors
+    dq = torch.ops.flashgen.cache_gradient(do, q)
+    captured = [None] * len(ctx.needs_input_grad[_CAPTURED]) if ctx.needs_input_grad[_CAPTURED] else []
+    return dq, None, None, captured, *(None for _ in ctx.needs_input_grad[_CAPTURED + 1 :])
+
+
+library.impl("cache_gradient", _no_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake("flashgen::cache_gradient", lambda do, q: torch.empty_like(q), lib=library)
+torch.library.register_autograd("flashgen::cache_forward", _differentiate, setup_context=_keep, lib=library)
+
+
+@register_flop_formula(torch.ops.flashgen.cache_forward)
+def _forward_flops(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    captured: Any,
+    program: str,
+    seqlens: Any = None,
+    batch_idx: Any = None,
+    leftpad: Any = None,
+    block_table: Any = None,
+    *_: Any,
+    out_shape: Any = None,
+    **__: Any,
+) -> int:
+    """Two products over as many keys as there is room for: how many there are is known on the device alone."""
+    *rows, heads, dim = q
+    keys = k_cache[1] * (1 if block_table is None else block_table[1])
+    return int(2 * math.prod(rows) * heads * keys * (dim + v_cache[-1]))

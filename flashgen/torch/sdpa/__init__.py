@@ -1,0 +1,1 @@
+"""torch's ``scaled_dot_product_attention``, computed by flashgen."""

@@ -1,0 +1,135 @@
+"""The masks and scores that other libraries have arguments for: few forms, each with a program made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from flashgen.spec import Mask, Score, Sequences, alibi, chunked, softcap, window
+from flashgen.spec import sink as sink_of
+from flashgen.torch.entry import attend_program
+from flashgen.torch.replay import Asked
+from flashgen.torch.tracing.compiled import constant
+from flashgen.torch.tracing.compiling import by_operator
+from flashgen.torch.tracing.program import Program, program_of
+
+
+class Form(NamedTuple):
+    """All that decides a program: limits aligned to the last key, and the types of tensors."""
+
+    left: int | None
+    right: int | None
+    #: Queries attend to their own chunk of so many positions.
+    chunk: int | None = None
+    #: Element type and axes of the mask. A mask of integers holds documents.
+    mask: tuple[torch.dtype, str] | None = None
+    biases: tuple[tuple[torch.dtype, str], ...] = ()
+    #: As ``float.hex`` writes it: torch.compile takes texts for constants, and numbers for what may change.
+    softcap: str | None = None
+    #: Element type and number of dimensions of ALiBi's slopes.
+    alibi: tuple[torch.dtype, int] | None = None
+    sink: torch.dtype | None = None
+
+
+def axes_of(tensor: Any, sizes: tuple[int, ...]) -> str:
+    """Which indices a tensor has, "0" where it has one element for several: ``b0qk``, or ``bk`` if it is per key.
+
+    ``sizes`` are those of the call: batch, heads, queries and keys.
+    """
+    names = "bk" if tensor.dim() == 2 else "bhqk"[4 - tensor.dim() :]
+    wanted = dict(zip("bhqk", sizes, strict=True))
+    return "".join(n if size == wanted[n] else "0" for size, n in zip(tensor.shape, names, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def program_for(form: Form) -> tuple[Program, tuple[int, ...]]:
+    """The program, and where its tensors are among the mask, the biases and the sink that a call has."""
+    tensors = []
+
+    def like(dtype: torch.dtype, axes: str) -> Any:
+        # What is traced is the element type and the number of dimensions.
+        tensors.append(torch.zeros([1 if axis == "0" else 2 for axis in axes], dtype=dtype))
+        return tensors[-1]
+
+    mask = window(form.left, form.right)
+    if form.chunk is not None:
+        mask = mask & chunked(form.chunk)
+    if form.mask is not None:
+        mask = mask & _mask(like(*form.mask), form.mask[1])
+    score = None if form.softcap is None else softcap(float.fromhex(form.softcap))
+    if form.alibi is not None:
+        dtype, rank = form.alibi
+        score = _then(score, alibi(like(dtype, "bh"[2 - rank :])))
+    for dtype, axes in form.biases:
+        score = _then(score, _bias(like(dtype, axes), axes))
+    if form.sink is not None:
+        score = _then(score, sink_of(like(form.sink, "h")))
+    program, ordered = program_of(mask, score)
+    return program, tuple(next(i for i, t in enumerate(tensors) if t is tensor) for tensor in ordered)
+
+
+def text_for(*form: Any) -> str:
+    """The program's text, for torch.compile, which takes it as a constant, but no named tuple."""
+    return program_for(Form(*form))[0].text
+
+
+def order_for(*form: Any) -> tuple[int, ...]:
+    """The order of its tensors."""
+    return program_for(Form(*form))[1]
+
+
+_function: Any
+for _function in (text_for, order_for):
+    # What torch.compiler.assume_constant_result sets, without loading the compiler.
+    _function._dynamo_marked_constant = True
+
+
+def recorded(form: Form, tensors: Sequence[Any]) -> tuple[str, list[Any]]:
+    """The program's text and its tensors while torch.compile records, to which limits are no sizes to leave open."""
+    left, right, chunk, *types = form
+    said = (constant(left), constant(right), constant(chunk), *types)
+    return text_for(*said), [tensors[i] for i in order_for(*said)]
+
+
+def attend_by_form(
+    q: Any,
+    k: Any,
+    v: Any,
+    form: Form,
+    tensors: Sequence[Any],
+    scale: float | None,
+    deterministic: bool | None = None,
+    dropout_p: float = 0.0,
+    sequences: Sequences | None = None,
+    state: Any = None,
+    asked: Asked | None = None,
+) -> tuple[Any, Any]:
+    """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
+    if torch.compiler.is_compiling():
+        text, given = recorded(form, tensors)
+        return by_operator(q, k, v, given, text, scale, deterministic, dropout_p, sequences, state)
+    program, order = program_for(form)
+    captured = tuple(tensors[i] for i in order)
+    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences, state, asked)
+
+
+def _mask(tensor: Any, axes: str) -> Mask:
+    if tensor.dtype != torch.bool:
+        return Mask.of(lambda b, h, q, k: tensor[b, q] == tensor[b, k])
+    return Mask.of(lambda b, h, q, k: tensor[_places(axes, b, h, q, k)])
+
+
+def _bias(tensor: Any, axes: str) -> Score:
+    return Score.of(lambda s, b, h, q, k: s + tensor[_places(axes, b, h, q, k)])
+
+
+def _places(axes: str, b: Any, h: Any, q: Any, k: Any) -> tuple[Any, ...]:
+    places = {"b": b, "h": h, "q": q, "k": k, "0": 0}
+    return tuple(places[axis] for axis in axes)
+
+
+def _then(first: Score | None, second: Score) -> Score:
+    return second if first is None else first >> second
