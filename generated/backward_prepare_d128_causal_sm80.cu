@@ -138,7 +138,7 @@ FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
 
 }  // namespace flashgen
 
-#line 10 "kernels/backward_prepare.cu.j2"
+#line 13 "kernels/backward_prepare.cu.j2"
 using namespace flashgen;
 
 struct PrepareConfig {
@@ -174,7 +174,7 @@ struct Params {
 };
 static_assert(sizeof(Params) == 96, "the launcher packs Params into 96 bytes");
 
-#line 26
+#line 29
 constexpr i32 kThreads = 256;
 constexpr i32 kChunkElements = kChunkBytes / static_cast<i32>(sizeof(element_t));
 constexpr i32 kChunks = ceil_div(kConfig.head_dim_v, kChunkElements);
@@ -198,14 +198,14 @@ FLASHGEN_DEVICE float element_of(const Vec16& chunk, i32 i) {
 
 FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Place place = Place::current();
-#line 52
+#line 55
   const i32 first_q = place.tile * kConfig.tile_q;
 
   // D = rowsum(dO * O), minus the gradient of L where there is one: dS = P (dP - D + dL).
   const element_t* const out = p.o + place.sequence * p.o_batch + place.head * p.o_head;
   const element_t* const dout = p.dout + place.sequence * p.dout_batch + place.head * p.dout_head;
   const i32 lane = thread_idx() % kLanes;
-#line 97
+#line 100
   for (i32 row = thread_idx() / kLanes; row < kConfig.tile_q; row += kRowsAtOnce) {
     const bool exists = first_q + row < p.len_q;
     float total = 0.0f;
@@ -227,7 +227,7 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
     }
   }
 
-#line 138
+#line 141
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};

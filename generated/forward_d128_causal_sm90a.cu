@@ -916,7 +916,42 @@ FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[coun
   for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
 }
 
-#line 5 "flashgen/softmax.cuh"
+#line 5 "flashgen/logits.cuh"
+// What a softmax takes exponentials of. The exponentials of a row are relative to its anchor: the row's
+// maximum so far, or a number near it. Each kind of logits has its own unit for anchors.
+//
+//     logit(s, row)           accumulator s as an anchor
+//     relative(s, shift, row) how far s is above anchor `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of anchors to powers of two, and back
+//     as_anchor(x)            logit x as an anchor
+//     natural_log(anchor, x)  the natural logarithm of 2^x times the anchor's factor
+//     kNowhere                the anchor of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// Products that a scale turns into logits. Anchors are in powers of two, so that an exponent is one
+// instruction. For logits beyond 2^30 its rounding error is many powers of two.
+struct ScaledProducts {
+  // No logit is below it but -inf, whose exponential is 0.
+  static constexpr float kNowhere = -0x1.fffffep127f;
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  FLASHGEN_DEVICE static float powers(float x) { return x; }
+  FLASHGEN_DEVICE static float distance(float x) { return x; }
+#line 32
+  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return (anchor + x) * kLn2; }
+
+  static constexpr i32 sums = 2;
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
+  static constexpr bool replaced = false;
+};
+
+#line 6 "flashgen/softmax.cuh"
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
 
 // The four lanes that share a row of accumulators combine their values.
@@ -935,7 +970,7 @@ FLASHGEN_DEVICE float row_total(float x) {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // log2 of the factor taken out of the row.
+  // The factor taken out of the row, in the unit of its logits' anchors.
   float anchor[2];
   // This lane's share of the row's sum of exponentials.
   float sum[2];
@@ -948,11 +983,12 @@ struct RowStatistics {
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
   // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
   // logarithm of all of the sum would be as far from zero, and rounded accordingly.
-  FLASHGEN_DEVICE float log_sum_exp(i32 h) const {
+  template <class Logits>
+  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
-    const float finite = (anchor[h] + power + rest) * kLn2;
+    const float finite = logits.natural_log(anchor[h] + logits.distance(power), rest);
     return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };
@@ -997,24 +1033,21 @@ struct FinishedRows<true> {
 // elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
 // maximum in either case, so that its bits do not depend on the other rows that a warp has.
 
-// The anchor of a row without one, which has had no allowed key: no logit is below it but -inf, whose
-// exponential is 0.
-constexpr float kNowhere = -0x1.fffffep127f;
 // How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
 // no further than it counts, else so far that values of up to 2^60 have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
-#line 23
+#line 20
 // A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
-#line 28
+#line 25
 // The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
 // there.
 template <class T>
 constexpr float kReach = 59.0f;
 
-#line 35
+#line 32
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
 // exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
@@ -1024,11 +1057,11 @@ template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
-#line 48
+#line 45
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
 
-#line 56
+#line 53
 // What is done about a row that has grown far above its anchor, with the scores it has.
 enum class Regrowth {
   // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
@@ -1044,31 +1077,16 @@ enum class Regrowth {
   retakes_scores,
 };
 
-// What scores are, for a softmax: products that a scale makes logits of, in powers of two; see also cap.cuh.
-struct ScaledProducts {
-  float scale_log2;
-
-  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
-  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
-    return fused_multiply_add(s, scale_log2, -shift);
-  }
-  // Exponentials of a row are added up in so many sums by each lane.
-  static constexpr i32 sums = 2;
-  // Shown every pair of scores whose exponentials are taken.
-  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
-  // Whether exponentials take the place of scores where these could be kept.
-  static constexpr bool replaced = false;
-};
-
 // How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
 // add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
 struct AnchoredSoftmax {
+  static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
 
-#line 95
-  // How far above its anchor a row's maximum may be.
+#line 77
+  // How far above its anchor a row's maximum may be, in powers of two.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
 
   RowStatistics rows;
@@ -1086,9 +1104,8 @@ struct AnchoredSoftmax {
     }
   }
 
-#line 124
+#line 106
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  template <class Logits>
   FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
     if constexpr (regrowth == Regrowth::never) {
@@ -1108,31 +1125,38 @@ struct AnchoredSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether anchor() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-#line 165
+#line 146
   // Whether one of a lane's two rows has none.
   FLASHGEN_DEVICE bool has_no_anchor() const {
     return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
-  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = reach) const {
+    return found > rows.anchor[row] + distance;
+  }
+  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor, const Logits& logits = {}) {
     // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
     const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
-    factor[row] = stays ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.anchor[row] - anchor));
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
 
-#line 196
+#line 179
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
-  FLASHGEN_DEVICE static float ahead_of(float found) {
-    const float apart = maximum(maximum(found, -found), Ahead<T>::little);
-    return found + static_cast<float>(static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more));
+  FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
+    const float powers = logits.powers(found);
+    const float apart = maximum(maximum(powers, -powers), Ahead<T>::little);
+    const i32 ahead = static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more);
+    return found + logits.distance(static_cast<float>(ahead));
   }
 
-  // What is subtracted from a row's logits: where some are taken before all rows have anchors, 0 instead.
-  FLASHGEN_DEVICE float shift(i32 row) const { return foresees ? finite_shift(row) : rows.anchor[row]; }
+  // What is subtracted from a row's logits. A row without an anchor subtracts 0 if exponentials are taken
+  // before all rows have anchors, or if kNowhere is -inf: -inf - -inf would be NaN.
+  FLASHGEN_DEVICE float shift(i32 row) const {
+    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.anchor[row];
+  }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
     return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
@@ -1140,8 +1164,9 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
   // place.
-  template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
+  template <class AnyLogits>
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    AnyLogits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
     float total[2][2] = {};
 #pragma unroll
@@ -1151,8 +1176,8 @@ struct AnchoredSoftmax {
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
-      total[h][Logits::sums - 1] += second;
-      if constexpr (in_place || Logits::replaced) {
+      total[h][AnyLogits::sums - 1] += second;
+      if constexpr (in_place || AnyLogits::replaced) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
       } else {
@@ -1163,7 +1188,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-#line 242
+#line 231
   // Whether this lane has a row that might reach too far above its anchor.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
   // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
@@ -1174,7 +1199,7 @@ struct AnchoredSoftmax {
     return false;
   }
 
-#line 256
+#line 245
   // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
   // be multiplied by `factor`, as it may have been before.
   FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
@@ -1234,20 +1259,20 @@ struct AnchoredSoftmax {
   // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
   // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
   // those are masked.
-  template <class Logits>
   FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
     drop_anchor_from<4>(scores, logits);
     if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
   }
-  template <i32 every, class Logits>
+  template <i32 every>
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
     bool is_wide = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      const bool serves = every == 1 || maximum(found, -found) < kFar;
-      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found), kNowhere);
-      is_wide = is_wide || found > Ahead<T>::wide;
+      const float powers = logits.powers(found);
+      const bool serves = every == 1 || maximum(powers, -powers) < kFar;
+      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found, logits), kNowhere);
+      is_wide = is_wide || powers > Ahead<T>::wide;
     }
     if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
     // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
@@ -1256,13 +1281,15 @@ struct AnchoredSoftmax {
 
   // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
   // what such rows had before is not lost where it counts.
-  template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (has_grown_to(found, h))
-        move_anchor(h, regrowth == Regrowth::never ? found : found + Ahead<T>::little);
+      if constexpr (regrowth == Regrowth::never) {
+        if (has_grown_to(found, h)) move_anchor(h, found, logits);
+      } else if (has_grown_to(found, h, logits.distance(reach))) {
+        move_anchor(h, found + logits.distance(Ahead<T>::little), logits);
+      }
     }
   }
 };
@@ -1741,7 +1768,7 @@ struct ForwardSm90Config {
   bool has_upper;
 };
 
-template <ForwardSm90Config cfg, class T>
+template <ForwardSm90Config cfg, class T, class Logits>
 struct ForwardSm90Shape {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   // What a slot for queries holds: a tile of them, or each consumer's part by itself.
@@ -1761,7 +1788,7 @@ struct ForwardSm90Shape {
                                            ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
   using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
@@ -2355,20 +2382,21 @@ constexpr u32 kDoubts = 231776;   // which tiles of queries bad values may have 
 
 }  // namespace smem
 
-#line 38
-using Shape = ForwardSm90Shape<kConfig, element_t>;
+#line 41
+using Logits = ScaledProducts;
+using Shape = ForwardSm90Shape<kConfig, element_t, Logits>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 46
+#line 50
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
-#line 51
+#line 55
 using TileDoubts = Doubts<kConfig.tile_slots, Shape::consumer_warps>;
 using ValueSifting = Sifting<Shape::VTile, kConfig.stages, kConfig.books>;
 
-#line 55
+#line 59
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -2394,18 +2422,18 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 87
+#line 91
   FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
     return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
   }
-#line 92
+#line 96
   static_assert(smem::kSifting + sizeof(ValueSifting) <= smem::kQBarriers, "the plan leaves room for what is sifted");
   FLASHGEN_DEVICE ValueSifting& sifting() const { return *reinterpret_cast<ValueSifting*>(base + smem::kSifting); }
-#line 95
+#line 99
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
 };
 
-#line 99
+#line 103
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -2420,7 +2448,7 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 114
+#line 118
 // Whether the mask cuts through a tile of keys for some query of the tile, so that its values may be sifted. The
 // end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE bool is_cut(const Params& p, const RowTile& rows, i32 key_tile) {
@@ -2443,38 +2471,38 @@ FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consume
   return {keys_of(p, rows), keys, mask_of(p, rows).full_key_tiles(queries.begin, queries.end, kConfig.tile_kv)};
 }
 
-#line 137
+#line 141
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 141
+#line 145
   // Which consumer's reach it follows, and that of the tile of queries that was begun last.
   i32 consumer;
   Reach reach;
-#line 145
+#line 149
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
-#line 149
+#line 153
   // From which kind of tile of queries on values are used as they come: compilers would make a stream for each constant.
   i32 plain = opaque(kPlainTile);
 
-#line 153
+#line 157
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 156
+#line 160
     reach = shared.reach(tile_at, consumer);
-#line 158
+#line 162
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 164
+#line 168
     if (step.exists()) {
       const Range keys = reach.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 170
+#line 174
     return step;
   }
 
@@ -2483,13 +2511,13 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 181
+#line 185
     --next.key_tile;
-#line 183
+#line 187
     return next;
   }
 
-#line 187
+#line 191
   // Behind the last step, the first one of tiles of queries that are taken once more, if there are any still to come.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
     const bool have_come = shared.doubts().have_come();
@@ -2790,38 +2818,38 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto is_sifted = [&](const Step& step) {
     return step.rows.exists < at.plain && is_cut(p, step.rows, step.key_tile);
   };
-#line 139
+#line 138
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 154
+#line 153
     if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 158
+#line 157
   // Bits of those that it allows.
   const auto find_pairs = [&](u32 (&allowed)[2], const Step& step, Thread thread) {
-#line 168
+#line 167
     const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
     find_allowed<kConfig.tile_kv / 8>(allowed, mask_of(p, step.rows), row, key, thread);
   };
-#line 173
+#line 172
   // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
   // scores are on their way, as all that stands between these and the next products takes time in every step.
   const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 177
+#line 176
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 180
+#line 179
     wgmma_pin(scores);
-#line 182
+#line 181
     release_keys(step);
-#line 192
-    ScaledProducts logits{p.scale_log2};
+#line 190
+    Logits logits{p.scale_log2};
     bool rescales = false;
-#line 198
+#line 196
 #pragma unroll 1
     for (;;) {
-#line 203
+#line 201
       if (looks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.anchor(scores, logits);
@@ -2831,7 +2859,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       looks = true;
     }
-#line 236
+#line 234
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -2881,7 +2909,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
+        if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h, Logits{p.scale_log2});
       }
     }
     // Lanes are together again: without a word of it the assembler takes them for divergent in all that follows.
@@ -3066,7 +3094,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 216 "kernels/forward_sm90.cu.j2"
+#line 220 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3078,15 +3106,15 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * consumer_warps);
-#line 228
+#line 232
     shared.doubts().init_barriers();
     shared.sifting().init(kWarpSize * consumer_warps);
-#line 231
+#line 235
     fence_mbarrier_init();
   }
-#line 234
+#line 238
   if (thread.warp == 2) shared.doubts().begin(thread);
-#line 236
+#line 240
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -3097,17 +3125,17 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   griddep_wait();
   griddep_launch_dependents();
 
-#line 263
+#line 267
   // The registers that copying does not need go to those who compute.
   if (thread.warp >= 4) {
-#line 247
+#line 251
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
-#line 265
+#line 269
   } else {
-#line 251
+#line 255
     setmaxnreg_dec<kConfig.producer_registers>();
-#line 253
+#line 257
     if (thread.warp == 0) {
       produce(p, shared, thread);
     } else {

@@ -939,7 +939,42 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-#line 5 "flashgen/softmax.cuh"
+#line 5 "flashgen/logits.cuh"
+// What a softmax takes exponentials of. The exponentials of a row are relative to its anchor: the row's
+// maximum so far, or a number near it. Each kind of logits has its own unit for anchors.
+//
+//     logit(s, row)           accumulator s as an anchor
+//     relative(s, shift, row) how far s is above anchor `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of anchors to powers of two, and back
+//     as_anchor(x)            logit x as an anchor
+//     natural_log(anchor, x)  the natural logarithm of 2^x times the anchor's factor
+//     kNowhere                the anchor of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// Products that a scale turns into logits. Anchors are in powers of two, so that an exponent is one
+// instruction. For logits beyond 2^30 its rounding error is many powers of two.
+struct ScaledProducts {
+  // No logit is below it but -inf, whose exponential is 0.
+  static constexpr float kNowhere = -0x1.fffffep127f;
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  FLASHGEN_DEVICE static float powers(float x) { return x; }
+  FLASHGEN_DEVICE static float distance(float x) { return x; }
+#line 32
+  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return (anchor + x) * kLn2; }
+
+  static constexpr i32 sums = 2;
+  FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
+  static constexpr bool replaced = false;
+};
+
+#line 6 "flashgen/softmax.cuh"
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
 
 // The four lanes that share a row of accumulators combine their values.
@@ -958,7 +993,7 @@ FLASHGEN_DEVICE float row_total(float x) {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // log2 of the factor taken out of the row.
+  // The factor taken out of the row, in the unit of its logits' anchors.
   float anchor[2];
   // This lane's share of the row's sum of exponentials.
   float sum[2];
@@ -971,11 +1006,12 @@ struct RowStatistics {
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
   // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
   // logarithm of all of the sum would be as far from zero, and rounded accordingly.
-  FLASHGEN_DEVICE float log_sum_exp(i32 h) const {
+  template <class Logits>
+  FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
-    const float finite = (anchor[h] + power + rest) * kLn2;
+    const float finite = logits.natural_log(anchor[h] + logits.distance(power), rest);
     return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };
@@ -1020,24 +1056,21 @@ struct FinishedRows<true> {
 // elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
 // maximum in either case, so that its bits do not depend on the other rows that a warp has.
 
-// The anchor of a row without one, which has had no allowed key: no logit is below it but -inf, whose
-// exponential is 0.
-constexpr float kNowhere = -0x1.fffffep127f;
 // How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
 // no further than it counts, else so far that values of up to 2^60 have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
-#line 23
+#line 20
 // A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
-#line 28
+#line 25
 // The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
 // there.
 template <class T>
 constexpr float kReach = 59.0f;
 
-#line 35
+#line 32
 // How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
 // leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
 // exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
@@ -1047,7 +1080,7 @@ template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
-#line 48
+#line 45
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
 
@@ -1071,16 +1104,16 @@ enum class Regrowth {
   retakes_scores,
 };
 
-#line 87
 // How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
 // add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits>
+template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
 struct AnchoredSoftmax {
+  static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
 
-  // How far above its anchor a row's maximum may be.
+  // How far above its anchor a row's maximum may be, in powers of two.
   static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
 
   RowStatistics rows;
@@ -1098,9 +1131,8 @@ struct AnchoredSoftmax {
     }
   }
 
-#line 124
+#line 106
   // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  template <class Logits>
   FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
     if constexpr (regrowth == Regrowth::never) {
@@ -1118,7 +1150,7 @@ struct AnchoredSoftmax {
 
   // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
-#line 145
+#line 126
   // Up to where neither of a lane's two rows reaches far above its anchor.
   FLASHGEN_DEVICE float lowest_reach() const {
     if constexpr (regrowth == Regrowth::never) return -kInfinity;
@@ -1129,7 +1161,7 @@ struct AnchoredSoftmax {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > lowest_reach();
   }
-#line 160
+#line 141
   // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
   // looked at.
   FLASHGEN_DEVICE static bool is_near(float highest, float anchor) {
@@ -1140,11 +1172,13 @@ struct AnchoredSoftmax {
     return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
   }
   // Whether a row has to have its anchor moved to a logit that was found in it.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row) const { return found > rows.anchor[row] + reach; }
-  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor) {
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = reach) const {
+    return found > rows.anchor[row] + distance;
+  }
+  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor, const Logits& logits = {}) {
     // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
     const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
-    factor[row] = stays ? 1.0f : exp2_approx(rows.anchor[row] - anchor);
+    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.anchor[row] - anchor));
     rows.anchor[row] = anchor;
     rows.sum[row] *= factor[row];
   }
@@ -1168,13 +1202,18 @@ struct AnchoredSoftmax {
 
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
-  FLASHGEN_DEVICE static float ahead_of(float found) {
-    const float apart = maximum(maximum(found, -found), Ahead<T>::little);
-    return found + static_cast<float>(static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more));
+  FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
+    const float powers = logits.powers(found);
+    const float apart = maximum(maximum(powers, -powers), Ahead<T>::little);
+    const i32 ahead = static_cast<i32>(apart < Ahead<T>::more ? apart : Ahead<T>::more);
+    return found + logits.distance(static_cast<float>(ahead));
   }
 
-  // What is subtracted from a row's logits: where some are taken before all rows have anchors, 0 instead.
-  FLASHGEN_DEVICE float shift(i32 row) const { return foresees ? finite_shift(row) : rows.anchor[row]; }
+  // What is subtracted from a row's logits. A row without an anchor subtracts 0 if exponentials are taken
+  // before all rows have anchors, or if kNowhere is -inf: -inf - -inf would be NaN.
+  FLASHGEN_DEVICE float shift(i32 row) const {
+    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.anchor[row];
+  }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
     return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
@@ -1182,8 +1221,9 @@ struct AnchoredSoftmax {
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
   // place.
-  template <class Logits>
-  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities, Logits& logits) {
+  template <class AnyLogits>
+  FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
+                                    AnyLogits& logits) {
     const float shifts[2] = {shift(0), shift(1)};
     float total[2][2] = {};
 #pragma unroll
@@ -1193,8 +1233,8 @@ struct AnchoredSoftmax {
       const float first = exp2_approx(logits.relative(scores[2 * i], shifts[h], h));
       const float second = exp2_approx(logits.relative(scores[2 * i + 1], shifts[h], h));
       total[h][0] += first;
-      total[h][Logits::sums - 1] += second;
-      if constexpr (in_place || Logits::replaced) {
+      total[h][AnyLogits::sums - 1] += second;
+      if constexpr (in_place || AnyLogits::replaced) {
         scores[2 * i] = first;
         scores[2 * i + 1] = second;
       } else {
@@ -1205,7 +1245,7 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-#line 252
+#line 241
   // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
     return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
@@ -1269,20 +1309,20 @@ struct AnchoredSoftmax {
   // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
   // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
   // those are masked.
-  template <class Logits>
   FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
     drop_anchor_from<4>(scores, logits);
     if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
   }
-  template <i32 every, class Logits>
+  template <i32 every>
   FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
     bool is_wide = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
-      const bool serves = every == 1 || maximum(found, -found) < kFar;
-      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found), kNowhere);
-      is_wide = is_wide || found > Ahead<T>::wide;
+      const float powers = logits.powers(found);
+      const bool serves = every == 1 || maximum(powers, -powers) < kFar;
+      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found, logits), kNowhere);
+      is_wide = is_wide || powers > Ahead<T>::wide;
     }
     if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
     // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
@@ -1291,13 +1331,15 @@ struct AnchoredSoftmax {
 
   // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
   // what such rows had before is not lost where it counts.
-  template <class Logits>
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
-      if (has_grown_to(found, h))
-        move_anchor(h, regrowth == Regrowth::never ? found : found + Ahead<T>::little);
+      if constexpr (regrowth == Regrowth::never) {
+        if (has_grown_to(found, h)) move_anchor(h, found, logits);
+      } else if (has_grown_to(found, h, logits.distance(reach))) {
+        move_anchor(h, found + logits.distance(Ahead<T>::little), logits);
+      }
     }
   }
 };
@@ -1794,7 +1836,7 @@ struct ForwardSm90Config {
   bool has_upper;
 };
 
-template <ForwardSm90Config cfg, class T>
+template <ForwardSm90Config cfg, class T, class Logits>
 struct ForwardSm90Shape {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 rows of queries");
   // What a slot for queries holds: a tile of them, or each consumer's part by itself.
@@ -1814,7 +1856,7 @@ struct ForwardSm90Shape {
                                            ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits>;
+  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
   using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
@@ -2981,8 +3023,9 @@ constexpr u32 kDoubts = 231664;      // which tiles of queries bad values may ha
 
 }  // namespace smem
 
-#line 38
-using Shape = ForwardSm90Shape<kConfig, element_t>;
+#line 41
+using Logits = ScaledProducts;
+using Shape = ForwardSm90Shape<kConfig, element_t, Logits>;
 // What the expressions below have captured.
 FLASHGEN_DEVICE Captured<i32, 2> captured_ids(const Params& p) {
   return {
@@ -3124,16 +3167,16 @@ struct Score {
   }
 };
 
-#line 46
+#line 50
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
-#line 51
+#line 55
 using TileDoubts = Doubts<kConfig.tile_slots, Shape::consumer_warps>;
 using ValueSifting = Sifting<Shape::VTile, kConfig.stages, kConfig.books>;
 
-#line 55
+#line 59
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -3157,20 +3200,20 @@ struct Shared {
             {start + smem::kVBarriers},
             {start + smem::kTileBarriers},
             reinterpret_cast<RowTile*>(base + smem::kTiles),
-#line 79
+#line 83
             reinterpret_cast<ListedTile*>(base + smem::kListedKeys),
     };
   }
-#line 84
+#line 88
   ListedTile* listed;  // what the slots of k_ring hold
-#line 92
+#line 96
   static_assert(smem::kSifting + sizeof(ValueSifting) <= smem::kQBarriers, "the plan leaves room for what is sifted");
   FLASHGEN_DEVICE ValueSifting& sifting() const { return *reinterpret_cast<ValueSifting*>(base + smem::kSifting); }
-#line 95
+#line 99
   FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
 };
 
-#line 99
+#line 103
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -3185,28 +3228,28 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 137
+#line 141
 // How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys.
 struct Follower {
-#line 145
+#line 149
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
-#line 149
+#line 153
   // From which kind of tile of queries on values are used as they come: compilers would make a stream for each constant.
   i32 plain = opaque(kPlainTile);
 
-#line 153
+#line 157
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 158
+#line 162
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 162
+#line 166
     if (step.exists()) read_keys(step, shared, thread);
-#line 170
+#line 174
     return step;
   }
 
@@ -3215,13 +3258,13 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 179
-    read_keys(next, shared, thread);
 #line 183
+    read_keys(next, shared, thread);
+#line 187
     return next;
   }
 
-#line 187
+#line 191
   // Behind the last step, the first one of tiles of queries that are taken once more, if there are any still to come.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
     const bool have_come = shared.doubts().have_come();
@@ -3230,7 +3273,7 @@ struct Follower {
     return next_tile(p, shared, thread);
   }
 
-#line 197
+#line 201
  private:
   FLASHGEN_DEVICE void read_keys(Step& step, const Shared& shared, Thread thread) {
     shared.k_ring.wait_full(k_at);
@@ -3573,14 +3616,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto is_sifted = [&](const Step& step) {
     return step.rows.exists < at.plain && !step.facts.is_full(kConfig.consumers);
   };
-#line 136
+#line 135
   // Bits of a step's pairs that the mask forbids, where it takes long to find out: they may be asked for twice.
   u32 forbidden_pairs[2] = {};
-#line 139
+#line 138
   // What stands for pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 146
+#line 145
     if (!has_mask(step)) return;
     if constexpr (kIsWorthKeeping<Mask>) {
       find_forbidden<kConfig.tile_kv / 8>(forbidden_pairs, mask_of(p, step.rows), row, key, thread);
@@ -3589,26 +3632,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
     }
   };
-#line 158
+#line 157
   // Bits of those that it allows.
   const auto find_pairs = [&](u32 (&allowed)[2], const Step& step, Thread thread) {
-#line 161
+#line 160
     if constexpr (kIsWorthKeeping<Mask>) {
       const bool is_whole = !has_mask(step);
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) allowed[h] = is_whole ? ~0u : ~forbidden_pairs[h];
       return;
     }
-#line 168
+#line 167
     const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
     find_allowed<kConfig.tile_kv / 8>(allowed, mask_of(p, step.rows), row, key, thread);
   };
-#line 177
+#line 176
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities) {
-#line 180
+#line 179
     wgmma_pin(scores);
-#line 182
+#line 181
     release_keys(step);
 #line 5 "kernels/forward_sm90/capped_fine.j2"
     const bool is_cut = has_mask(step);
@@ -3669,7 +3712,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       ProductsBelowCap products = {polynomial};
       softmax.exponentiate(scores, probabilities, products);
     }
-#line 236 "kernels/forward_sm90/consumer.j2"
+#line 234 "kernels/forward_sm90/consumer.j2"
     softmax.add(shared.q.address);
     return rescales;
   };
@@ -3719,7 +3762,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h);
+        if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h, Logits{p.scale_log2});
       }
     }
     // Lanes are together again: without a word of it the assembler takes them for divergent in all that follows.
@@ -3889,7 +3932,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 216 "kernels/forward_sm90.cu.j2"
+#line 220 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3901,15 +3944,15 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
     shared.v_ring.init(1, consumer_warps);
     // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
     shared.tile_ring.init(1, kWarpSize * consumer_warps);
-#line 228
+#line 232
     shared.doubts().init_barriers();
     shared.sifting().init(kWarpSize * consumer_warps);
-#line 231
+#line 235
     fence_mbarrier_init();
   }
-#line 234
+#line 238
   if (thread.warp == 2) shared.doubts().begin(thread);
-#line 236
+#line 240
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -3920,20 +3963,20 @@ FLASHGEN_KERNEL(384, 1) forward_d128_maskfca5b1_scoree4d1c7_sm90a(FLASHGEN_GRID_
   griddep_wait();
   griddep_launch_dependents();
 
-#line 263
+#line 267
   // The registers that copying does not need go to those who compute.
   if (thread.warp < 4) {
-#line 251
+#line 255
     setmaxnreg_dec<kConfig.producer_registers>();
-#line 253
+#line 257
     if (thread.warp == 0) {
       produce(p, shared, thread);
     } else {
       sift(p, shared, thread);
     }
-#line 265
+#line 269
   } else {
-#line 247
+#line 251
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
   }

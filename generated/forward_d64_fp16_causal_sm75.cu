@@ -12,22 +12,23 @@
 //            o      0 to  8192  O_i, once the loop is over
 // because  16 rows per warp leave registers for the tiles that wait in them
 //
-// contents   36  Integer and 16-bit element types, without any CUDA header.
-//            60  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           105  Moving data.
-//           135  Scalar arithmetic, one instruction each.
-//           183  Warp-wide matrix instructions.
-//           246  Element types.
-//           306  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           377  Operands of warp-level matrix products.
-//           481  Warp-level matrix products.
-//           560  Banded masks.
-//           637  Walking over the tiles that a mask does not rule out.
-//           687  Streaming tiles between global and shared memory.
-//           889  Keeping NaN and infinity where they belong.
-//           973  The online softmax.
-//          1105  What the forward kernel is made of.
-//          1166  The kernel: its configuration, parameters and text.
+// contents   37  Integer and 16-bit element types, without any CUDA header.
+//            61  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           106  Moving data.
+//           136  Scalar arithmetic, one instruction each.
+//           184  Warp-wide matrix instructions.
+//           247  Element types.
+//           307  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           378  Operands of warp-level matrix products.
+//           482  Warp-level matrix products.
+//           561  Banded masks.
+//           638  Walking over the tiles that a mask does not rule out.
+//           688  Streaming tiles between global and shared memory.
+//           890  Keeping NaN and infinity where they belong.
+//           974  What a softmax takes exponentials of.
+//          1005  The online softmax.
+//          1137  What the forward kernel is made of.
+//          1198  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -969,7 +970,38 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
   }
 }
 
-#line 5 "flashgen/softmax.cuh"
+#line 5 "flashgen/logits.cuh"
+// What a softmax takes exponentials of. The exponentials of a row are relative to its anchor: the row's
+// maximum so far, or a number near it. Each kind of logits has its own unit for anchors.
+//
+//     logit(s, row)           accumulator s as an anchor
+//     relative(s, shift, row) how far s is above anchor `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of anchors to powers of two, and back
+//     as_anchor(x)            logit x as an anchor
+//     natural_log(anchor, x)  the natural logarithm of 2^x times the anchor's factor
+//     kNowhere                the anchor of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// Products that a scale turns into logits. Anchors are in powers of two, so that an exponent is one
+// instruction. For logits beyond 2^30 its rounding error is many powers of two.
+struct ScaledProducts {
+#line 23
+  float scale_log2;
+
+  FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
+  FLASHGEN_DEVICE float relative(float s, float shift, i32 /*row*/) const {
+    return fused_multiply_add(s, scale_log2, -shift);
+  }
+  FLASHGEN_DEVICE static float powers(float x) { return x; }
+  FLASHGEN_DEVICE static float distance(float x) { return x; }
+#line 32
+  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return (anchor + x) * kLn2; }
+
+};
+
+#line 6 "flashgen/softmax.cuh"
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
 
 // The four lanes that share a row of accumulators combine their values.
@@ -987,10 +1019,10 @@ FLASHGEN_DEVICE float row_total(float x) {
 constexpr float kMaximumLag = 8.0f;
 
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
-template <i32 row_blocks>
+template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // log2 of the factor taken out of the row: (running maximum of the scores) * scale * log2(e).
-  float maximum_log2[row_blocks][2];
+  // The running maximum of the row's logits, an anchor: the factor taken out of the row.
+  float anchor[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
 
@@ -999,17 +1031,17 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        maximum_log2[m][h] = -kInfinity;
+        anchor[m][h] = -kInfinity;
         sum[m][h] = 0.0f;
       }
     }
   }
 
-#line 52
+#line 53
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
   template <i32 columns, i32 out_columns>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
-                              Accumulator<row_blocks, out_columns>& out, float scale_log2) {
+                              Accumulator<row_blocks, out_columns>& out, const Logits& logits) {
     // Each lane looks at its own columns: as long as no lane sees a score far above its row's maximum, which
     // is the rule, the lanes of a row need not even agree on one.
     float highest[row_blocks][2];
@@ -1033,8 +1065,8 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        highest[m][h] *= scale_log2;
-        lagging |= highest[m][h] > maximum_log2[m][h] + kMaximumLag;
+        highest[m][h] = logits.logit(highest[m][h], h);
+        lagging |= highest[m][h] > anchor[m][h] + Logits::distance(kMaximumLag);
       }
     }
     if (warp_any(lagging)) rescale(highest, out);
@@ -1044,7 +1076,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) shift[m][h] = maximum_log2[m][h] == -kInfinity ? 0.0f : maximum_log2[m][h];
+      for (i32 h = 0; h < 2; ++h) shift[m][h] = anchor[m][h] == -kInfinity ? 0.0f : anchor[m][h];
     }
 #pragma unroll
     for (i32 n = 0; n < columns; ++n) {
@@ -1052,7 +1084,7 @@ struct OnlineSoftmax {
       for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
         for (i32 e = 0; e < 4; ++e) {
-          scores[m][n][e] = exp2_approx(fused_multiply_add(scores[m][n][e], scale_log2, -shift[m][e / 2]));
+          scores[m][n][e] = exp2_approx(logits.relative(scores[m][n][e], shift[m][e / 2], e / 2));
         }
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) sum[m][h] += scores[m][n][2 * h] + scores[m][n][2 * h + 1];
@@ -1074,7 +1106,7 @@ struct OnlineSoftmax {
 
   // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
   FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
-    return sum[m][h] == 0.0f ? -kInfinity : (maximum_log2[m][h] + log2_approx(sum[m][h])) * kLn2;
+    return sum[m][h] == 0.0f ? -kInfinity : Logits::natural_log(anchor[m][h], log2_approx(sum[m][h]));
   }
 
  private:
@@ -1087,9 +1119,9 @@ struct OnlineSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
-        const bool lags = tile_maximum > maximum_log2[m][h] + kMaximumLag;
-        const float factor = lags ? exp2_approx(maximum_log2[m][h] - tile_maximum) : 1.0f;
-        if (lags) maximum_log2[m][h] = tile_maximum;
+        const bool lags = tile_maximum > anchor[m][h] + Logits::distance(kMaximumLag);
+        const float factor = lags ? exp2_approx(Logits::powers(anchor[m][h] - tile_maximum)) : 1.0f;
+        if (lags) anchor[m][h] = tile_maximum;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {
@@ -1148,8 +1180,8 @@ struct ForwardShape {
 };
 
 // Calls visit(row, log_sum_exp) once for each row of the warp, from one lane.
-template <i32 row_blocks, class Visit>
-FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks>& softmax, Thread thread,
+template <i32 row_blocks, class Logits, class Visit>
+FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks, Logits>& softmax, Thread thread,
                                   const Visit& visit) {
 #pragma unroll
   for (i32 m = 0; m < row_blocks; ++m) {
@@ -1282,7 +1314,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Shape::Output out;
   clear(out);
-  OnlineSoftmax<Shape::row_blocks> softmax;
+  OnlineSoftmax<Shape::row_blocks, ScaledProducts> softmax;
   softmax.reset();
 #line 138
   bool has_bad_values = false;
@@ -1342,7 +1374,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp16_causal_sm75(FLASHGEN_GRID_CONSTANT Para
 
     if (!idle) {
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
-      softmax.update(scores, out, p.scale_log2);
+      softmax.update(scores, out, {p.scale_log2});
 
 #line 225
       // Line 10: O_i += P_ij V_j.
