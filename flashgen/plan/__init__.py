@@ -14,7 +14,7 @@ from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_o
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
-from flashgen.plan.padding import plan_padding
+from flashgen.plan.padding import plan_clear_gaps
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
 from flashgen.plan.portable.forward import chosen_schedule, plan_forward
 from flashgen.plan.varlen import with_varlen
@@ -72,7 +72,7 @@ def plan(
         kernels = (*(with_cache(kernel) for kernel in kernels), *plan_cache(forward))
     kernels = tuple(with_varlen(with_dropout(kernel)) for kernel in kernels)
     if spec.has_own_lengths:
-        kernels += (plan_padding(forward),)
+        kernels += (plan_clear_gaps(forward),)
     return AttentionPlan(spec, chosen, row, kernels)
 
 

@@ -1,4 +1,4 @@
-"""Planning the padding kernel: after either pass over packed rows, it clears those that belong to no sequence."""
+"""Planning the kernel `clear_gaps`: after either pass, it clears the packed rows outside every sequence."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _PARAMS = ParamTable.widest_first(
 )
 
 
-def plan_padding(forward: KernelPlan) -> KernelPlan:
+def plan_clear_gaps(forward: KernelPlan) -> KernelPlan:
     """The kernel for all specs that differ in mask, score or direction alone."""
     spec = replace(forward.spec, mask=full(), score=None, direction="forward", deterministic=False, dropout=False)
     dims = [Constant(name, int(getattr(spec, name))) for name in ("head_dim", "head_dim_v")]
     return KernelPlan(
-        name=kernel_name(spec, "padding", forward.arch),
+        name=kernel_name(spec, "clear_gaps", forward.arch),
         pass_="forward",
-        role="padding",
+        role="clear_gaps",
         algorithm=forward.algorithm,
-        template="padding.cu.j2",
+        template="clear_gaps.cu.j2",
         spec=spec,
         arch=forward.arch,
         threads=_WARPS * 32,
-        config_type="PaddingConfig",
+        config_type="ClearGapsConfig",
         config=(
             *dims,
             Constant("rows", _ROWS),
@@ -52,7 +52,7 @@ def plan_padding(forward: KernelPlan) -> KernelPlan:
         params=_PARAMS,
         smem=SmemMap(),
         grid_tile=_ROWS,
-        grid_over="q",
+        grid_over="rows",
         grid_heads="one",
         grid_batch="one",
         access_bytes=forward.access_bytes,

@@ -75,7 +75,7 @@ GOLDEN: tuple[Golden, ...] = (
     # Dropout, in both passes.
     Golden(AttentionSpec(64, mask=causal(), dropout=True), "sm_80", ("forward", "main")),
     # Packed sequences.
-    Golden(AttentionSpec(64, mask=causal(), varlen=True), "sm_80", ("forward", "main", "padding")),
+    Golden(AttentionSpec(64, mask=causal(), varlen=True), "sm_80", ("forward", "main", "clear_gaps")),
     # Keys and values in pages, split over blocks; what puts them there, and what combines the splits.
     Golden(
         AttentionSpec(64, mask=causal(), direction="forward", cache="paged"), "sm_80", ("forward", "append", "combine")

@@ -24,7 +24,7 @@ _ROLES: dict[Role, str] = {
     "survey": "before either pass: the extremes of captured tensors",
     "append": "before a forward pass: new keys and values into the cache, turned by their positions, and so queries",
     "combine": "after a forward pass: O and the log-sum-exp of each row from those of its splits",
-    "padding": "after either pass: zeros in rows of packed arrays that belong to no sequence",
+    "clear_gaps": "after either pass: zeros in rows of packed arrays that belong to no sequence",
 }
 #: Config members that the line about tiles names first.
 _TILES = ("tile_q", "tile_kv", "stages", "q_slots", "do_slots", "warps")

@@ -86,10 +86,10 @@ def test_without_any_sequence_or_any_row_in_one_all_rows_are_zeros(starts: tuple
 
 
 @pytest.mark.parametrize("starts", [(30, 10, 20, 60), (-5, 10, 200, 12), (2**31 - 1, -(2**31), 0, 2**31 - 1)])
-def test_garbage_on_a_device_leaves_no_row_of_the_padding_kernel_out(
+def test_garbage_on_a_device_leaves_no_row_of_clear_gaps_out(
     monkeypatch: pytest.MonkeyPatch, starts: tuple[int, ...]
 ) -> None:
-    """Nothing checks values on a device. Here no sequence has rows, so the padding kernel writes them all."""
+    """Nothing checks values on a device. Here no sequence has rows, so clear_gaps writes them all."""
     monkeypatch.setattr(Offsets, "check", lambda *_: None)
     kernel = fg.build(fg.AttentionSpec(16, dtype="fp32", varlen=True), arch="sm_80", target="emulator")
     q, k, v, do = arrays("float32", 16, 16)
@@ -142,7 +142,7 @@ def test_many_sequences_are_looked_through_warp_by_warp() -> None:
     check(queries, (lse.T,), -np.inf)
 
 
-#: Planted in the padding kernel, each shows in one of the results of a call.
+#: Planted in clear_gaps, each shows in one of the results of a call.
 BUGS = {
     "rows before the first sequence": ("if (gap == 0) return 0;", "if (gap == 0) return starts[0];"),
     "rows behind the last sequence": (
@@ -168,14 +168,14 @@ def wrong_rows(kernel: fg.Kernel) -> int:
 
 
 @pytest.mark.parametrize("bug", [None, *BUGS])
-def test_a_bug_in_the_padding_kernel_shows(bug: str | None) -> None:
+def test_a_bug_in_clear_gaps_shows(bug: str | None) -> None:
     built = fg.build(fg.AttentionSpec(16, dtype="fp32", varlen=True), arch="sm_80", target="emulator")
     kernels = dict(built._variant.kernels)
-    padding = kernels["padding"]
+    clearing = kernels["clear_gaps"]
     if bug is not None:
         old, new = BUGS[bug]
-        assert padding.source.text.count(old) == 1
-        text = padding.source.text.replace(old, new)
-        kernels["padding"] = padding._replace(source=KernelSource(padding.plan, text))
+        assert clearing.source.text.count(old) == 1
+        text = clearing.source.text.replace(old, new)
+        kernels["clear_gaps"] = clearing._replace(source=KernelSource(clearing.plan, text))
     found = wrong_rows(fg.Kernel(Variant(built.plan, kernels), "emulator"))
     assert (found > 0) == (bug is not None)

@@ -224,7 +224,7 @@ def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_a
         "prepare",
         "main",
         "query",
-        "padding",
+        "clear_gaps",
         "finish",
     }
     assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32"}

@@ -18,7 +18,7 @@ def spec(cache: str = "paged") -> AttentionSpec:
 @pytest.mark.parametrize("cache", ["contiguous", "paged"])
 def test_there_are_kernels_to_append_and_to_combine(arch: str, cache: str) -> None:
     made = plan(AttentionSpec(128, dtype="fp16", direction="forward", cache=cache), None, arch)  # type: ignore[arg-type]
-    assert [kernel.role for kernel in made.kernels] == ["forward", "append", "combine", "padding"]
+    assert [kernel.role for kernel in made.kernels] == ["forward", "append", "combine", "clear_gaps"]
     assert len({kernel.name for kernel in made.kernels}) == 4
     assert ("block_table" in made.kernel("forward").params.names) == (cache == "paged")
 

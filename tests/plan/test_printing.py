@@ -43,17 +43,23 @@ def test_every_kernel_says_its_numbers_and_its_grid(name: str) -> None:
     title, _, *lines = str(attention).splitlines()
     assert title.startswith(spec.describe())
     assert len(lines) == len(attention.kernels)
-    sizes = {"Sq": 1000, "Sk": 300, "H": 6, "Hk": 3, "B": 2, "splits": 1}
-    problem = Problem(batch=2, heads_q=6, heads_kv=3, len_q=1000, len_kv=300)
+    sizes = {"Sq": 300, "Sk": 1000, "total_q": 300, "total_kv": 1000, "H": 6, "Hk": 3, "B": 2, "splits": 1}
+    problem = Problem(batch=2, heads_q=6, heads_kv=3, len_q=300, len_kv=1000)
     for line, kernel in zip(lines, attention.kernels, strict=True):
         assert line.startswith(f"{kernel.name} ")
         assert f" {kernel.threads // 32} " in line
         assert (f"{kernel.smem.bytes} bytes" in line) == bool(kernel.smem.bytes)
         grid = line[line.index(" for ") + 5 : -len(" tiles")] if kernel.is_persistent else line[line.index("(") :]
-        found = eval(grid, {"ceil": lambda x: -int(-x // 1), **sizes})
+        found = eval(grid, {"ceil": lambda x: -int(-x // 1), "max": max, **sizes})
         assert found == (kernel.grid(problem)[0] if kernel.is_persistent else kernel.grid(problem))
         assert str(kernel).startswith(f"{kernel.name}: ")
         assert "\n" not in str(kernel)
+
+
+def test_clearing_gaps_covers_the_longer_of_the_packed_rows() -> None:
+    kernel = plan(fg.AttentionSpec(64, varlen=True), None, "sm_80").kernel("clear_gaps")
+    assert str(kernel).endswith("grid (ceil(max(total_q, total_kv) / 32), 1, 1)")
+    assert kernel.grid(Problem(batch=1, heads_q=6, heads_kv=3, len_q=300, len_kv=1000)) == (32, 1, 1)
 
 
 def test_repr_stays_exact() -> None:

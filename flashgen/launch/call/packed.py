@@ -63,7 +63,7 @@ def band_values(mask: Mask) -> dict[str | None, Value]:
     return values
 
 
-def padding_steps(
+def clear_gaps_steps(
     kernels: Mapping[Role, Ready],
     pass_: Pass,
     rows: Problem,
@@ -74,8 +74,8 @@ def padding_steps(
     # A backward pass reads O and the log-sum-exp, and must not clear them.
     wanted = {*STARTS, *_WRITTEN[pass_]}
     own = [name if name in wanted else "" for name in names]
-    longer = replace(rows, batch=1, len_q=max(rows.len_q, rows.len_kv if pass_ == "backward" else 0))
-    return make_steps(kernels, ("padding",), longer, values, {}, own)
+    written = rows if pass_ == "backward" else replace(rows, len_kv=0)
+    return make_steps(kernels, ("clear_gaps",), written, values, {}, own)
 
 
 def _wrong_ranks(infos: Sequence[ArrayInfo], because: str) -> Iterator[str]:

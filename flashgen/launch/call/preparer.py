@@ -14,7 +14,14 @@ from flashgen.launch.call.arguments import check_backward, check_forward
 from flashgen.launch.call.call_options import NOTHING, Side, SideArguments, offsets_of
 from flashgen.launch.call.captures import Captures
 from flashgen.launch.call.gradients import Gradients
-from flashgen.launch.call.packed import as_batch, longest, packed_values, padding_steps, queries_as_batch, without_batch
+from flashgen.launch.call.packed import (
+    as_batch,
+    clear_gaps_steps,
+    longest,
+    packed_values,
+    queries_as_batch,
+    without_batch,
+)
 from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import (
     BACKWARD_RESULTS,
@@ -109,7 +116,7 @@ class Preparer:
         if spec.cache:
             steps += combine_steps(kernels, rows, problem.splits, values, names)
         if self._has_packed_rows(request):
-            steps += padding_steps(kernels, request.pass_, rows, values, names)
+            steps += clear_gaps_steps(kernels, request.pass_, rows, values, names)
         if not self._target.on_host:
             return make_call(request.framework, device, steps, results, workspaces)
         q, k = (given.of(request.pass_, name) for name in "qk")

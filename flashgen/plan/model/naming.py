@@ -17,7 +17,7 @@ _STEMS: dict[Role, str] = {
     "survey": "survey",
     "append": "append",
     "combine": "combine",
-    "padding": "padding",
+    "clear_gaps": "clear_gaps",
 }
 
 

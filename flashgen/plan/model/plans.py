@@ -20,6 +20,7 @@ Pass = Literal["forward", "backward"]
 #: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
 #: append: new keys and values into a cache; combine: O and L of several splits of the keys.
 #: survey, before either pass: tables of the extremes of captured tensors.
+#: clear_gaps, after either pass: zeros in packed rows outside every sequence.
 #: captured_...: gradients of captured tensors; one captured_tile0, captured_tile1 ... for each bias.
 Role = str
 
@@ -165,9 +166,10 @@ class KernelPlan:
     config: tuple[Constant, ...]
     params: ParamTable
     smem: SmemMap
-    #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch; over pairs: a tile of both.
+    #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch; over pairs: a tile of both; over
+    #: rows: the longer of the packed rows of queries and of keys.
     grid_tile: int
-    grid_over: Literal["q", "kv", "pairs"]
+    grid_over: Literal["q", "kv", "pairs", "rows"]
     grid_heads: Literal["q", "kv", "one"]
     #: Alignment in bytes that pointers and strides of the tensors must have.
     access_bytes: int
@@ -226,8 +228,8 @@ class KernelPlan:
         if self.grid_over == "pairs":
             tiles = -(-problem.len_q // self.grid_tile) * -(-problem.len_kv // int(self.constant("tile_kv")))
             return tiles, heads, batch
-        length = problem.len_q if self.grid_over == "q" else problem.len_kv
-        tiles = -(-length // self.grid_tile) * (problem.splits if self.grid_splits else 1)
+        lengths = {"q": problem.len_q, "kv": problem.len_kv, "rows": max(problem.len_q, problem.len_kv)}
+        tiles = -(-lengths[self.grid_over] // self.grid_tile) * (problem.splits if self.grid_splits else 1)
         return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
 
     def __str__(self) -> str:

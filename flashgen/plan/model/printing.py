@@ -37,7 +37,8 @@ def _grid(kernel: KernelPlan) -> str:
     if kernel.grid_over == "pairs":
         tiles = f"ceil(Sq / {kernel.grid_tile}) * ceil(Sk / {kernel.constant('tile_kv')})"
     else:
-        tiles = f"ceil({'Sq' if kernel.grid_over == 'q' else 'Sk'} / {kernel.grid_tile})"
+        length = {"q": "Sq", "kv": "Sk", "rows": "max(total_q, total_kv)"}[kernel.grid_over]
+        tiles = f"ceil({length} / {kernel.grid_tile})"
     tiles += " * splits" if kernel.grid_splits else ""
     heads = {"q": "H", "kv": "Hk", "one": "1"}[kernel.grid_heads]
     batch = "B" if kernel.grid_batch == "each" else "1"

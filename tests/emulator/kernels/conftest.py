@@ -298,8 +298,8 @@ def check() -> Check:
         if case.spec.cache:
             return check_cached(case, edits or {}, data_seed=data_seed, at=at, **options)
         run = Run(case, data_seed, at)
-        # The padding kernel writes rows that no other writes: tests/kernels/test_padding.py plants its bugs.
-        roles = [kernel.role for kernel in run.plan.kernels if kernel.role != "padding"]
+        # clear_gaps writes rows that no other writes: tests/kernels/test_padding.py plants its bugs.
+        roles = [kernel.role for kernel in run.plan.kernels if kernel.role != "clear_gaps"]
         wanted = set(edits or roles)
         if wanted - {"forward"}:
             wanted |= {"prepare", "main", "finish"}

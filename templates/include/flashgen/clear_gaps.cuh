@@ -5,7 +5,7 @@
 
 namespace flashgen {
 
-struct PaddingConfig {
+struct ClearGapsConfig {
   i32 head_dim;
   i32 head_dim_v;
   i32 rows;
