@@ -23,8 +23,11 @@ def check_flags(**flags: Any) -> None:
 
 def number_of(name: str, value: Any) -> float:
     """A number of any library as Python's; one in a tensor without dimensions is read now."""
-    is_tensor = isinstance(value, torch.Tensor) and value.dim() == 0
-    if isinstance(value, bool) or not (is_tensor or isinstance(value, numbers.Real)):
+    if isinstance(value, torch.Tensor):
+        is_number = value.dim() == 0 and value.dtype != torch.bool and not value.is_complex()
+    else:
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number:
         raise ArgumentError(f"{name}={show(value)} is not a number; pass a Python float")
     try:
         number = float(value)

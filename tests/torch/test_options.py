@@ -17,6 +17,8 @@ fa3 = pytest.importorskip("flashgen.compat.flash_attn_interface")
 from tests.torch.caches import Caches  # noqa: E402
 
 ARRAY, HUGE = np.zeros(3), 10**400
+#: Tensors of one element that is no real number.
+TENSORS = torch.tensor(True), torch.tensor(0.5j)
 FLAG, NUMBER = "is not a bool; pass True or False", "is not a number; pass a Python float"
 
 
@@ -42,7 +44,7 @@ CALLS = {
 WRONG = [
     *(("attention", "deterministic", value, FLAG) for value in (3, 1, "yes", ARRAY)),
     *(("attention", "return_lse", value, FLAG) for value in (3, None, ARRAY)),
-    *(("attention", "dropout_p", value, NUMBER) for value in ("0.1", None, True, ARRAY)),
+    *(("attention", "dropout_p", value, NUMBER) for value in ("0.1", None, True, ARRAY, *TENSORS)),
     ("attention", "dropout_p", HUGE, "is larger than any float"),
     ("attention", "dropout_p", float("nan"), "is no probability"),
     *(("attention", "layout", value, "is unknown; use 'bshd' or 'bhsd'") for value in (ARRAY, 3, ["bshd"])),
@@ -52,7 +54,7 @@ WRONG = [
     *((name, "return_attn_probs", 3, FLAG) for name in CALLS if name != "attention" and "cache" not in name),
     *((name, "return_softmax_lse", ARRAY, FLAG) for name in CALLS if "cache" in name),
     *((name, "rotary_interleaved", 1, FLAG) for name in CALLS if "cache" in name),
-    *((name, "softcap", value, NUMBER) for name in CALLS if name != "attention" for value in ("a", None, ARRAY)),
+    *((n, "softcap", value, NUMBER) for n in CALLS if n != "attention" for value in ("a", None, ARRAY, *TENSORS)),
     *((name, "softcap", HUGE, "is larger than any float") for name in CALLS if name != "attention"),
     *((name, "dropout_p", "a", NUMBER) for name in CALLS if name in ("flash_attn", "flash_attn varlen")),
     *((name, "attention_chunk", v, "is not a length") for name in CALLS if "3" in name for v in (True, "a", ARRAY)),
