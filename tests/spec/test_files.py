@@ -6,6 +6,7 @@ import signal
 import sys
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from flashgen.spec.text.files import (
     spec_to_json,
     spec_to_toml,
 )
+from flashgen.spec.text.parsing import parse_toml
 from flashgen.spec.text.reading import schedule_from_dict, spec_from_dict
 
 limits = st.none() | st.integers(0, 2**63 - 1)
@@ -360,6 +362,9 @@ def test_many_errors_are_found_quickly_and_listed_in_part(tmp_path, quickly, nam
         ("deep.toml", ".".join(["a"] * 100_000) + " = 1", "the key a.a.a.a"),
         ("inline.toml", "x = {a" + ' . "b"' * 100_000 + " = 1}", "has more than 16 parts"),
         ("table.toml", f"[{'.'.join(['a'] * 100_000)}]", "has more than 16 parts"),
+        ("behind_a_string.toml", f's = """x"""\n# {"b." * 20}\n{"a." * 100_000}a = 1', "the key a.a.a.a"),
+        ("open.toml", 's = """' + '\\"""' * 200_000, "is not TOML"),
+        ("escapes.toml", 's = "' + '\\"' * 400_000, "is not TOML"),
         ("words.toml", "a" * 500_000 + " " * 500_000, "is not TOML"),
         ("quotes.toml", "\"'" * 500_000, "is not TOML"),
         ("masks.toml", "head_dim = 64\nmask = [" + "{where = 'q > k'}, " * 50_000 + "]", "mask has 50000 parts"),
@@ -373,9 +378,25 @@ def test_files_made_to_take_long_are_refused_quickly(tmp_path, quickly, name, te
         load_spec(path)
 
 
-def test_dots_in_values_are_no_deep_keys():
-    text = f'head_dim = 64\nscore = "{" + ".join(["0.5"] * 40)} + s" # {"." * 100} {"a, b. " * 100}'
-    assert spec_from_toml(text).score is not None
+@pytest.mark.parametrize("dots", [".".join(["0"] * 17), ".".join(["a"] * 40), "a . b" * 40, "a, b. " * 100, "." * 100])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# {}",
+        'a = 1 # "{}"',
+        "a = 'b' # '{}",
+        '"{}".a = 30.0',
+        "a = {{b.'{}' = 30.0}}",
+        "['{}']",
+        'a = "{}"',
+        "a = '{}'",
+        'a = """\n{}\\"""\n{}"""\nb = 1',
+        "a = '''{}''{}\n'''\nb = 1",
+    ],
+)
+def test_dots_in_strings_and_comments_are_no_deep_keys(text, dots):
+    text = text.format(dots, dots)
+    assert parse_toml(text) == msgspec.toml.decode(text)
 
 
 @pytest.mark.parametrize(

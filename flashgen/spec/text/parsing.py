@@ -18,8 +18,15 @@ MOST_BYTES = 2**20
 #: Parts of a dotted TOML key: parsers take time that grows with their square.
 MOST_PARTS = 16
 JSON_REMEDY = 'write an object such as {"head_dim": 64}'
-_PART = r"""(?:(?<![\w-])[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
-_DEEP_KEY = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_PARTS}}}")
+# A string without its closing quotes ends with its line, or with the text: then every match succeeds at its first try,
+# and a search takes time in proportion to the text.
+_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\[^\n])*"?|'[^'\n]*'?)"""
+#: What a text consists of, as far as it matters: strings of several lines, comments, and dotted keys. Strings of one
+#: line and numbers look like keys of few parts.
+_TOKEN = re.compile(
+    r"""(?s:\"{3}(?:\\.|.)*?(?:\"{3}|\Z)|'{3}.*?(?:'{3}|\Z))|\#[^\n]*"""
+    rf"""|(?P<key>{_PART}(?:[ \t]*\.[ \t]*{_PART})*)"""
+)
 
 
 def read_text(path: Path) -> str:
@@ -58,8 +65,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     import msgspec
 
     _check_size(text)
-    if (deep := _DEEP_KEY.search(text)) is not None:
-        raise SpecError(f"the key {deep[0][:60]}... has more than {MOST_PARTS} parts; specs have keys of at most 3")
+    for token in _TOKEN.finditer(text):
+        key = token["key"]
+        if key is not None and len(re.findall(_PART, key)) > MOST_PARTS:
+            raise SpecError(f"the key {key[:60]}... has more than {MOST_PARTS} parts; specs have keys of at most 3")
     try:
         return dict(msgspec.toml.decode(text))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
