@@ -69,6 +69,14 @@ class LaunchError(FlashgenError, RuntimeError):
     """A call's arguments, device or stream do not allow the launch; nothing was launched."""
 
 
+class DriverError(LaunchError):
+    """A call of the CUDA driver failed; ``status`` is the driver's name for why, such as CUDA_ERROR_OUT_OF_MEMORY."""
+
+    def __init__(self, message: str, status: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
 class ArgumentError(LaunchError, ValueError):
     """A tensor argument has a shape, dtype, stride or device the kernel does not accept."""
 

@@ -14,7 +14,7 @@ from flashgen.arch import get_arch
 from flashgen.cli.gpu.arrays import Gpu, archs_to_build, find_gpus, to_device, to_host
 from flashgen.cli.gpu.captured_copy import CapturedCopy
 from flashgen.dtypes import DTYPES
-from flashgen.errors import LaunchError, NoGpuError
+from flashgen.errors import DriverError, NoGpuError
 from flashgen.expr import element_type, is_tensor
 from flashgen.launch.arrays.array import contiguous_strides
 from flashgen.launch.arrays.foreign_arrays import _from_interface
@@ -120,21 +120,42 @@ def test_an_array_with_gaps_of_gigabytes_goes_to_the_gpu_without_them(layout: Fa
             np.testing.assert_array_equal(row, array[b, q, h])
 
 
-def test_where_no_memory_can_be_mapped_a_far_array_is_copied_close_together(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class OldDriver(HostDriver):
+def refusing(monkeypatch: pytest.MonkeyPatch, call: str, status: str) -> None:
+    class Refusing(HostDriver):
         api = MagicMock()
 
         def call(self, name: str, *arguments: Any) -> Any:
-            if name != "cuMemcpyHtoD":
-                raise LaunchError(f"{name} failed: not supported")
-            super().call(name, *arguments)
+            if name == call:
+                raise DriverError(f"{name} failed: {status}", status)
+            return super().call(name, *arguments) if name == "cuMemcpyHtoD" else 4096
 
-    driver = OldDriver()
+    driver = Refusing()
     monkeypatch.setattr("flashgen.launch.driver.cuda.get_driver", lambda: driver)
-    array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), "far-heads", np.float32)
+
+
+def with_a_huge_stride() -> Any:
+    return laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), "far-heads", np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        ("cuMemGetAllocationGranularity", "CUDA_ERROR_NOT_SUPPORTED"),
+        ("cuMemAddressReserve", "CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+)
+def test_where_no_memory_can_be_mapped_an_array_with_a_huge_stride_is_copied_close_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str, status: str
+) -> None:
+    refusing(monkeypatch, call, status)
+    array = with_a_huge_stride()
     with caplog.at_level("WARNING", "flashgen"):
         info = to_device(array, 0).info
     assert info.strides == contiguous_strides(array.shape)
-    assert "memory of cuda:0 cannot be mapped (cuMemGetAllocationGranularity failed: not supported)" in caplog.text
+    assert f"memory of cuda:0 cannot be mapped ({call} failed: {status})" in caplog.text
+
+
+def test_an_error_of_another_launch_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, "cuMemAddressReserve", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        to_device(with_a_huge_stride(), 0)

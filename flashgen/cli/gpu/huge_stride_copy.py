@@ -6,13 +6,15 @@ import logging
 import weakref
 from typing import Any
 
-from flashgen.errors import LaunchError
+from flashgen.errors import DriverError
 from flashgen.launch.arrays import dlpack
 from flashgen.launch.arrays.array import ArrayInfo
 from flashgen.launch.driver.cuda import CudaDriver
 
 #: Arrays that reach over more bytes than this are nearly all gap.
 LARGEST_COPIED = 2**32
+#: The GPU has no room for the addresses or the pieces, or this driver maps no memory at all.
+_NO_SPACE = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_PERMITTED")
 
 
 class FarCopy:
@@ -42,7 +44,9 @@ def far_copy(driver: CudaDriver, array: Any, dtype: str, ordinal: int) -> FarCop
     """A copy with the same strides; None, and a warning, where memory of the GPU cannot be mapped piece by piece."""
     try:
         return FarCopy(driver, array, dtype, ordinal)
-    except LaunchError as error:
+    except DriverError as error:
+        if error.status not in _NO_SPACE:
+            raise
         message = "NOT CHECKED: a stride of 2^32 elements, because memory of cuda:%d cannot be mapped (%s)"
         logging.getLogger("flashgen").warning(message, ordinal, error)
         return None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flashgen.errors import LaunchError, NoGpuError
+from flashgen.errors import DriverError, LaunchError, NoGpuError
 
 #: CUDA graphs have known of grids that overlap since 12.3; an older driver fails where one is captured.
 _OVERLAPS_GRIDS = 12030
@@ -49,10 +49,10 @@ class CudaDriver:
         self.overlaps_grids = int(self.call("cuDriverGetVersion")) >= _OVERLAPS_GRIDS
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls a driver function by name; LaunchError, in the driver's words, if it fails."""
+        """Calls a driver function by name; DriverError, in the driver's words, if it fails."""
         status, *results = getattr(self.api, name)(*arguments)
         if status != self.success:
-            raise LaunchError(f"{name} failed: {self._describe(status)}")
+            raise self.fail(name, status)
         return results[0] if results else None
 
     def _describe(self, status: Any) -> str:
@@ -60,9 +60,9 @@ class CudaDriver:
         words = [part.decode(errors="replace") for part in (name, text) if isinstance(part, bytes)]
         return ": ".join(words) or str(status)
 
-    def fail(self, what: str, status: Any) -> LaunchError:
+    def fail(self, what: str, status: Any) -> DriverError:
         """The error for a failed launch, to be raised by the caller."""
-        return LaunchError(f"{what} failed: {self._describe(status)}")
+        return DriverError(f"{what} failed: {self._describe(status)}", getattr(status, "name", str(status)))
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -147,7 +147,7 @@ class CudaDriver:
         if status == self.api.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
             return True
         if status != self.success:
-            raise LaunchError(f"cuStreamIsCapturing failed: {self._describe(status)}")
+            raise self.fail("cuStreamIsCapturing", status)
         return bool(results[0] != self.api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
     def wait(self, stream: int, producer: int) -> None:
