@@ -13,6 +13,7 @@ from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
+from flashgen.plan.model.naming import aligned_name
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.padding import plan_clear_gaps
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
@@ -73,7 +74,18 @@ def plan(
     kernels = tuple(with_varlen(with_dropout(kernel)) for kernel in kernels)
     if spec.has_own_lengths:
         kernels += (plan_clear_gaps(forward),)
-    return AttentionPlan(spec, chosen, row, kernels)
+    return AttentionPlan(spec, chosen, row, tuple(_with_alignment(kernel, access) for kernel in kernels))
+
+
+def _with_alignment(kernel: KernelPlan, access: int) -> KernelPlan:
+    """The kernel by a name of its own if its text differs from that for contiguous arrays.
+
+    An override by the other's name would have another parameter struct, if that one has the copy engine bring tiles.
+    """
+    depends = any(constant.name == "access_bytes" for constant in kernel.config)
+    if not depends or access == default_access_bytes(kernel.spec):
+        return kernel
+    return replace(kernel, name=aligned_name(kernel.name, access))
 
 
 def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPlan:

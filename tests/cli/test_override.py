@@ -11,6 +11,7 @@ import flashgen as fg
 from flashgen.common.recent import Recent
 from flashgen.plan import plan
 from flashgen.render import render_afresh
+from flashgen.render.override import overridden
 
 SPEC = fg.AttentionSpec(64, mask=fg.causal())
 OPTIONS = ("--head-dim", "64", "--causal")
@@ -52,6 +53,19 @@ def test_a_command_for_several_architectures_needs_one_file(flashgen: Any, machi
     result = flashgen("build", "--no-verify", *OPTIONS, "--arch", "sm_80", "--arch", "sm_86")
     assert result.code == 0
     assert "forward_d64_causal_sm80: source taken from" in result.err
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_kernels_for_arrays_that_are_aligned_to_less_have_files_of_their_own(overrides: Path, arch: str) -> None:
+    spec = fg.AttentionSpec(64, varlen=arch == "sm_80")
+    aligned, narrow = plan(spec, None, arch).kernels, plan(spec, None, arch, access_bytes=8).kernels
+    for kernel in aligned:
+        (overrides / f"{kernel.name}.cu").write_text("// edited\n")
+    assert [overridden(kernel) for kernel in narrow] == [None] * len(narrow)
+    by_role = {kernel.role: kernel.name for kernel in narrow}
+    assert by_role["main"] == f"backward_main_d64{'_varlen' if spec.varlen else ''}_align8_{arch.replace('_', '')}"
+    (overrides / f"{by_role['main']}.cu").write_text("// of its own\n")
+    assert [kernel.role for kernel in narrow if overridden(kernel) is not None] == ["main"]
 
 
 def test_files_beside_the_one_that_is_used_are_left_alone(flashgen: Any, machine: list[Any], overrides: Path) -> None:

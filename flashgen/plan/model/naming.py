@@ -34,6 +34,12 @@ def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str
     return "_".join(p for p in parts if p)
 
 
+def aligned_name(name: str, access_bytes: int) -> str:
+    """The name of the same kernel for arrays that are aligned to less than contiguous ones."""
+    stem, _, arch = name.rpartition("_")
+    return f"{stem}_align{access_bytes}_{arch}"
+
+
 def _digest(plain: object) -> str:
     """Enough of a digest to tell expressions apart; captured numbers are no part of it."""
     return hashlib.sha256(repr(plain).encode(), usedforsecurity=False).hexdigest()[:6]
