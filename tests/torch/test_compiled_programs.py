@@ -118,6 +118,8 @@ def _same_without_gradients(call: Any, arrays: Any, **options: Any) -> bool:
         lambda b, h, q, k: k <= q + (fg.k_len - fg.q_len),
         lambda b, h, q, k: ~(abs(q - k) > number) & (b >= 0) | (h == 1),
         functools.partial(lambda width, b, h, q, k: q - k < width, 4),
+        lambda b, h, q, k: (q >= k).int() * 2 + (h == 1).int() > q.int() % 2,
+        lambda b, h, q, k: (q.float() / 2 >= k) | (q.min(k).clamp(0, 5).pow(2) < 9),
     ],
 )
 def test_a_mask_may_use_the_whole_language(emulated: Any, inputs: Any, function: Any) -> None:
@@ -262,6 +264,7 @@ def test_other_tensors_of_a_function_are_not_compiled_again(emulated: Any, input
         ({"mask": lambda b, h, q, k: None}, "does it lack a return"),
         ({"score": lambda s, b, h, q, k: torch.tanh(s)}, r"torch\.tanh\(\) cannot take a traced value"),
         ({"score": lambda s, b, h, q, k: s + "1"}, "a str has no meaning in a mask or a score"),
+        ({"score": lambda s, b, h, q, k: s.int()}, "a float does not become a whole number"),
         ({"score": 3}, "score is a int; pass a flashgen Score or a function"),
     ],
 )

@@ -18,6 +18,7 @@ from flashgen.expr.trace.traced import with_used
 from flashgen.expr.trace.tracer import checked
 from flashgen.expr.tree import build
 from flashgen.expr.tree.captured import load
+from flashgen.expr.tree.functions import to_int
 from flashgen.expr.tree.nodes import Type
 from flashgen.spec import Mask, Score
 from flashgen.spec.form import form_named
@@ -149,6 +150,8 @@ class _Nodes:
             case "power", base, (_, exponent):
                 raised: Node = self._node(base) ** exponent
                 return raised
+            case "int", x:
+                return to_int(self._node(x))
             case (name,):
                 return Logit() if name == "s" else Index(name)
         raise AssertionError(f"{operation} is not an operation of the recorder")

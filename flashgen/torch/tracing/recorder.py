@@ -96,6 +96,10 @@ class Placeholder(Operators):
         """A power with a small whole exponent."""
         return self**exponent
 
+    def int(self) -> Any:
+        """A condition as 1 or 0; a whole number as it is."""
+        return _recorded("int", (), self)
+
     def __bool__(self) -> bool:
         refuse(
             "a traced value is not true or false yet; write fg.where(condition, a, b) for `if`, `&` for `and`, "
