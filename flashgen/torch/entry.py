@@ -35,7 +35,7 @@ from flashgen.torch.operators.packed import arrays_of, check_sequences, longest_
 from flashgen.torch.options import check_flags, number_of
 from flashgen.torch.randomness import drawn_state, dropout_of
 from flashgen.torch.replay import Asked, again, remember
-from flashgen.torch.sdpa.bool_masks import function_of
+from flashgen.torch.sdpa.mask_tensors import function_of
 from flashgen.torch.tracing import compiled
 from flashgen.torch.tracing.compiling import attend_compiled, by_operator
 from flashgen.torch.tracing.program import Program, check_tensors, limits_of, mask_of, program_of, score_of

@@ -1,4 +1,4 @@
-"""Masks given as arrays of bools: an element for each pair, true where the query may attend to the key."""
+"""Arrays with an element for each pair, and masks given as arrays of bools, true where the query may attend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ def mask_function(mask: Any) -> Callable[..., Any]:
     order = "".join(axes)
 
     def allowed(b: Any, h: Any, q: Any, k: Any) -> Any:
-        places = {"b": b, "h": h, "q": q, "k": k, "0": 0}
-        return mask[tuple([places[axis] for axis in order])]
+        return element_at(mask, order, b, h, q, k)
 
     return allowed
+
+
+def element_at(tensor: Any, axes: str, b: Any, h: Any, q: Any, k: Any) -> Any:
+    """The tensor's element for a pair; ``axes`` has an index out of ``bhqk``, or ``0``, for each dimension."""
+    places = {"b": b, "h": h, "q": q, "k": k, "0": 0}
+    # A list, which torch.compile can follow.
+    return tensor[tuple([places[axis] for axis in axes])]

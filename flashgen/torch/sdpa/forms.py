@@ -10,6 +10,7 @@ import torch
 
 from flashgen.spec import Mask, Score, Sequences, alibi, chunked, softcap, window
 from flashgen.spec import sink as sink_of
+from flashgen.spec.masks.tensor_masks import element_at
 from flashgen.torch.entry import attend_program
 from flashgen.torch.replay import Asked
 from flashgen.torch.tracing.compiled import constant
@@ -119,16 +120,11 @@ def attend_by_form(
 def _mask(tensor: Any, axes: str) -> Mask:
     if tensor.dtype != torch.bool:
         return Mask.of(lambda b, h, q, k: tensor[b, q] == tensor[b, k])
-    return Mask.of(lambda b, h, q, k: tensor[_places(axes, b, h, q, k)])
+    return Mask.of(lambda b, h, q, k: element_at(tensor, axes, b, h, q, k))
 
 
 def _bias(tensor: Any, axes: str) -> Score:
-    return Score.of(lambda s, b, h, q, k: s + tensor[_places(axes, b, h, q, k)])
-
-
-def _places(axes: str, b: Any, h: Any, q: Any, k: Any) -> tuple[Any, ...]:
-    places = {"b": b, "h": h, "q": q, "k": k, "0": 0}
-    return tuple(places[axis] for axis in axes)
+    return Score.of(lambda s, b, h, q, k: s + element_at(tensor, axes, b, h, q, k))
 
 
 def _then(first: Score | None, second: Score) -> Score:

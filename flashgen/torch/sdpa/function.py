@@ -29,6 +29,7 @@ from flashgen.spec.masks.mask import Band
 from flashgen.torch.entry import attend, attend_program
 from flashgen.torch.function import wants_gradients
 from flashgen.torch.kernels import NO_LIMITS, What, is_emulating
+from flashgen.torch.sdpa.forms import axes_of
 from flashgen.torch.sdpa.mask_tensors import mask_program
 from flashgen.torch.tracing.program import Limits, spec_of
 
@@ -157,9 +158,7 @@ def _attend(q: Any, k: Any, v: Any, mask: Any, dropout_p: float, is_causal: bool
     """The output with heads first; None where no kernel can be planned."""
     what: What = TOP_LEFT if is_causal else NO_LIMITS
     if mask is not None:
-        sizes = (*q.shape[:3], k.shape[2])
-        axes = "".join(["0" if n != size else axis for n, size, axis in zip(mask.shape, sizes, "bhqk", strict=True)])
-        program = mask_program(mask.dtype, axes)
+        program = mask_program(mask.dtype, axes_of(mask, (*q.shape[:3], k.shape[2])))
         what = program.text
     gradients = wants_gradients(q, k, v, mask)
     dims = int(q.shape[-1]), int(v.shape[-1])
