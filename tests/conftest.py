@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import zlib
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -63,9 +64,25 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before anybody here asks the driver, which reads it once.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     config.stash[DESELECTED] = {}
+    config.stash[SAMPLED] = 0
+    config.stash[UNSELECTED] = 0
 
 
 DESELECTED = pytest.StashKey[dict[str, int]]()
+#: Tests that were found before -k, -m or names selected some of them.
+SAMPLED = pytest.StashKey[int]()
+#: The same where these select none.
+UNSELECTED = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Count what a file or a class holds, of which a name on the command line takes a part."""
+    report = yield
+    collector.config.stash[SAMPLED] += sum(isinstance(found, pytest.Item) for found in report.result or ())
+    return report
 
 
 def pytest_report_header() -> list[str]:
@@ -117,9 +134,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker process tells the controller what it left out (every worker collects every test)."""
+    stash = session.config.stash
+    if not session.testscollected and not session.testsfailed and stash[SAMPLED] > sum(stash[DESELECTED].values()):
+        stash[UNSELECTED] = stash[SAMPLED]
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["deselected"] = session.config.stash[DESELECTED]
+        output["deselected"] = stash[DESELECTED]
+        output["unselected"] = stash[UNSELECTED]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -130,10 +151,16 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: Any) -> None:
-    node.config.stash[DESELECTED].update(getattr(node, "workeroutput", {}).get("deselected", {}))
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[DESELECTED].update(output.get("deselected", {}))
+    node.config.stash[UNSELECTED] = output.get("unselected", 0)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     reasons = missing()
     for marker, count in sorted(config.stash[DESELECTED].items()):
         terminalreporter.write_line(f"{count} {marker} tests deselected: {reasons[marker]}")
+    if unselected := config.stash[UNSELECTED]:
+        level = os.environ.get("DRAWN_CASES", "sample")
+        remedy = "DRAWN_CASES=ci draws all" if level == "sample" else f"DRAWN_CASES={level} draws no others"
+        terminalreporter.write_line(f"0 selected of {unselected} sampled; {remedy}")
