@@ -106,6 +106,11 @@ def test_it_is_drawn() -> None:
         "found   by these bounds alone\n"
         "kernel  FlashAttention-2\n"
         "        backward: FlashAttention-2\n"
+        "forward 128 queries of a block: tile_q 128, tile_kv 64, stages 2, warps 4\n"
+        "        shared memory: 49152 of 166912 bytes: q 16384, k 16384, v 16384, o 16384\n"
+        "          (over q)\n"
+        "        because: 32 rows per warp use each fragment of K and V twice; registers\n"
+        "          hold Q, and a second stage\n"
         "main    64 keys of a block: tile_q 128, tile_kv 64, stages 1, warps 4\n"
         "        shared memory: 82944 of 166912 bytes: k 8192, v 8192, q 16384, do 16384,\n"
         "          p 16384, ds 16384, lse 512, dsum 512\n"
@@ -185,6 +190,34 @@ def test_what_the_backward_kernels_take_of_a_block_is_told_of_narrow_and_of_wide
             told = text[text.index(f"\n{kernel.role:<8}") :]
             words = " ".join(told.split())
             assert all(line in words for line in choice_lines(kernel))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_forward_kernel_has_reasons(arch: str) -> None:
+    found = fg.explain(fg.AttentionSpec(128, direction="forward"), 256, arch=arch)
+    kernel = plan(found.spec, None, arch).kernel("forward")
+    plain = found.as_dict()["forward_kernel"]
+    assert (plain["role"], plain["reasons"]) == ("forward", list(kernel.reasons))
+    text = str(found)
+    words = " ".join(text[text.index("\nforward ") :].split())
+    assert kernel.reasons
+    assert all(line in words for line in choice_lines(kernel))
+
+
+@pytest.mark.parametrize(
+    ("dims", "words"),
+    [
+        ((80, 80), "80 is not padded to 96"),
+        ((128, 64), "128 with head_dim_v=64 is not padded to 128"),
+        ((129, 100), "129 with head_dim_v=100 is not padded to 192 with head_dim_v=128"),
+        ((200, 8), "200 with head_dim_v=8 is not padded to 256"),
+    ],
+)
+def test_a_head_dim_that_is_not_padded_on_hopper_says_why(dims: tuple[int, int], words: str) -> None:
+    found = fg.explain(fg.AttentionSpec(dims[0], head_dim_v=dims[1]), 256, arch="sm_90a")
+    for reason in (found.why_not_fa3, found.backward_why_not_fa3):
+        assert reason is not None
+        assert f"; {words}, as copies, tiles and registers are laid out for rows of exactly these" in reason
 
 
 def test_a_schedule_that_is_asked_for_is_explained() -> None:

@@ -94,6 +94,7 @@ def explain(
         why_not_fa3=why_not_fa3(kernel) if kernel else None,
         backward_algorithm=main.algorithm if main else "",
         backward_why_not_fa3=why_not_fa3(main) if main else None,
+        forward_kernel=kernel,
         backward_kernels=backward,
         width=width,
     )

@@ -50,7 +50,8 @@ def drawn(explanation: Explanation) -> Iterator[str]:
         yield _labelled("", f"backward: {explanation.backward_algorithm}")
     if explanation.backward_why_not_fa3 is not None:
         yield _labelled("", f"not FlashAttention-3: {explanation.backward_why_not_fa3}")
-    for kernel in explanation.backward_kernels:
+    forward = () if explanation.forward_kernel is None else (explanation.forward_kernel,)
+    for kernel in (*forward, *explanation.backward_kernels):
         yield from _wrapped(kernel.role, choice_lines(kernel), explanation.width)
     if explanation.tiles:
         yield ""

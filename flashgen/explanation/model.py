@@ -48,7 +48,9 @@ class Explanation:
     #: The same of the backward kernels; empty where there are none.
     backward_algorithm: str
     backward_why_not_fa3: str | None
-    #: Those of them that multiply: how their work is cut, what that takes of a block, and why it is cut so.
+    #: The forward kernel; None where only a mask is explained.
+    forward_kernel: KernelPlan | None
+    #: Those of the backward kernels that multiply: how their work is cut, what that takes of a block, and why it is cut so.
     backward_kernels: tuple[KernelPlan, ...]
     width: int = field(default=80, repr=False)
 
@@ -104,7 +106,11 @@ class Explanation:
         texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end")
         kernels = ("algorithm", "why_not_fa3", "backward_algorithm", "backward_why_not_fa3")
         plain = {name: getattr(self, name) for name in (*sizes, *counts, *texts, *kernels)}
-        return plain | {"backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels]}
+        forward = None if self.forward_kernel is None else choice_plain(self.forward_kernel)
+        return plain | {
+            "forward_kernel": forward,
+            "backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels],
+        }
 
     def __str__(self) -> str:
         from flashgen.explanation.drawing import drawn

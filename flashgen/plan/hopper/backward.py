@@ -8,7 +8,7 @@ from flashgen.plan.hopper.backward_frame import BackwardSm90
 from flashgen.plan.hopper.backward_tiles import DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.hopper.backward_wide import plan_wide_sm90
 from flashgen.plan.hopper.key_parts import KeyParts
-from flashgen.plan.hopper.units import PANEL, STORED_ROWS, why_not_hopper
+from flashgen.plan.hopper.units import PANEL, STORED_ROWS, made_for, why_not_hopper
 from flashgen.plan.model import params
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.plans import Box, Constant, KernelPlan
@@ -34,8 +34,7 @@ def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
         return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
-        dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
-        return f"its backward kernels are made for head_dim {dims}"
+        return f"its backward kernels are {made_for(spec, HEAD_DIMS)}"
     if schedule.backward != BackwardSchedule():
         return "a schedule for the backward pass is one of the other kernels"
     return None

@@ -15,7 +15,16 @@ from flashgen.plan.hopper.forward_traits import (
     is_in_products,
     looks_up_pairs,
 )
-from flashgen.plan.hopper.units import HEAD_DIMS, PANEL, STORED_ROWS, TILE_SLOTS, WARPGROUP, is_listed, why_not_hopper
+from flashgen.plan.hopper.units import (
+    HEAD_DIMS,
+    PANEL,
+    STORED_ROWS,
+    TILE_SLOTS,
+    WARPGROUP,
+    is_listed,
+    made_for,
+    why_not_hopper,
+)
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.params import FORWARD_SM90, FORWARD_SM90_SCORE
 from flashgen.plan.model.plans import Box, Constant, KernelPlan
@@ -41,8 +50,7 @@ def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: i
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
         return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
-        dims = ", ".join(str(d) if d == v else f"{d} with head_dim_v={v}" for d, v in HEAD_DIMS)
-        return f"it is made for head_dim {dims}"
+        return f"it is {made_for(spec, HEAD_DIMS)}"
     if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":
         return f"warps={schedule.warps.kind!r} is a partition of the other kernels"
     if not _is_asked(schedule) and (fault := fault_of(spec, schedule, arch)) is not None:

@@ -94,8 +94,13 @@ class SmemMap:
 
     @property
     def sizes(self) -> str:
-        """For people: each region and its bytes, but for small ones."""
-        return ", ".join(f"{region.name} {region.bytes}" for region in self.regions if region.bytes > 256)
+        """For people: each region and its bytes, but for small ones, and whose room it takes over."""
+        parts = []
+        for i, region in enumerate(self.regions):
+            before = (r.name for r in self.regions[:i] if r.offset <= region.offset < r.offset + r.bytes)
+            shared = f" (over {name})" if (name := next(before, "")) else ""
+            parts += [f"{region.name} {region.bytes}{shared}"] if region.bytes > 256 else []
+        return ", ".join(parts)
 
     def __getitem__(self, name: str) -> SmemRegion:
         for region in self.regions:
