@@ -18,9 +18,9 @@ from flashgen.cli.commands.doctor import doctor
 from flashgen.cli.commands.explain import explain
 from flashgen.cli.commands.show import show
 from flashgen.cli.exits import Exit, exit_code
+from flashgen.cli.option_names import in_options
 from flashgen.cli.output import talk
 from flashgen.cli.output.help import Command, Group
-from flashgen.cli.wording import in_options
 from flashgen.errors import ArgumentError, FlashgenError, PlanError, SpecError
 
 DEBUG = settings.Variable("FLASHGEN_DEBUG", "0", "1 shows the traceback of an error")

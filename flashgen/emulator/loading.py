@@ -11,19 +11,19 @@ from flashgen.emulator.build import Library
 from flashgen.errors import CompileError
 
 _mutex = threading.Lock()
-#: By their keys; a library stays in the process once it is there.
+#: Loaded libraries by cache key. A library stays loaded for the life of the process.
 _loaded: dict[str, ctypes.CDLL] = {}
-#: By the paths that the loader knows them by, for debuggers' tools. Nothing is at these paths any more.
+#: Bytes of each library by the path that the loader reports, for symbolizers. The files no longer exist.
 _images: dict[str, bytes] = {}
 
 
 def load_library(obtain: Callable[[], Library]) -> ctypes.CDLL:
-    """Load the library that ``obtain`` gives; one that the loader refuses is discarded and made once more."""
+    """Load the library that ``obtain`` returns; if the loader refuses it, discard and rebuild it."""
     library = obtain()
     try:
         return _open(library)
     except OSError:
-        # Whole, but no library of this system: its files came from another one, or a broken tool made it.
+        # The checksum is right, but the library is for another system, or a broken toolchain built it.
         default_cache().discard(library.key)
     library = obtain()
     try:
@@ -36,15 +36,15 @@ def load_library(obtain: Callable[[], Library]) -> ctypes.CDLL:
 
 
 def image_of(path: str) -> bytes | None:
-    """The bytes of the library that the loader knows by this path."""
+    """The bytes of the library that the loader reports at this path."""
     return _images.get(path)
 
 
 def _open(library: Library) -> ctypes.CDLL:
     with _mutex:
         if library.key not in _loaded:
-            # A copy that only we can write to, gone once it is loaded: nothing that happens to the cache's own file
-            # changes a mapped library or cuts it short.
+            # Load a private copy, deleted after loading: a later write to the cache's file, or its truncation, must not
+            # change a mapped library.
             with default_cache().workspace() as directory:
                 path = directory / f"{library.key}.so"
                 path.write_bytes(library.binary.image)

@@ -50,7 +50,7 @@ class Explanation:
     backward_why_not_fa3: str | None
     #: The forward kernel; None where only a mask is explained.
     forward_kernel: KernelPlan | None
-    #: Those of the backward kernels that multiply: how their work is cut, what that takes of a block, and why it is cut so.
+    #: Those of the backward kernels that multiply: how their work is cut, what that takes of a block, and why.
     backward_kernels: tuple[KernelPlan, ...]
     width: int = field(default=80, repr=False)
 

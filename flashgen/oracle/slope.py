@@ -44,9 +44,9 @@ class CaseSlope:
     #: The slope of the result, less 1.
     deviation: float
     #: The same of the rounded run.
-    of_rounded: float
+    rounded_deviation: float
     #: The standard error of both, as far as the bounds tell: far more than it usually is.
-    by_bounds: float
+    error_from_bounds: float
     #: Elements that are finite and not near zero.
     values: int
 
@@ -59,7 +59,7 @@ class Slope:
     #: How far from 1 noise alone may take it.
     noise: float
     #: The slope of the rounded run.
-    of_rounded: float
+    rounded_value: float
     values: int
     cases: int
     tolerance: float = SLOPE_TOLERANCE
@@ -68,7 +68,7 @@ class Slope:
     def ok(self) -> bool:
         """Whether the slope is 1, or what the rounded run has instead, within tolerance and noise."""
         room = self.tolerance + self.noise
-        return min(1.0, self.of_rounded) - room <= self.value <= max(1.0, self.of_rounded) + room
+        return min(1.0, self.rounded_value) - room <= self.value <= max(1.0, self.rounded_value) + room
 
 
 def case_slope(
@@ -102,8 +102,8 @@ def case_slope(
         shared = 1.0 if pairs is None else max(1.0, first.size / max(pairs, 1))
         independent = shared / float(np.square(size[first]).sum())
         aligned = _ALIGNED_SHARE * float(np.abs(size).sum()) / weight
-        deviation, of_rounded = (float(size @ ((y[usable] - x) / limit)) / weight for y in (actual, one_run))
-    return CaseSlope(deviation, of_rounded, math.sqrt(independent + aligned**2), x.size)
+        deviation, rounded_deviation = (float(size @ ((y[usable] - x) / limit)) / weight for y in (actual, one_run))
+    return CaseSlope(deviation, rounded_deviation, math.sqrt(independent + aligned**2), x.size)
 
 
 def pooled_slope(cases: Sequence[CaseSlope | None], tolerance: float = SLOPE_TOLERANCE) -> Slope | None:
@@ -111,17 +111,19 @@ def pooled_slope(cases: Sequence[CaseSlope | None], tolerance: float = SLOPE_TOL
     known = [case for case in cases if case is not None]
     if not known:
         return None
-    deviations, of_rounded, by_bounds = np.array([(c.deviation, c.of_rounded, c.by_bounds) for c in known]).T
-    best = float(by_bounds.min())
-    weights = np.square(best / by_bounds)
+    deviations, rounded_deviations, errors = np.array(
+        [(c.deviation, c.rounded_deviation, c.error_from_bounds) for c in known]
+    ).T
+    best = float(errors.min())
+    weights = np.square(best / errors)
     total = float(weights.sum())
     weights /= total
-    deviation, bias = float(weights @ deviations), float(weights @ of_rounded)
+    deviation, bias = float(weights @ deviations), float(weights @ rounded_deviations)
     # So many cases would know as much if all weighed the same.
     count = 1.0 / float(weights @ weights)
-    own, others = (float(np.square(weights) @ np.square(x)) for x in (deviations - deviation, of_rounded))
-    by_bounds_alone = best / math.sqrt(total)
-    least, most = _LEAST_BY_BOUNDS * by_bounds_alone, _MOST_BY_BOUNDS * by_bounds_alone
+    own, others = (float(np.square(weights) @ np.square(x)) for x in (deviations - deviation, rounded_deviations))
+    bounds_error = best / math.sqrt(total)
+    least, most = _LEAST_BY_BOUNDS * bounds_error, _MOST_BY_BOUNDS * bounds_error
     # A factor in some of the cases also moves the slopes of the result apart, but not those of the rounded run.
     both, rounded = 2.0 * count - 1.0, count
     by_both = _students_factor(both) * max(math.sqrt((own + others) * count / both), least)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from flashgen.errors import SpecError
 from flashgen.verify.cases.case import PLAIN, Case
 from flashgen.verify.cases.layouts import LAYOUTS
-from flashgen.verify.cases.values import FILLS, SPOILS
+from flashgen.verify.cases.values import BAD_VALUES, FILLS
 from flashgen.verify.trial import ORDERS, SIDES, Mode, Trial
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def parse_trial(text: str) -> Trial:
         fill=reader.take("fill", _one_of(FILLS), "normal"),
         scale=reader.take("scale", _scale, None),
         layouts=tuple(reader.take(name, _one_of(LAYOUTS), "contiguous") for name in _ARRAYS),
-        spoil=reader.take("spoil", _one_of(SPOILS), "nothing"),
+        bad=reader.take("bad", _one_of(BAD_VALUES), "nothing"),
         seed=reader.take("seed", _seed, 0),
         p=reader.take("p", _probability, 0.25),
         dlse=reader.take_flag("dlse"),
@@ -73,8 +73,8 @@ def _words(trial: Trial) -> Iterator[str]:
     for name, layout, plain in zip(_ARRAYS, case.layouts, PLAIN, strict=True):
         if layout != plain:
             yield f"{name}={layout}"
-    if case.spoil != "nothing":
-        yield f"spoil={case.spoil}"
+    if case.bad != "nothing":
+        yield f"bad={case.bad}"
     if case.seed:
         yield f"seed={case.seed}"
     if case.p != 0.25:
@@ -124,7 +124,7 @@ class _Reader:
 
     def check(self) -> None:
         """Complain if anything was wrong."""
-        values = ("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "spoil", "seed", "p", "schedule", "guard")
+        values = ("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "bad", "seed", "p", "schedule", "guard")
         known = f"{', '.join(values)}, {' and '.join(_FLAGS)}"
         self._wrong += [f"the case has the unknown word {name!r}; it knows {known}" for name in self._values]
         if self._wrong:

@@ -19,8 +19,8 @@ from flashgen.expr import element_type, is_tensor
 from flashgen.launch.arrays.array import contiguous_strides
 from flashgen.launch.arrays.foreign_arrays import _from_interface
 from flashgen.launch.driver.cuda import get_driver
-from flashgen.verify.cases.huge_stride import FAR_AXES, FarLayout
-from flashgen.verify.cases.layouts import NEAR_LAYOUTS, NearLayout, laid_out
+from flashgen.verify.cases.huge_stride import HUGE_STRIDE_AXES, HugeStrideLayout
+from flashgen.verify.cases.layouts import ORDINARY_LAYOUTS, OrdinaryLayout, laid_out
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +62,8 @@ class HostDriver:
         ctypes.memmove(to, source, nbytes)
 
 
-@pytest.mark.parametrize("layout", NEAR_LAYOUTS)
-def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: NearLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ORDINARY_LAYOUTS)
+def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: OrdinaryLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = HostDriver()
     monkeypatch.setattr("flashgen.launch.driver.cuda.get_driver", lambda: driver)
     array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), layout, np.float32)
@@ -105,8 +105,8 @@ def test_an_array_comes_back_from_the_gpu_as_it_went(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", FAR_AXES)
-def test_an_array_with_gaps_of_gigabytes_goes_to_the_gpu_without_them(layout: FarLayout) -> None:
+@pytest.mark.parametrize("layout", HUGE_STRIDE_AXES)
+def test_an_array_with_gaps_of_gigabytes_goes_to_the_gpu_without_them(layout: HugeStrideLayout) -> None:
     gpu = find_gpus()[0]
     driver = get_driver()
     array = laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), layout, np.float32)
@@ -134,7 +134,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, call: str, status: str) -> None:
 
 
 def with_a_huge_stride() -> Any:
-    return laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), "far-heads", np.float32)
+    return laid_out(np.random.default_rng(0).standard_normal((2, 5, 3, 8)), "huge-head-stride", np.float32)
 
 
 @pytest.mark.parametrize(

@@ -66,19 +66,19 @@ BUGS = {
         forward(),
         "head_kv * p.k_head",
         "head_kv * static_cast<i32>(p.k_head)",
-        lambda case: case.layouts[1] == "far-heads",
+        lambda case: case.layouts[1] == "huge-head-stride",
     ),
     "offset of a packed row of V in 32 bits": Bug(
         forward(varlen=True),
         "packed.first_key * p.v_row",
         "packed.first_key * static_cast<i32>(p.v_row)",
-        lambda case: case.layouts[2] == "far-rows",
+        lambda case: case.layouts[2] == "huge-row-stride",
     ),
     "offset of a page in 32 bits": Bug(
         forward(cache="paged"),
         "pages[page] * page_stride",
         "pages[page] * static_cast<i32>(page_stride)",
-        lambda case: case.layouts[1] == "far-batches",
+        lambda case: case.layouts[1] == "huge-batch-stride",
     ),
     "values of another sequence where there are more than two": Bug(
         forward(),

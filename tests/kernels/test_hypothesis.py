@@ -186,7 +186,7 @@ def trials(draw: st.DrawFn, build: Build) -> Trial:
     heads_kv = min(draw(st.sampled_from([1, 2, 0])), room // max(batch, 1))
     group = min(draw(st.sampled_from([1, 2, 3])), room // max(batch * heads_kv, 1))
     layouts = st.sampled_from(LAYOUTS)
-    spoils = st.sampled_from(["nothing", "nothing", "keys", "queries"])
+    bad_values = st.sampled_from(["nothing", "nothing", "keys", "queries"])
     case = Case(
         "drawn",
         len_q,
@@ -198,7 +198,7 @@ def trials(draw: st.DrawFn, build: Build) -> Trial:
         scale=draw(st.sampled_from([None, 1.0, 0.01])),
         layouts=(draw(layouts), draw(layouts), draw(layouts), draw(layouts)),
         # With nothing masked, a key that is not finite reaches everything, and nothing is left to compare.
-        spoil="nothing" if build.spec.mask.is_full else draw(spoils),
+        bad="nothing" if build.spec.mask.is_full else draw(bad_values),
         seed=draw(st.integers(0, 2**16 - 1)),
         dlse=build.spec.needs_backward and draw(st.booleans()),
     )
@@ -278,7 +278,7 @@ SMALLEST: dict[str, tuple[Callable[[Case], bool], Case]] = {
     "any": (lambda case: True, ONE),
     "several tiles": (lambda case: case.len_kv > 40 and case.len_q > 0, replace(ONE, len_q=1, len_kv=41)),
     "a group": (lambda case: case.heads > case.heads_kv, replace(ONE, heads=2)),
-    "bad keys": (lambda case: case.spoil == "keys" and case.batch == 2, replace(ONE, spoil="keys", batch=2)),
+    "bad keys": (lambda case: case.bad == "keys" and case.batch == 2, replace(ONE, bad="keys", batch=2)),
 }
 REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     **{arch: lambda build, trial, arch=arch: build.arch == arch for arch in ARCHS},
@@ -293,7 +293,7 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     "no heads": lambda build, trial: trial.case.heads == 0 and trial.case.len_q > 0,
     "one query, no keys": lambda build, trial: (trial.case.len_q, trial.case.len_kv) == (1, 0),
     "a gradient of the log-sum-exp": lambda build, trial: trial.case.dlse,
-    "a stride that 32 bits cannot hold": lambda build, trial: trial.case.layouts[1] == "far-heads",
+    "a stride that 32 bits cannot hold": lambda build, trial: trial.case.layouts[1] == "huge-head-stride",
     "four layouts": lambda build, trial: len(set(trial.case.layouts)) == 4,
 }
 

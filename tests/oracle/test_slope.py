@@ -24,7 +24,7 @@ def case(seed, factor=1.0, count=4000, size=1.0, bound=BOUND, spread=SPREAD, rou
 def test_exact_results_have_the_slope_1():
     exact = np.random.default_rng(0).standard_normal((2, 30, 3, 16))
     slope = pooled_slope([case_slope(exact, exact, BOUND, exact)])
-    assert (slope.value, slope.of_rounded, slope.values, slope.cases) == (1.0, 1.0, exact.size, 1)
+    assert (slope.value, slope.rounded_value, slope.values, slope.cases) == (1.0, 1.0, exact.size, 1)
     assert slope.ok
 
 
@@ -66,7 +66,7 @@ def test_equal_elements_count_once():
     alike = case_slope(np.full(5000, 0.5 * (1 + 2.0**-9)), np.full(5000, 0.5), 2.0**-7, np.full(5000, 0.5))
     one = case_slope(np.full(1, 0.5 * (1 + 2.0**-9)), np.full(1, 0.5), 2.0**-7, np.full(1, 0.5))
     assert alike.deviation == one.deviation == 2.0**-9
-    assert alike.by_bounds == pytest.approx(one.by_bounds, rel=1e-12)
+    assert alike.error_from_bounds == pytest.approx(one.error_from_bounds, rel=1e-12)
     assert pooled_slope([alike]).ok
 
 
@@ -76,11 +76,11 @@ def test_elements_of_fewer_pairs_share_their_errors():
     result = p * (1 + 2.0**-8 * random.uniform(-1, 1, p.shape)) @ do
     bound = 2.0**-8 * np.abs(p @ do).max()
     few, many = (case_slope(result, p @ do, bound, result, pairs) for pairs in (40, None))
-    assert few.by_bounds > 9 * many.by_bounds
-    assert case_slope(result, p @ do, bound, result, 40 * 256).by_bounds == many.by_bounds
+    assert few.error_from_bounds > 9 * many.error_from_bounds
+    assert case_slope(result, p @ do, bound, result, 40 * 256).error_from_bounds == many.error_from_bounds
 
 
-def test_a_bias_of_the_rounded_run_is_no_error_of_the_result():
+def test_a_bias_of_the_rounded_value_is_no_error_of_the_result():
     biased = [case(seed, 1.01, rounded_factor=1.0095) for seed in range(20)]
     assert pooled_slope(biased).ok
     # Only in its direction, and only as far.

@@ -9,7 +9,7 @@ from flashgen.plan import plan
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, causal, full, window
 from flashgen.verify import Tiles, draw, modes
 from flashgen.verify.cases.drawn import LONG_LENGTHS, LONGEST, MOST_LONG_PAIRS
-from flashgen.verify.cases.layouts import LAYOUTS, NEAR_LAYOUTS
+from flashgen.verify.cases.layouts import LAYOUTS, ORDINARY_LAYOUTS
 
 SPEC = AttentionSpec(16, dtype="fp16", mask=causal())
 TILES = Tiles(32, 48, 16, 80)
@@ -50,7 +50,7 @@ def test_heads_batches_layouts_and_values_are_all_there():
     for i in range(4):
         assert {case.layouts[i] for case in drawn} == set(LAYOUTS)
     assert {case.fill for case in drawn} == {"normal", "spread", "huge", "large_logits", "flat", "sparse"}
-    assert {case.spoil for case in drawn} == {"nothing", "keys", "queries"}
+    assert {case.bad for case in drawn} == {"nothing", "keys", "queries"}
     assert {case.scale for case in drawn} == {None, 1.0, 0.01}
 
 
@@ -88,9 +88,9 @@ def test_long_cases_reach_the_longest_lengths():
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_hundred_cases_have_strides_that_32_bits_cannot_hold(seed, varlen):
     spec = AttentionSpec(16, mask=causal(), varlen=varlen)
-    drawn = [case for case in cases(spec, seed=seed, count=100) if case.layouts[0].startswith("far")]
+    drawn = [case for case in cases(spec, seed=seed, count=100) if case.layouts[0].startswith("huge")]
     assert 8 <= len(drawn) <= 9
-    kinds = set(LAYOUTS) - set(NEAR_LAYOUTS) - ({"far-batches"} if varlen else set())
+    kinds = set(LAYOUTS) - set(ORDINARY_LAYOUTS) - ({"huge-batch-stride"} if varlen else set())
     for i in range(4):
         assert {case.layouts[i] for case in drawn} == kinds
     assert min(min(case.batch, case.heads_kv, case.len_q, case.len_kv) for case in drawn) >= 2
@@ -104,17 +104,17 @@ def test_a_loss_that_depends_on_the_log_sum_exp_is_drawn_where_there_is_a_gradie
 def test_rows_that_may_attend_to_nothing_are_drawn():
     empty = 0
     for case in cases(count=60):
-        if case.spoil == "nothing" and case.heads_kv and case.len_q:
+        if case.bad == "nothing" and case.heads_kv and case.len_q:
             x = case.inputs(SPEC)
             _, lse = oracle.forward(SPEC, x.q, x.k, x.v)
             empty += int(np.isneginf(lse).any())
     assert empty > 5
 
 
-def test_without_a_mask_nothing_is_spoiled():
+def test_without_a_mask_no_value_is_bad():
     spec = AttentionSpec(16, mask=full())
-    assert {case.spoil for case in cases(spec)} == {"nothing"}
-    assert {case.spoil for case in cases(AttentionSpec(16, mask=window(3, 3)))} == {"nothing", "keys", "queries"}
+    assert {case.bad for case in cases(spec)} == {"nothing"}
+    assert {case.bad for case in cases(AttentionSpec(16, mask=window(3, 3)))} == {"nothing", "keys", "queries"}
 
 
 def test_tiles_are_those_of_the_plan():

@@ -8,8 +8,8 @@ import pytest
 
 from flashgen.spec import AttentionSpec, causal
 from flashgen.verify import Case
-from flashgen.verify.cases.huge_stride import FAR_AXES
-from flashgen.verify.cases.layouts import LAYOUTS, NEAR_LAYOUTS, laid_out
+from flashgen.verify.cases.huge_stride import HUGE_STRIDE_AXES
+from flashgen.verify.cases.layouts import LAYOUTS, ORDINARY_LAYOUTS, laid_out
 
 SPEC = AttentionSpec(16, dtype="fp32", mask=causal())
 CASE = Case("drawn", 20, 30, batch=2, heads=4, heads_kv=2)
@@ -32,7 +32,7 @@ def test_a_layout_holds_the_values_side_by_side_in_the_last_dimension(layout, sh
 
 
 def test_layouts_are_as_their_names_say():
-    strides = {layout: laid_out(np.zeros((2, 5, 3, 8)), layout, np.float16).strides for layout in NEAR_LAYOUTS}
+    strides = {layout: laid_out(np.zeros((2, 5, 3, 8)), layout, np.float16).strides for layout in ORDINARY_LAYOUTS}
     assert strides["contiguous"] == (240, 48, 16, 2)
     assert strides["heads-first"] == (240, 16, 80, 2)
     assert strides["wide-rows"] == (7 * 3 * 48, 3 * 48, 48, 2)
@@ -44,33 +44,33 @@ def test_layouts_are_as_their_names_say():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("layout", FAR_AXES)
-def test_one_stride_of_a_far_layout_is_wrong_in_32_bits(layout, dtype):
+@pytest.mark.parametrize("layout", HUGE_STRIDE_AXES)
+def test_one_stride_of_a_huge_stride_layout_is_wrong_in_32_bits(layout, dtype):
     array = laid_out(np.zeros((2, 5, 3, 8)), layout, dtype)
     strides = [stride // array.itemsize for stride in array.strides]
     for bits in (2**31, 2**32):
-        assert [stride >= bits for stride in strides] == [axis == FAR_AXES[layout] for axis in range(4)]
+        assert [stride >= bits for stride in strides] == [axis == HUGE_STRIDE_AXES[layout] for axis in range(4)]
     # As wide as kernels copy, so that nothing but the distance is unusual.
-    assert strides[FAR_AXES[layout]] * array.itemsize % 16 == 0
+    assert strides[HUGE_STRIDE_AXES[layout]] * array.itemsize % 16 == 0
 
 
-def test_what_32_bits_make_of_a_far_offset_leads_to_another_value():
+def test_what_32_bits_make_of_a_huge_offset_leads_to_another_value():
     """Backwards, forwards, or into a gap, which holds zeros: never out of what may be read, never to the right one."""
     values = np.arange(1, 241, dtype=np.float64).reshape(2, 5, 3, 8)
-    array = laid_out(values, "far-heads", np.float32)
+    array = laid_out(values, "huge-head-stride", np.float32)
     stride, place = array.strides[2] // 4, array.ctypes.data
     for offset in (ctypes.c_int32(stride).value, ctypes.c_uint32(2 * stride).value, -(2**31)):
         assert ctypes.c_float.from_address(place + 4 * offset).value not in values[0, 0, 1:, 0]
 
 
-def test_without_address_space_a_far_array_is_contiguous_and_a_warning_says_so(monkeypatch, caplog):
+def test_without_address_space_an_array_with_a_huge_stride_is_contiguous_and_a_warning_says_so(monkeypatch, caplog):
     def refused(*arguments):
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr("flashgen.verify.cases.huge_stride.mmap.mmap", refused)
     values = np.random.default_rng(0).standard_normal((2, 5, 3, 8)).astype(np.float32)
     with caplog.at_level("WARNING", "flashgen"):
-        array = laid_out(values, "far-heads", np.float32)
+        array = laid_out(values, "huge-head-stride", np.float32)
     assert array.flags.c_contiguous
     np.testing.assert_array_equal(array, values)
     assert "NOT CHECKED: a stride of 2^32 elements, because 64 GiB of address space" in caplog.text
@@ -105,11 +105,11 @@ def test_other_values_are_as_their_names_say():
     assert 0.8 < (filled["sparse"].v == 0).mean() < 0.97
 
 
-def test_spoiling_puts_what_is_not_finite_where_it_says():
+def test_bad_values_put_what_is_not_finite_where_it_says():
     found = {"keys": np.zeros(4, bool), "queries": np.zeros(4, bool), "nothing": np.zeros(4, bool)}
-    for spoil, places in found.items():
+    for bad, places in found.items():
         for seed in range(20):
-            x = replace(CASE, spoil=spoil, seed=seed).inputs(SPEC)
+            x = replace(CASE, bad=bad, seed=seed).inputs(SPEC)
             places |= [not np.isfinite(a).all() for a in (x.q, x.k, x.v, x.do)]
     assert found["keys"].tolist() == [False, True, True, False]
     assert found["queries"].tolist() == [True, False, False, True]
@@ -118,7 +118,7 @@ def test_spoiling_puts_what_is_not_finite_where_it_says():
 
 def test_nan_in_a_query_is_not_held_against_the_gradients_of_keys():
     assert CASE.compared == ("o", "lse", "dq", "dk", "dv")
-    assert replace(CASE, spoil="queries").compared == ("o", "lse", "dq")
+    assert replace(CASE, bad="queries").compared == ("o", "lse", "dq")
 
 
 def test_the_gradient_of_lse_is_float32_and_there_only_if_it_is_asked_for():
@@ -132,5 +132,5 @@ def test_the_gradient_of_lse_is_float32_and_there_only_if_it_is_asked_for():
 @pytest.mark.parametrize("fill", ["hidden_nan", "huge", "large_logits", "sparse"])
 @pytest.mark.parametrize("sizes", [{"len_q": 0}, {"len_kv": 0}, {"batch": 0}, {"heads": 0, "heads_kv": 0}])
 def test_empty_arrays_can_hold_any_values(fill, sizes):
-    x = replace(CASE, fill=fill, spoil="keys", **sizes).inputs(SPEC)
+    x = replace(CASE, fill=fill, bad="keys", **sizes).inputs(SPEC)
     assert x.q.size * x.k.size == 0

@@ -13,7 +13,7 @@ LARGE = Trial(
         fill="huge",
         scale=0.01,
         layouts=("reversed", "unaligned", "one-batch", "wide-rows"),
-        spoil="keys",
+        bad="keys",
         seed=9,
         dlse=True,
     ),
@@ -40,20 +40,22 @@ def test_only_what_the_failure_needs_is_left():
     assert found.case.heads // found.case.heads_kv == 3
     assert found.case.heads_kv == found.case.batch == 1
     assert found.case.layouts == ("contiguous", "unaligned", "contiguous", "contiguous")
-    assert (found.case.fill, found.case.spoil, found.case.scale, found.case.seed) == ("normal", "nothing", None, 0)
+    assert (found.case.fill, found.case.bad, found.case.scale, found.case.seed) == ("normal", "nothing", None, 0)
     assert found.mode == Mode("random", 77, race=True)
 
 
 def test_sequences_strides_and_the_gradient_of_lse_stay_where_the_failure_needs_them():
-    far = Trial(Case("drawn", 30, 20, batch=4, heads=4, heads_kv=2, layouts=("far-heads",) * 4, dlse=True))
+    huge = Trial(Case("drawn", 30, 20, batch=4, heads=4, heads_kv=2, layouts=("huge-head-stride",) * 4, dlse=True))
 
     def fails(trial):
         case = trial.case
-        return case.batch > 2 and case.heads_kv > 1 and case.layouts[1] == "far-heads" and case.dlse
+        return case.batch > 2 and case.heads_kv > 1 and case.layouts[1] == "huge-head-stride" and case.dlse
 
     plain = "contiguous"
-    smallest = Case("drawn", 1, 1, batch=3, heads=2, heads_kv=2, layouts=(plain, "far-heads", plain, plain), dlse=True)
-    assert shrunk(far, fails) == Trial(smallest)
+    smallest = Case(
+        "drawn", 1, 1, batch=3, heads=2, heads_kv=2, layouts=(plain, "huge-head-stride", plain, plain), dlse=True
+    )
+    assert shrunk(huge, fails) == Trial(smallest)
 
 
 def test_long_cases_shrink_within_the_trials_there_are():

@@ -21,7 +21,7 @@ def exact_kernel(spec):
     return run
 
 
-def spoiled_kernel(tensor, value):
+def kernel_with_a_bad_result(tensor, value):
     """The exact kernel with one element of one tensor replaced."""
 
     def run(q, k, v, do, scale):
@@ -44,7 +44,7 @@ def test_the_oracle_itself_passes_with_no_error():
 @pytest.mark.parametrize("tensor", range(5))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 100.0])
 def test_one_wrong_element_fails(tensor, value):
-    result = verify(spoiled_kernel(tensor, value), SPEC, cases=CASES)
+    result = verify(kernel_with_a_bad_result(tensor, value), SPEC, cases=CASES)
     assert not result.ok
     assert {f.tensor for f in result.failures} == {("o", "lse", "dq", "dk", "dv")[tensor]}
     assert all("FAILED" in f.describe() for f in result.failures)

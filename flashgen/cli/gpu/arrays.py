@@ -9,7 +9,7 @@ from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.errors import FlashgenError, NoGpuError
 
 if TYPE_CHECKING:
-    from flashgen.cli.gpu.huge_stride_copy import FarCopy
+    from flashgen.cli.gpu.huge_stride_copy import HugeStrideCopy
     from flashgen.launch.arrays.device_array import DeviceArray
 
 #: What is built for where there is no GPU.
@@ -57,7 +57,7 @@ def archs_to_build(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> tuple[Arch
     return tuple(get_arch(name) for name in DEFAULT_ARCHS)
 
 
-def to_device(array: Any, ordinal: int) -> DeviceArray | FarCopy:
+def to_device(array: Any, ordinal: int) -> DeviceArray | HugeStrideCopy:
     """A copy of a NumPy array on a GPU, with the same strides, and with all that lies between its elements.
 
     Gaps of gigabytes are left out.
@@ -66,7 +66,7 @@ def to_device(array: Any, ordinal: int) -> DeviceArray | FarCopy:
 
     import numpy as np
 
-    from flashgen.cli.gpu.huge_stride_copy import LARGEST_COPIED, far_copy
+    from flashgen.cli.gpu.huge_stride_copy import LARGEST_COPIED, huge_stride_copy
     from flashgen.dtypes import DTYPES
     from flashgen.launch.arrays.device_array import DeviceArray
     from flashgen.launch.driver.cuda import get_driver
@@ -81,7 +81,7 @@ def to_device(array: Any, ordinal: int) -> DeviceArray | FarCopy:
     before = -sum(r for r in reach if r < 0)
     span = before + sum(r for r in reach if r > 0) + array.itemsize
     if span > LARGEST_COPIED:
-        return far_copy(driver, array, dtype, ordinal) or to_device(np.ascontiguousarray(array), ordinal)
+        return huge_stride_copy(driver, array, dtype, ordinal) or to_device(np.ascontiguousarray(array), ordinal)
     # The legacy default stream (1): plain copies and unplaced launches are ordered by it.
     copy = DeviceArray(driver, (span // array.itemsize,), dtype, ordinal, 1)
     with driver.on(ordinal):

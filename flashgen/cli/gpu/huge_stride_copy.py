@@ -17,7 +17,7 @@ LARGEST_COPIED = 2**32
 _NO_SPACE = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_PERMITTED")
 
 
-class FarCopy:
+class HugeStrideCopy:
     """A copy of a NumPy array, whose largest stride leads from one mapping to the next."""
 
     def __init__(self, driver: CudaDriver, array: Any, dtype: str, ordinal: int) -> None:
@@ -40,10 +40,10 @@ class FarCopy:
         return dlpack.export(self.info, self.__dlpack_device__(), self)
 
 
-def far_copy(driver: CudaDriver, array: Any, dtype: str, ordinal: int) -> FarCopy | None:
+def huge_stride_copy(driver: CudaDriver, array: Any, dtype: str, ordinal: int) -> HugeStrideCopy | None:
     """A copy with the same strides; None, and a warning, where memory of the GPU cannot be mapped piece by piece."""
     try:
-        return FarCopy(driver, array, dtype, ordinal)
+        return HugeStrideCopy(driver, array, dtype, ordinal)
     except DriverError as error:
         if error.status not in _NO_SPACE:
             raise

@@ -1,7 +1,8 @@
-// Threads that spin. Nothing takes a running thread's turn away, so a loop that waits for what another thread
-// stores must let that thread run. A thread whose primitives have changed nothing for many calls does so,
-// until nobody else can go on. A loop without primitives never does. Where nothing comes of a launch for a
-// long time, whoever runs is in such a loop: that is a finding, and no launch that never ends.
+// Detection of threads that spin. The emulator never preempts a running thread, so a loop that waits for
+// another thread's store must yield. Primitives yield after many calls that change nothing, as long as
+// another thread can run. A loop without primitives never yields. If a launch makes no progress for
+// FLASHGEN_SPIN_LIMIT seconds of processor time, the running thread is in such a loop: the launch ends with a
+// livelock finding.
 #pragma once
 #include "deadlock.h"
 
@@ -18,7 +19,7 @@ inline double spin_seconds() { return static_cast<double>(runtime.launch.spin_na
   fail("livelock", kLivelock, spin_seconds(), describe_deadlock());
 }
 
-// The same at a load or store.
+// Reports the livelock at a load or store.
 [[noreturn]] inline void report_livelock_at(Thread& thread, const void* code) {
   thread.site = {nullptr, 0};
   thread.code = code;

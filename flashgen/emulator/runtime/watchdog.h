@@ -1,6 +1,6 @@
-// A timer on the processor time of the thread that runs a launch looks whether anything has come of it
-// meanwhile. Who spins is stopped where it stands if that is the kernel's own code; else at the next
-// primitive or, in race mode, access.
+// A timer on the processor time of the launching thread checks that the launch makes progress. On a livelock
+// its signal handler leaves the kernel at once if the interrupted instruction is in the kernel's own code.
+// Otherwise the next primitive, or the next access in race mode, ends the launch.
 #pragma once
 #include <ctime>
 #include <link.h>
@@ -38,22 +38,22 @@ inline int find_kernel_code(dl_phdr_info* library, size_t, void*) {
   return 0;
 }
 
-// A signal that nobody uses otherwise; whoever has a handler for it has it back after the launch.
+// A real-time signal that libraries rarely use. The previous handler is restored after the launch.
 inline int watch_signal() { return SIGRTMIN + 11; }
 
-// The launch is overdue when so many looks find nothing new.
-constexpr u32 kLooks = 4;
+// The launch is overdue after this many checks without progress.
+constexpr u32 kChecks = 4;
 inline u64 progress_seen = 0;
-inline u32 idle_looks = 0;
+inline u32 idle_checks = 0;
 
-inline void on_look(int, siginfo_t*, void* machine) {
+inline void on_check(int, siginfo_t*, void* machine) {
   if (!in_kernel || pthread_equal(pthread_self(), kernel_thread) == 0) return;
   if (runtime.progress != progress_seen) {
     progress_seen = runtime.progress;
-    idle_looks = 0;
+    idle_checks = 0;
     return;
   }
-  if (++idle_looks < kLooks) return;
+  if (++idle_checks < kChecks) return;
   runtime.calls_left = 0;
   runtime.overdue = true;
   fault = {watch_signal(), 0, nullptr, -1};
@@ -64,12 +64,12 @@ inline void on_look(int, siginfo_t*, void* machine) {
   siglongjmp(fault_return, 1);
 }
 
-// Looks while it lives. Where the system has no such timers nobody looks.
+// Checks during its lifetime. Systems without such timers have no watchdog.
 class Watchdog {
  public:
   explicit Watchdog(const FlashgenEmuLaunch& launch) {
     progress_seen = runtime.progress;
-    idle_looks = 0;
+    idle_checks = 0;
     if (launch.spin_nanoseconds == 0) return;
     const auto entry = reinterpret_cast<const void*>(launch.entry);
     if (kernel_code.entry != entry) {
@@ -77,7 +77,7 @@ class Watchdog {
       dl_iterate_phdr(find_kernel_code, nullptr);
     }
     struct sigaction action = {};
-    action.sa_sigaction = on_look;
+    action.sa_sigaction = on_check;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
     sigaction(watch_signal(), &action, &previous_action_);
     sigset_t ours;
@@ -85,12 +85,12 @@ class Watchdog {
     sigaddset(&ours, watch_signal());
     pthread_sigmask(SIG_UNBLOCK, &ours, &previous_mask_);
     handles_ = true;
-    start(launch.spin_nanoseconds / kLooks);
+    start(launch.spin_nanoseconds / kChecks);
   }
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
   ~Watchdog() {
-    // A look that is due comes now at the latest, while the handler is still there.
+    // A pending signal arrives here at the latest, before the handler is restored.
     if (runs_) timer_delete(timer_);
     if (!handles_) return;
     pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);

@@ -20,7 +20,7 @@ from flashgen.torch.entry import is_watched
 from flashgen.torch.function import rows_contiguous, wants_gradients
 from flashgen.torch.kernels import cached_kernel_for
 from flashgen.torch.operators.dense import library
-from flashgen.torch.operators.packed_keys import put_apart
+from flashgen.torch.operators.packed_keys import append_packed
 from flashgen.torch.replay import RESULTS, Asked, remember
 from flashgen.torch.sdpa.forms import Form, program_for, recorded
 from flashgen.torch.tracing.program import Program, check_tensors, program_named
@@ -63,7 +63,7 @@ def attend_to_cache(
     """
     if starts_new is not None or (rotary is not None and cache.cu_seqlens_q is not None):
         text = recorded(form, tensors)[0] if torch.compiler.is_compiling() else program_for(form)[0].text
-        q, cache = put_apart(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text)
+        q, cache = append_packed(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text)
         k, v, rotary, asked = None, None, None, None
     if torch.compiler.is_compiling():
         text, captured = recorded(form, tensors)

@@ -1,4 +1,4 @@
-"""New keys, or queries to turn, that lie behind one another: to the append kernel each row is a sequence of its own.
+"""Packed new keys, and rotary embedding of packed queries: the append kernel takes each row as a sequence of its own.
 
 Where a row goes is computed on the device, so no call waits for it.
 """
@@ -18,32 +18,32 @@ _MOST = 65535
 class _Rows(NamedTuple):
     """Packed rows as sequences of one row each."""
 
-    #: Which sequence a row is of, and how many rows of it come before.
+    #: The sequence of each row, and its position in that sequence.
     sequence: Any
     step: Any
-    #: Whether it is of any: rows behind the last sequence are not.
-    is_one: Any
+    #: Whether the row belongs to a sequence; rows outside every sequence do not.
+    in_sequence: Any
 
     def positions(self, first: Any) -> Any:
-        """Those of rows whose sequences begin at positions."""
+        """Positions of the rows, where ``first`` has that of each sequence's first row."""
         return (first[self.sequence] + self.step).int()
 
 
-def put_apart(
+def append_packed(
     q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, rotary: Rotary | None, starts: Any, text: str
 ) -> tuple[Any, KVCache]:
-    """Puts k and v into a cache and turns q, where one of them is packed: the queries, and the cache with the keys.
+    """Appends k and v to a cache and rotates q, where either is packed; returns q, and the cache with the new lengths.
 
     ``starts`` says where the new keys of each sequence begin, if these are packed.
     """
     if starts is None:
-        _append(q, k_cache, v_cache, k, v, cache, rotary, text, turns=False)
+        _append(q, k_cache, v_cache, k, v, cache, rotary, text, rotates=False)
         counted = cache.seqlens + k.shape[1]
     else:
         _append_rows(q, k_cache, v_cache, k, v, cache, rotary, starts, text)
         counted = cache.seqlens + starts.diff()
     if rotary is not None:
-        q = _turned(q, k_cache, v_cache, k, v, cache, rotary, text)
+        q = _rotated(q, k_cache, v_cache, k, v, cache, rotary, text)
     places = counted, cache.batch_idx, cache.leftpad, cache.block_table
     return q, KVCache(*places, 0, cache.num_splits, cache.cu_seqlens_q, cache.max_seqlen_q)
 
@@ -54,7 +54,7 @@ def _append_rows(
     rows = _rows_of(starts, k.shape[0])
     # The kernel leaves out keys that there is no room for.
     room = k_cache.shape[1] * (1 if cache.block_table is None else cache.block_table.shape[1])
-    places = torch.where(rows.is_one, rows.positions(cache.seqlens), room).int()
+    places = torch.where(rows.in_sequence, rows.positions(cache.seqlens), room).int()
     each = KVCache(places, _cache_rows(cache, rows), None, cache.block_table)
     if rotary is not None:
         first = cache.seqlens if rotary.positions is None else rotary.positions
@@ -62,28 +62,28 @@ def _append_rows(
     for part in _parts(k.shape[0]):
         _append(
             *(q, k_cache, v_cache, k[part, None], v[part, None]),
-            *(_part(each, part), _turning(rotary, part), text),
-            turns=False,
+            *(_part(each, part), _rotary_part(rotary, part), text),
+            rotates=False,
         )
 
 
-def _turned(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, rotary: Rotary, text: str) -> Any:
+def _rotated(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cache: KVCache, rotary: Rotary, text: str) -> Any:
     if cache.cu_seqlens_q is None:
-        return _append(q, k_cache, v_cache, k, v, cache, rotary, text, turns=True)
+        return _append(q, k_cache, v_cache, k, v, cache, rotary, text, rotates=True)
     rows = _rows_of(cache.cu_seqlens_q, q.shape[0])
     first = cache.seqlens if rotary.positions is None else rotary.positions
     positions = first[rows.sequence] if rotary.one_position else rows.positions(first)
     rotary = Rotary(rotary.cos, rotary.sin, rotary.interleaved, positions, rotary.one_position)
     each = KVCache(positions, _cache_rows(cache, rows), None, cache.block_table)
-    turned = [
+    rotated = [
         _append(
             *(q[part, None], k_cache, v_cache, k, v),
-            *(_part(each, part), _turning(rotary, part), text),
-            turns=True,
+            *(_part(each, part), _rotary_part(rotary, part), text),
+            rotates=True,
         )
         for part in _parts(q.shape[0])
     ]
-    return torch.cat(turned).squeeze(1) if turned else q
+    return torch.cat(rotated).squeeze(1) if rotated else q
 
 
 def _append(
@@ -96,10 +96,10 @@ def _append(
     rotary: Rotary | None,
     text: str,
     *,
-    turns: bool,
+    rotates: bool,
 ) -> Any:
-    """One launch that turns queries alone, or appends keys alone."""
-    if turns:
+    """One launch that rotates queries alone, or appends keys alone."""
+    if rotates:
         k, v = (x.new_empty((q.shape[0], 0, *x.shape[-2:])) for x in (k, v))
     else:
         q = q.new_empty((k.shape[0], 0, *q.shape[-2:]))
@@ -130,7 +130,7 @@ def _part(cache: KVCache, part: slice) -> KVCache:
     return KVCache(cache.seqlens[part], cache.batch_idx[part], None, cache.block_table)
 
 
-def _turning(rotary: Rotary | None, part: slice) -> Rotary | None:
+def _rotary_part(rotary: Rotary | None, part: slice) -> Rotary | None:
     if rotary is None:
         return None
     return Rotary(rotary.cos, rotary.sin, rotary.interleaved, rotary.positions[part], rotary.one_position)

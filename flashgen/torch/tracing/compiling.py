@@ -14,7 +14,7 @@ from flashgen.torch.operators.packed import arrays_of
 from flashgen.torch.randomness import drawn_state
 from flashgen.torch.tracing import compiled
 from flashgen.torch.tracing.program import limits_of, mask_of, score_of
-from flashgen.torch.tracing.recorder import Recorder, teach_compiler
+from flashgen.torch.tracing.recorder import Recorder, register_with_compiler
 
 
 def attend_compiled(
@@ -63,7 +63,7 @@ def _followed(recorder: Recorder, name: str, function: Any, arguments: str) -> A
     """What a function did, which the compiler follows."""
     if not callable(function) or isinstance(function, (type, Mask, Score)):
         raise ArgumentError(f"{name} is a {type(function).__qualname__}; pass a flashgen {name.title()} or a function")
-    if not teach_compiler():
+    if not register_with_compiler():
         raise ArgumentError(
             f"torch.compile of torch {torch.__version__} cannot look into a {name} function; make a flashgen."
             f"{name.title()}.of(function) outside of the compiled function, and pass that"

@@ -192,16 +192,16 @@ def name_of(function: Any) -> str:
     return str(function.__name__).strip("_")
 
 
-def teach_compiler() -> bool:
-    """Has torch.compile record the operations of the language, and not follow how nodes are built.
+def register_with_compiler() -> bool:
+    """Makes torch.compile record the operations of the language instead of tracing how nodes are built.
 
-    False where this torch cannot be asked to.
+    False where this torch has no hook for that.
     """
-    return _taught()
+    return _registered()
 
 
 @lru_cache(maxsize=1)
-def _taught() -> bool:
+def _registered() -> bool:
     if not hasattr(torch.compiler, "substitute_in_graph") or not follow_operators(Placeholder, Length, _Constant):
         return False
     for original, recording in (
@@ -215,6 +215,6 @@ def _taught() -> bool:
 
 
 _function: Any
-for _function in (refuse, name_of, teach_compiler):
+for _function in (refuse, name_of, register_with_compiler):
     # What torch.compiler.assume_constant_result sets, without loading the compiler.
     _function._dynamo_marked_constant = True

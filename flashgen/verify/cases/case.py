@@ -12,7 +12,7 @@ from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cases.cached import Filling
 from flashgen.verify.cases.layouts import Layout, laid_out
 from flashgen.verify.cases.packed import Packing
-from flashgen.verify.cases.values import Fill, Spoil, fill_values, spoil_values
+from flashgen.verify.cases.values import BadValues, Fill, fill_values, put_bad_values
 
 #: The results that are compared, in the order in which a run gives them.
 TENSORS = ("o", "lse", "dq", "dk", "dv")
@@ -40,7 +40,7 @@ class Case:
     fill: Fill = "normal"
     scale: float | None = None
     layouts: Layouts = PLAIN
-    spoil: Spoil = "nothing"
+    bad: BadValues = "nothing"
     seed: int = 0
     #: With which probability pairs are dropped, if the spec drops any.
     p: float = 0.25
@@ -71,7 +71,7 @@ class Case:
     @property
     def compared(self) -> tuple[str, ...]:
         """The results that mean something: NaN in a query reaches every key's gradient."""
-        return ("o", "lse", "dq") if self.spoil == "queries" else TENSORS
+        return ("o", "lse", "dq") if self.bad == "queries" else TENSORS
 
     def inputs(self, spec: AttentionSpec) -> Inputs:
         """The arrays, in the spec's dtype; the same for the same case and spec."""
@@ -87,7 +87,7 @@ class Case:
         fill_values(self.fill, values, spec, self.scale_for(spec), random)
         dtype = spec.element.numpy()
         arrays = [laid_out(x, layout, dtype) for x, layout in zip(values, self.layouts, strict=True)]
-        spoil_values(self.spoil, arrays, random)
+        put_bad_values(self.bad, arrays, random)
         q, k, v, do = arrays
         return Inputs(q, k, v, do, self._gradient_of_lse() if spec.needs_backward else None)
 
@@ -120,7 +120,7 @@ def cases_for(spec: AttentionSpec, *, tile_q: int = 64, tile_kv: int = 64) -> tu
     infinity, a count that ends after a few hundred queries or 32 tiles of keys, an offset in 32 bits.
     """
     # Rows lead to packed sequences, and the first dimension of a paged cache is pages.
-    far: Layout = "far-rows" if spec.varlen else "far-batches" if spec.cache else "far-heads"
+    huge: Layout = "huge-row-stride" if spec.varlen else "huge-batch-stride" if spec.cache else "huge-head-stride"
     cases = [
         Case("one query, one key", 1, 1),
         Case("one query", 1, tile_kv + 1, heads=2),
@@ -135,7 +135,7 @@ def cases_for(spec: AttentionSpec, *, tile_q: int = 64, tile_kv: int = 64) -> tu
         Case("three sequences", 9, 21, batch=3, heads=2, heads_kv=2, dlse=True),
         Case("many queries", 300, 5),
         Case("33 tiles of keys", 5, 33 * tile_kv - 1),
-        Case("far apart", 9, 21, batch=3, heads=2, heads_kv=2, layouts=(far,) * 4),
+        Case("huge strides", 9, 21, batch=3, heads=2, heads_kv=2, layouts=(huge,) * 4),
     ]
     if not spec.mask.is_full:
         cases.append(Case("NaN where it must not reach", 40, 40, fill="hidden_nan"))

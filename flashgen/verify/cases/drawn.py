@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from flashgen.spec import AttentionSpec, Schedule
 from flashgen.verify.cases.case import PLAIN, Case, Layouts
-from flashgen.verify.cases.huge_stride import FAR_AXES
-from flashgen.verify.cases.layouts import NEAR_LAYOUTS, Layout
-from flashgen.verify.cases.values import Fill, Spoil
+from flashgen.verify.cases.huge_stride import HUGE_STRIDE_AXES
+from flashgen.verify.cases.layouts import ORDINARY_LAYOUTS, Layout
+from flashgen.verify.cases.values import BadValues, Fill
 
 #: The longest lengths of most cases: several tiles of most schedules, and still quick to emulate. Keys may be more,
 #: where it takes more of them for a ring of tiles to go round.
@@ -26,13 +26,13 @@ _TILES_IN_A_WORD = 32
 #: The most pairs of a long case, over all heads.
 MOST_LONG_PAIRS = 100_000
 #: Half of the cases are laid out plainly.
-_LAYOUTS: tuple[Layout, ...] = ("contiguous", *NEAR_LAYOUTS)
+_LAYOUTS: tuple[Layout, ...] = ("contiguous", *ORDINARY_LAYOUTS)
 _FILLS: tuple[Fill, ...] = ("normal", "normal", "normal", "spread", "huge", "large_logits", "flat", "sparse")
 _PROBABILITIES: tuple[float, ...] = (0.25, 0.25, 0.1, 0.9, 0.0)
 #: Those of cases that are rare: a wrong key, value or pair shows in the results.
 _TELLING_FILLS: tuple[Fill, ...] = ("normal", "normal", "normal", "spread")
 _TELLING: tuple[float, ...] = (0.25, 0.1)
-_SPOILS: tuple[Spoil, ...] = (*("nothing",) * 6, "keys", "keys", "queries")
+_BAD_VALUES: tuple[BadValues, ...] = (*("nothing",) * 6, "keys", "keys", "queries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def draw(spec: AttentionSpec, tiles: Tiles, seed: int, index: int) -> Case:
     if place == _LONG:
         sizes, layouts = _long_sizes(random, tiles, turn), _layouts(random)
     elif place == _FAR:
-        sizes, layouts = _far_sizes(random), _far_layouts(spec, turn)
+        sizes, layouts = _huge_stride_sizes(random), _huge_stride_layouts(spec, turn)
     else:
         sizes, layouts = _usual_sizes(random, spec, tiles), _layouts(random)
     return Case(
@@ -84,7 +84,7 @@ def draw(spec: AttentionSpec, tiles: Tiles, seed: int, index: int) -> Case:
         scale=random.choice((None, None, 1.0, 0.01)),
         layouts=layouts,
         # With nothing masked, a key that is not finite reaches everything, and nothing is left to compare.
-        spoil="nothing" if spec.mask.is_full else random.choice(_SPOILS),
+        bad="nothing" if spec.mask.is_full else random.choice(_BAD_VALUES),
         seed=random.randrange(2**16),
         p=random.choice(probabilities) if spec.dropout else 0.25,
         dlse=spec.needs_backward and random.random() < 0.3,
@@ -125,14 +125,14 @@ def _long_sizes(random: Random, tiles: Tiles, turn: int) -> _Sizes:
     return _Sizes(many, few, 1, 1, group) if kind == 1 else _Sizes(few, many, 1, 1, group)
 
 
-def _far_sizes(random: Random) -> _Sizes:
+def _huge_stride_sizes(random: Random) -> _Sizes:
     """At least two of all that a stride leads along."""
     return _Sizes(random.randint(2, 40), random.randint(2, 40), random.choice((2, 3)), 2, random.choice((1, 2)))
 
 
-def _far_layouts(spec: AttentionSpec, turn: int) -> Layouts:
+def _huge_stride_layouts(spec: AttentionSpec, turn: int) -> Layouts:
     """Each stride in turn; packed sequences are no dimension."""
-    kinds: list[Layout] = [layout for layout in FAR_AXES if not (spec.varlen and layout == "far-batches")]
+    kinds: list[Layout] = [layout for layout in HUGE_STRIDE_AXES if not (spec.varlen and layout == "huge-batch-stride")]
     return (kinds[turn % len(kinds)],) * 4
 
 

@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashgen.verify.cases.huge_stride import FAR_AXES, FarLayout, far_empty
+from flashgen.verify.cases.huge_stride import HUGE_STRIDE_AXES, HugeStrideLayout, empty_with_huge_stride
 
-NearLayout: TypeAlias = Literal[
+OrdinaryLayout: TypeAlias = Literal[
     "contiguous", "heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"
 ]
-Layout: TypeAlias = NearLayout | FarLayout
-NEAR_LAYOUTS: tuple[NearLayout, ...] = get_args(NearLayout)
-LAYOUTS: tuple[Layout, ...] = (*NEAR_LAYOUTS, *get_args(FarLayout))
+Layout: TypeAlias = OrdinaryLayout | HugeStrideLayout
+ORDINARY_LAYOUTS: tuple[OrdinaryLayout, ...] = get_args(OrdinaryLayout)
+LAYOUTS: tuple[Layout, ...] = (*ORDINARY_LAYOUTS, *get_args(HugeStrideLayout))
 
 
 def laid_out(values: NDArray[Any], layout: Layout, dtype: DTypeLike) -> NDArray[Any]:
@@ -34,8 +34,8 @@ def _empty(shape: tuple[int, ...], layout: Layout, dtype: np.dtype[Any]) -> NDAr
 
     if layout == "contiguous":
         return poisoned(batch, length, heads, dim)
-    if layout in FAR_AXES:
-        return far_empty(shape, FAR_AXES[layout], dtype)
+    if layout in HUGE_STRIDE_AXES:
+        return empty_with_huge_stride(shape, HUGE_STRIDE_AXES[layout], dtype)
     if layout == "heads-first":
         return np.moveaxis(poisoned(batch, heads, length, dim), 1, 2)
     if layout == "wide-rows":

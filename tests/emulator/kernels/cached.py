@@ -34,8 +34,8 @@ def check_cached(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end"
     before = {name: x[name].copy() for name in ("k_cache", "v_cache")}
     q = kernel.append(x["k_cache"], x["v_cache"], x["k"], x["v"], cache=cache, q=x["q"], rotary=rotary)
     attended = replace(cache, appended=NEW)
-    if case.far:
-        x |= {name: laid_out(x[name], case.far, x[name].dtype) for name in before}
+    if case.huge_stride:
+        x |= {name: laid_out(x[name], case.huge_stride, x[name].dtype) for name in before}
     o, lse = kernel(q, x["k_cache"], x["v_cache"], cache=attended)
     k = oracle.turned(x["k"], cache, rotary)
     exact = dict(

@@ -23,7 +23,7 @@ from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Problem, R
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Dropout, Schedule
-from flashgen.verify.cases.huge_stride import FarLayout
+from flashgen.verify.cases.huge_stride import HugeStrideLayout
 from flashgen.verify.cases.layouts import laid_out
 from flashgen.verify.cases.packed import Packing
 from tests.emulator.kernels.cached import check_cached
@@ -56,7 +56,7 @@ class Case:
     arch: str = "sm_80"
     schedule: Schedule | None = None
     #: Which stride of arrays 32 bits cannot hold, if any.
-    far: FarLayout | None = None
+    huge_stride: HugeStrideLayout | None = None
     #: Whether the loss depends on the log-sum-exp too.
     dlse: bool = False
     #: An infinite value: that of the key which is so many from the end, if any.
@@ -172,7 +172,9 @@ class Run:
         if case.packing is not None:
             everything |= self.starts(case.packing)
         self.arrays = {
-            name: laid_out(a, case.far, a.dtype) if case.far and name in STRIDED else guarded_copy(a, at=self.at)  # type: ignore[arg-type]
+            name: laid_out(a, case.huge_stride, a.dtype)
+            if case.huge_stride and name in STRIDED
+            else guarded_copy(a, at=self.at)  # type: ignore[arg-type]
             for name, a in everything.items()
         }
 
@@ -207,8 +209,8 @@ class Run:
         writable = {*results_of(kernel), *workspaces}
         early = kernel.overlaps_predecessor
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable, early) for n, a in self.arrays.items()]
-        if self.case.far:
-            buffers = []  # far larger than what race mode can keep book of
+        if self.case.huge_stride:
+            buffers = []  # race mode cannot keep a record of so many bytes
         grid = grid_of(kernel, self.case.problem)
         if kernel.is_persistent:
             grid = (min(STAYING_BLOCKS, math.prod(grid)), 1, 1)

@@ -64,14 +64,18 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (9, 56),
         {"schedule": Schedule(tile_q=32, tile_kv=16, stages=2, warps=WarpPartition("split_q", 2)), "heads": 4},
     ),
-    "cached, far pages": (
+    "cached, huge page stride": (
         AttentionSpec(16, dtype="fp32", mask=causal(), direction="forward", cache="paged"),
         (9, 56),
-        {"schedule": Schedule(tile_q=32, tile_kv=16, stages=2), "far": "far-batches"},
+        {"schedule": Schedule(tile_q=32, tile_kv=16, stages=2), "huge_stride": "huge-batch-stride"},
     ),
-    "far rows": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": "far-rows"}),
-    "far rows, deterministic": (AttentionSpec(64, dtype="fp16", deterministic=True), (3, 3), {"far": "far-rows"}),
-    "far heads": (AttentionSpec(64, dtype="fp16"), (3, 3), {"far": "far-heads"}),
+    "huge row stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-row-stride"}),
+    "huge row stride, deterministic": (
+        AttentionSpec(64, dtype="fp16", deterministic=True),
+        (3, 3),
+        {"huge_stride": "huge-row-stride"},
+    ),
+    "huge head stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-head-stride"}),
     "three sequences": (AttentionSpec(64, dtype="fp16"), (3, 3), {"batch": 3}),
     "gradient of LSE": (AttentionSpec(64, dtype="fp16"), (3, 5), {"dlse": True}),
     "Hopper, backward, gradient of LSE": (AttentionSpec(128), (30, 50), {"arch": "sm_90a", "dlse": True}),

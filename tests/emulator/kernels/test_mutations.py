@@ -63,7 +63,7 @@ SAMPLED = {
     "cached": 4,
     "ring": 5,
     "grouped": 4,
-    "far rows": 3,
+    "huge row stride": 3,
     "one stage": 2,
     "empty": 2,
 }

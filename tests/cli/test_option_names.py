@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.cli.wording import in_options
+from flashgen.cli.option_names import in_options
 
 #: What Python's API calls things.
 PYTHON = re.compile(r"[a-z_]+=[^=]|[A-Za-z]+\(|\bNone\b|\bTrue\b|split_|head_dim|tile_|\bkind\b|mask\.")
