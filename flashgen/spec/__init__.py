@@ -30,19 +30,8 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {
-            "flashgen.spec.masks.named": (
-                "block_sparse",
-                "chunked",
-                "dilated",
-                "document",
-                "global_tokens",
-                "key_padding",
-                "prefix_lm",
-                "sliding_window",
-            ),
-            "flashgen.spec.score": ("Score", "alibi", "bias", "relative_bias", "sink", "softcap"),
-        },
+        {"flashgen.spec.score": ("Score", "alibi", "bias", "relative_bias", "sink", "softcap")},
+        rest="flashgen.spec.masks.named",
     )
 
 __all__ = [
