@@ -190,6 +190,7 @@ CALLS: dict[str, tuple[Pass, set[str]]] = {
     **accepting(fields(fg.Dropout, "p"), "zero"),
     **accepting(fields(fg.Dropout, "seed offset", 0.5), "zero, hostile number"),
     **accepting(fields(fg.KVCache, "appended", IDS[0]), "zero, hostile number"),
+    **accepting({"KVCache appended alone": option(fg.KVCache, "appended")}, "zero"),
     **accepting(fields(fg.KVCache, "num_splits"), "zero, hostile number"),
     **accepting(fields(fg.KVCache, "max_seqlen_q"), "zero"),
     **accepting(fields(fg.Sequences, "max_seqlen_q", IDS[0], IDS[0], max_seqlen_k=8), "zero, hostile number"),

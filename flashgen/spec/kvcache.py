@@ -50,8 +50,10 @@ class KVCache:
     def __post_init__(self) -> None:
         appended, splits, longest = self.appended, self.num_splits, self.max_seqlen_q
         are_ints = type(appended) is type(splits) is type(longest) is int
-        are_arrays = self.cu_seqlens_q is self.cu_seqlens_k is None and (self.seqlens is not None or not appended)
-        if are_ints and are_arrays and 0 <= appended <= _MOST_KEYS and 0 <= splits <= MOST_SPLITS and not longest:
+        # Only a whole number is asked whether it is 0: an array would raise an error of its own.
+        has_lengths = are_ints and (self.seqlens is not None or not appended)
+        plain = has_lengths and self.cu_seqlens_q is self.cu_seqlens_k is None
+        if plain and 0 <= appended <= _MOST_KEYS and 0 <= splits <= MOST_SPLITS and not longest:
             return
         problems = []
         for name, most in (("appended", _MOST_KEYS), ("num_splits", MOST_SPLITS), ("max_seqlen_q", _MOST_KEYS)):
