@@ -111,13 +111,11 @@ def _build_runtime(tools: Toolchain, include: Path, name: str, output: Path) -> 
         f"-I{include}",
         f"-Wl,-soname,{name}",
         str(main),
-        "-o",
-        str(output),
         "-ldl",
         "-lpthread",
         "-lrt",
     )
-    tools.run(options, "the emulator's runtime")
+    tools.run(options, output, "the emulator's runtime")
 
 
 def _build_kernel(
@@ -126,8 +124,8 @@ def _build_kernel(
     text, machine_code = output.with_suffix(".cpp"), output.with_suffix(".o")
     text.write_text(source)
     # Two steps: with the sanitizer flags at link time, the compiler would link its own sanitizer.
-    tools.run((*flags, "-c", str(text), "-o", str(machine_code)), f"kernel {name}")
-    tools.run((str(machine_code), *libraries, "-o", str(output)), f"kernel {name}")
+    tools.run((*flags, "-c", str(text)), machine_code, f"kernel {name}")
+    tools.run((str(machine_code), *libraries), output, f"kernel {name}")
 
 
 def _cached(key: str, name: str, tools: Toolchain, build: Callable[[Path], None]) -> Library:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashgen import settings
+from flashgen.common.show import show
 from flashgen.errors import CompileError
 
 _CANDIDATES = ("c++", "g++", "clang++")
@@ -99,10 +100,10 @@ class Toolchain:
         """Flags that link such a kernel."""
         return CLANG_HOOK_LINK_FLAGS if self.is_clang else ()
 
-    def run(self, arguments: Sequence[str], what: str) -> None:
-        """Compile; CompileError with the compiler's words when it refuses."""
+    def run(self, arguments: Sequence[str], output: Path, what: str) -> None:
+        """Compile into ``output``; CompileError with the compiler's words when it refuses."""
         done = subprocess.run(
-            [self.path, *self.flags, *arguments],
+            [self.path, *self.flags, *arguments, "-o", str(output)],
             capture_output=True,
             text=True,
             errors="replace",
@@ -113,6 +114,8 @@ class Toolchain:
         )
         if done.returncode != 0:
             raise CompileError(f"the host compiler {self.path} ({self.version}) refused {what}", done.stderr.strip())
+        if not output.is_file():
+            raise CompileError(f"the C++ compiler {self.path} made nothing of {what}; {_INSTALL}", done.stderr.strip())
 
 
 def find_toolchain() -> Toolchain:
@@ -121,15 +124,19 @@ def find_toolchain() -> Toolchain:
     for name in (wanted,) if wanted else (os.environ.get("CXX", ""), *_CANDIDATES):
         path = shutil.which(name)
         if path is not None:
-            return _describe(path)
+            # It runs in another directory.
+            return _describe(os.path.abspath(path))
     if wanted:
-        raise CompileError(f"FLASHGEN_CXX={wanted!r} is not a program that can be run; {_INSTALL}")
+        raise CompileError(f"FLASHGEN_CXX={show(wanted)} is not a program that can be run; {_INSTALL}")
     raise CompileError(f"the emulator needs a C++ compiler and found none of {', '.join(_CANDIDATES)}; {_INSTALL}")
 
 
 @functools.lru_cache(maxsize=8)
 def _describe(path: str) -> Toolchain:
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise CompileError(f"the C++ compiler {path} does not run ({error.strerror}); {_INSTALL}") from None
     if done.returncode != 0:
         raise CompileError(f"the C++ compiler {path} does not run; {_INSTALL}", done.stderr.strip())
     version = done.stdout.strip().split("\n", 1)[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -12,6 +13,7 @@ import flashgen as fg
 from flashgen.cache import default_cache
 from flashgen.emulator.build import Library, kernel_library, runtime_library
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
+from flashgen.emulator.toolchain import find_toolchain
 from flashgen.errors import CacheError, CompileError, LaunchError
 from flashgen.render.paths import include_dir
 
@@ -146,6 +148,43 @@ def test_a_missing_compiler_names_the_remedy(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_wrong_compiler_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_CXX", "no-such-compiler")
     with pytest.raises(CompileError, match="FLASHGEN_CXX='no-such-compiler'"):
+        runtime_library()
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("as_named", ["./compiler", "compiler"])
+def test_a_compiler_may_be_named_relative_to_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, as_named: str
+) -> None:
+    script(tmp_path / "compiler", f'#!/bin/sh\nexec {find_toolchain().path} "$@"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
+    monkeypatch.setenv("FLASHGEN_CXX", as_named)
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "cache"))
+    assert runtime_library().binary.image
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("neither a program nor a script", "does not run"),
+        ("#!/no/such/interpreter\n", "does not run"),
+        ("#!/bin/sh\nexit 3\n", "does not run"),
+        ("#!/bin/sh\necho version 1\n", "made nothing of"),
+    ],
+)
+def test_a_compiler_that_does_not_work_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, problem: str
+) -> None:
+    compiler = script(tmp_path / "compiler", text)
+    monkeypatch.setenv("FLASHGEN_CXX", compiler)
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(CompileError, match=f"{compiler}.* {problem}.*FLASHGEN_CXX"):
         runtime_library()
 
 
