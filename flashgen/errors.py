@@ -15,13 +15,14 @@ class FlashgenError(Exception):
 
     def __str__(self) -> str:
         # Not in __init__, which torch.compile would have to trace.
-        return _cut(super().__str__())
+        return cut(super().__str__())
 
 
-def _cut(message: str) -> str:
-    if len(message) <= LONGEST_MESSAGE:
+def cut(message: str, longest: int = LONGEST_MESSAGE) -> str:
+    """The message, or its begin where it is longer than that."""
+    if len(message) <= longest:
         return message
-    kept = LONGEST_MESSAGE - 60
+    kept = longest - 60
     return f"{message[:kept]}\n... and {len(message) - kept} more characters"
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from flashgen.common.show import show, show_error
 from flashgen.errors import SpecError
 
 _UNITS = {
@@ -131,7 +132,7 @@ def _directory(name: str) -> Path | None:
         path = Path(text).expanduser().absolute()
         occupied = path.exists() and not path.is_dir()
     except (RuntimeError, ValueError, OSError) as error:
-        raise _wrong(name, text, f"the path of a directory ({error})") from None
+        raise _wrong(name, text, f"the path of a directory ({show_error(error)})") from None
     if occupied:
         raise _wrong(name, text, "the path of a directory; a file is there now")
     return path
@@ -169,4 +170,4 @@ def _user_cache() -> Path:
 
 
 def _wrong(name: str, value: str, expected: str) -> SpecError:
-    return SpecError(f"{name}={value!r} is not usable; set it to {expected}")
+    return SpecError(f"{name}={show(value)} is not usable; set it to {expected}")

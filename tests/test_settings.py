@@ -79,6 +79,24 @@ def test_bad_values_are_sentences_with_name_and_value(
     assert str(error.value).startswith(f"{name}={value!r} is not usable; set it to ")
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("FLASHGEN_CACHE_SIZE", settings.cache_size),
+        ("FLASHGEN_CACHE_SHARED", settings.cache_shared),
+        ("FLASHGEN_CACHE_DIR", settings.cache_dir),
+        ("FLASHGEN_OVERRIDE_DIR", settings.override_dir),
+    ],
+)
+def test_a_long_value_leaves_room_for_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, name: str, read: Callable[[], object]
+) -> None:
+    monkeypatch.setenv(name, "x" * 5000)
+    with pytest.raises(SpecError, match=f"^{name}='xxx.*xxx' is not usable; set it to .") as error:
+        read()
+    assert len(str(error.value)) < 600
+
+
 def test_every_variable_is_listed_for_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(settings.__file__).read_text()
     read = {word.strip('"') for word in source.split('"') if word.startswith("FLASHGEN_")}

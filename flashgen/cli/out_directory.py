@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from flashgen.cli.exits import UsageError
+from flashgen.common.show import show_path
 
 
 def output_directory(text: str) -> Path:
@@ -19,5 +20,6 @@ def output_directory(text: str) -> Path:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"x")
     except (OSError, ValueError) as error:
-        raise UsageError(f"--out {text} cannot be written ({error}); name a directory that can") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--out {show_path(text)} cannot be written ({reason}); name a directory that can") from None
     return directory

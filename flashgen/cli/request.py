@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flashgen.arch import Arch, get_arch
+from flashgen.common.show import shortened, show
 from flashgen.errors import PlanError, SpecError
 from flashgen.spec import AttentionSpec, BackwardSchedule, Mask, Schedule, WarpPartition, causal, full, window
 from flashgen.spec.masks.mask import Align
@@ -156,10 +157,10 @@ def _captured(words: list[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not equals:
             violations.found.append(
-                f"--captured {word!r} is not NAME=VALUE; write one such as cap=30.0 or ids=int32[2]"
+                f"--captured {show(word)} is not NAME=VALUE; write one such as cap=30.0 or ids=int32[2]"
             )
         elif name in values:
-            violations.found.append(f"--captured {name} is given twice; leave one out")
+            violations.found.append(f"--captured {shortened(name)} is given twice; leave one out")
         else:
             values[name] = plain_from_text(text)
     violations.check()
@@ -175,7 +176,7 @@ def parse_window(text: str) -> Mask:
         left, right = (int(side) for side in sides)
     except ValueError:
         raise SpecError(
-            f"--window {text!r} is not LEFT,RIGHT; write two whole numbers such as 512,0 (-1 is no limit)"
+            f"--window {show(text)} is not LEFT,RIGHT; write two whole numbers such as 512,0 (-1 is no limit)"
         ) from None
     return window(left, right, align=cast(Align, align))
 
@@ -226,5 +227,5 @@ def _registers(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise SpecError(
-            f"--registers {text!r} is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"
+            f"--registers {show(text)} is not PRODUCERS,CONSUMERS; write two whole numbers such as 24,240"
         ) from None

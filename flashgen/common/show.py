@@ -7,6 +7,8 @@ from typing import Any
 
 #: No text of ``show`` is longer.
 LONGEST = 120
+#: Paths are quoted whole, unless they leave no room for anything else.
+LONGEST_PATH = 400
 _LONGEST_INTEGER_BITS = 256
 
 
@@ -24,6 +26,11 @@ def shortened(text: str, longest: int = LONGEST) -> str:
         return text
     end = (longest - 3) // 3
     return f"{text[: longest - 3 - end]}...{text[len(text) - end :]}"
+
+
+def show_path(path: object) -> str:
+    """A path without quotes."""
+    return shortened(str(path), LONGEST_PATH)
 
 
 def show_error(error: BaseException) -> str:

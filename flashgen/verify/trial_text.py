@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from flashgen.common.show import shortened, show
 from flashgen.errors import SpecError
 from flashgen.verify.cases.case import PLAIN, Case
 from flashgen.verify.cases.layouts import LAYOUTS
@@ -98,9 +99,9 @@ class _Reader:
         for word in text.split():
             name, equals, value = word.partition("=")
             if name in self._values:
-                self._wrong.append(f"the case names {name!r} twice; {_EXAMPLE}")
+                self._wrong.append(f"the case names {show(name)} twice; {_EXAMPLE}")
             elif (name in _FLAGS) == bool(equals):
-                self._wrong.append(f"the case has the word {word!r}; {_EXAMPLE}")
+                self._wrong.append(f"the case has the word {show(word)}; {_EXAMPLE}")
             else:
                 self._values[name] = value
         for name in ("Sq", "Sk"):
@@ -115,7 +116,7 @@ class _Reader:
         try:
             return read(value)
         except ValueError as error:
-            self._wrong.append(f"the case has {name}={value}, which is not {error}")
+            self._wrong.append(f"the case has {name}={shortened(value)}, which is not {error}")
             return default
 
     def take_flag(self, name: str) -> bool:
@@ -126,7 +127,7 @@ class _Reader:
         """Complain if anything was wrong."""
         values = ("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "bad", "seed", "p", "schedule", "guard")
         known = f"{', '.join(values)}, {' and '.join(_FLAGS)}"
-        self._wrong += [f"the case has the unknown word {name!r}; it knows {known}" for name in self._values]
+        self._wrong += [f"the case has the unknown word {show(name)}; it knows {known}" for name in self._values]
         if self._wrong:
             raise SpecError(*self._wrong)
 

@@ -12,6 +12,7 @@ import pytest
 import flashgen as package
 from flashgen.cli.exits import Exit, UsageError, exit_code
 from flashgen.errors import (
+    LONGEST_MESSAGE,
     ArgumentError,
     CacheError,
     CompileError,
@@ -90,6 +91,53 @@ def test_usage_errors_end_with_2_on_stderr(flashgen: Any, arguments: tuple[str, 
     result = flashgen(*arguments)
     assert (result.code, result.out) == (2, "")
     assert result.err
+
+
+LONG_WORD = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (LONG_WORD,),
+        ("--" + LONG_WORD,),
+        ("cache", LONG_WORD),
+        ("list", LONG_WORD),
+        ("build", "--head-dim", LONG_WORD),
+        ("build", "--head-dim", "64", "--head" + LONG_WORD),
+        ("show", "--head-dim", "64", "--what", LONG_WORD),
+        ("show", "--head-dim", "64", "--", *["another"] * 2000),
+    ],
+)
+def test_usage_errors_are_short_whatever_was_typed(flashgen: Any, arguments: tuple[str, ...]) -> None:
+    result = flashgen(*arguments)
+    assert result.code == 2
+    assert len(result.err) <= LONGEST_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (("build", "--head-dim", "64", "--out", "/" + LONG_WORD), "name a directory that can"),
+        (("build", "--head-dim", "64", "--captured", LONG_WORD), "is not NAME=VALUE; write one such as"),
+        (("build", "--head-dim", "64", *["--captured", f"{LONG_WORD}=1"] * 2), "leave one out"),
+        (("build", "--head-dim", "64", "--window", LONG_WORD), "is not LEFT,RIGHT; write two whole numbers"),
+        (("build", "--head-dim", "64", "--registers", LONG_WORD), "write two whole numbers such as 24,240"),
+        (("build", "--spec", f"{LONG_WORD}.yaml"), "a spec file's name ends in .toml or .json"),
+        (("build", "--spec", f"{LONG_WORD}.toml"), "cannot be read"),
+        (("show", "--head-dim", "64", "--kernel", LONG_WORD), "is no kernel of this spec; its kernels are forward"),
+        (("check", "--head-dim", "64", "--case", LONG_WORD), "write words such as"),
+        (("check", "--head-dim", "64", "--case", f"Sq=1 Sk=1 {LONG_WORD}=1"), "it knows Sq"),
+        (("check", "--head-dim", "64", "--case", f"Sq={LONG_WORD} Sk=1"), "which is not a whole number"),
+    ],
+)
+def test_a_long_value_leaves_room_for_the_remedy(
+    flashgen: Any, machine: list[Any], arguments: tuple[str, ...], remedy: str
+) -> None:
+    result = flashgen(*arguments)
+    assert result.code == 2
+    assert remedy in result.err
+    assert len(result.err) <= LONGEST_MESSAGE
 
 
 def test_help_and_version_go_to_stdout(flashgen: Any) -> None:

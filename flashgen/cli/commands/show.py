@@ -14,6 +14,7 @@ from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.output import talk
 from flashgen.cli.request import Request
+from flashgen.common.show import shortened
 from flashgen.errors import FlashgenError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def choose(plans: Iterable[AttentionPlan], name: str) -> KernelPlan:
             if wanted in (kernel.role, kernel.name):
                 return kernel
             there.append(f"{kernel.role} ({kernel.name})")
-    raise UsageError(f"--kernel {name} is no kernel of this spec; its kernels are {', '.join(there)}")
+    raise UsageError(f"--kernel {shortened(name)} is no kernel of this spec; its kernels are {', '.join(there)}")
 
 
 def _view(what: What, kernel: KernelPlan) -> str:

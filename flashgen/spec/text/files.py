@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashgen.common.show import show, show_path
 from flashgen.errors import SpecError
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.masks.mask import Band, Mask, causal
@@ -113,7 +114,9 @@ def dump_spec(spec: AttentionSpec, schedule: Schedule | None, path: str | Path) 
 def _checked_suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise SpecError(f"{path} has the suffix {suffix!r}; a spec file's name ends in {' or '.join(SUFFIXES)}")
+        raise SpecError(
+            f"{show_path(path)} has the suffix {show(suffix)}; a spec file's name ends in {' or '.join(SUFFIXES)}"
+        )
     return suffix
 
 

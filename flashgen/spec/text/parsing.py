@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flashgen.common.show import show
+from flashgen.common.show import show, show_path
 from flashgen.errors import SpecError
 
 #: A spec takes about 300 bytes.
@@ -35,7 +35,7 @@ def read_text(path: Path) -> str:
         data = _read(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path} cannot be read ({reason}); name a TOML or JSON spec file") from None
+        raise SpecError(f"{show_path(path)} cannot be read ({reason}); name a TOML or JSON spec file") from None
     if len(data) > MOST_BYTES:
         raise SpecError(f"{path} has more than {MOST_BYTES} bytes; a spec file is much smaller")
     try:
