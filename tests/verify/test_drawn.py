@@ -5,6 +5,7 @@ import pytest
 
 from flashgen import oracle
 from flashgen.arch import get_arch
+from flashgen.cli.commands.check import DEFAULT_CASES
 from flashgen.plan import plan
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, causal, full, window
 from flashgen.verify import Tiles, draw, modes
@@ -135,3 +136,13 @@ def test_modes_are_the_sequence_and_then_other_orders(race):
         assert len({mode.guard for mode in ways}) == 1
     assert {ways[0].guard for ways in found} == {"end", "begin"}
     assert len({ways[1].seed for ways in found}) == 20
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_every_seed_draws_more_than_1024_queries_for_the_kernels_of_aligned_arrays(dropout):
+    spec = AttentionSpec(64, dtype="fp16", mask=causal(), dropout=dropout)
+    for seed in range(60):
+        cases = [draw(spec, Tiles(), seed, index) for index in range(DEFAULT_CASES)]
+        telling = [case for case in cases if case.len_q > 1024 and "unaligned" not in case.layouts]
+        assert telling, seed
+        assert all(case.len_kv and case.batch and case.heads for case in telling)

@@ -68,7 +68,9 @@ def draw(spec: AttentionSpec, tiles: Tiles, seed: int, index: int) -> Case:
     turn, place = divmod(index + seed, PERIOD)
     fills, probabilities = (_TELLING_FILLS, _TELLING) if place in (_LONG, _FAR) else (_FILLS, _PROBABILITIES)
     if place == _LONG:
-        sizes, layouts = _long_sizes(random, tiles, turn), _layouts(random)
+        sizes = _long_sizes(random, tiles, turn)
+        # Unaligned arrays have kernels of their own, and the longest cases are too few to leave it to chance.
+        layouts = PLAIN if _is_longer(turn) else _layouts(random)
     elif place == _FAR:
         sizes, layouts = _huge_stride_sizes(random), _huge_stride_layouts(spec, turn)
     else:
@@ -110,13 +112,20 @@ def _usual_sizes(random: Random, spec: AttentionSpec, tiles: Tiles) -> _Sizes:
     return _Sizes(len_q, len_kv, batch, heads_kv, group)
 
 
+def _is_longer(turn: int) -> bool:
+    """Whether it is the turn of the upper half of ``LONG_LENGTHS``."""
+    return turn // 4 % 2 == 1
+
+
 def _long_sizes(random: Random, tiles: Tiles, turn: int) -> _Sizes:
     """In turn many keys, many queries, many keys, and many of both."""
     kind = turn % 4
     if kind == 3:
         len_q = random.randint(LONG_LENGTHS[0], MOST_LONG_PAIRS // LONG_LENGTHS[0])
         return _Sizes(len_q, random.randint(LONG_LENGTHS[0], MOST_LONG_PAIRS // len_q), 1, 1, 1)
-    many = random.randint(*LONG_LENGTHS)
+    shortest, longest = LONG_LENGTHS
+    middle = (shortest + longest) // 2
+    many = random.randint(middle + 1, longest) if _is_longer(turn) else random.randint(shortest, middle)
     if kind != 1:
         tile = max(tiles.kv, tiles.backward_kv)
         many = max(random.choice((many, 1)), _TILES_IN_A_WORD * tile + random.randint(1, tile))
