@@ -32,7 +32,7 @@ from flashgen.torch.function import (
 from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
 from flashgen.torch.operators import dense, programs, varlen  # noqa: F401  (they register themselves)
 from flashgen.torch.operators.packed import arrays_of, check_sequences, longest_of
-from flashgen.torch.options import check_flags, number_of
+from flashgen.torch.options import check_dense, check_flags, number_of
 from flashgen.torch.randomness import drawn_state, dropout_of
 from flashgen.torch.replay import Asked, again, remember
 from flashgen.torch.sdpa.mask_tensors import function_of
@@ -131,6 +131,7 @@ def attend(
         found = again(*asked)
         if found is not None:
             return found[0], found[1]
+    check_dense(q=q, k=k, v=v)
     if sequences is None:
         k, v = over_batch(q, k), over_batch(q, v)
     if torch.compiler.is_compiling() or is_watched(q, k, v):
@@ -167,6 +168,7 @@ def attend_program(
         found = again(*asked)
         if found is not None:
             return found[0], found[1]
+    check_dense(q=q, k=k, v=v)
     if sequences is None:
         k, v = over_batch(q, k), over_batch(q, v)
     watched = is_watched(q, k, v)

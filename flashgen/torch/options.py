@@ -1,4 +1,4 @@
-"""Options that are True or False, or numbers: what else somebody passes is refused before anything depends on it."""
+"""Options that are True or False, or numbers, and dense tensors: what else is passed is refused first."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def check_flags(**flags: Any) -> None:
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ArgumentError(f"{name}={show(value)} is not a bool; pass True or False")
+
+
+def check_dense(**tensors: Any) -> None:
+    """ArgumentError for a tensor that is nested or sparse, and so has no strides."""
+    for name, x in tensors.items():
+        if isinstance(x, torch.Tensor) and (x.is_nested or x.layout is not torch.strided):
+            kind = "nested tensor" if x.is_nested else f"tensor of layout {x.layout}"
+            remedy = ", and sequences= for sequences of different lengths" if x.is_nested else ""
+            raise ArgumentError(f"{name} is a {kind}; pass a dense one{remedy}")
 
 
 def number_of(name: str, value: Any) -> float:

@@ -76,8 +76,8 @@ def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> Sequence[Any] | N
         return None
     try:
         replays = _replays.get(_key(given, options), ())
-    except (AttributeError, TypeError):
-        # No tensors, or something that is no constant, such as a list.
+    except (AttributeError, TypeError, RuntimeError):
+        # No tensors, nested ones, or something that is no constant, such as a list.
         return None
     for replay in replays:
         matches, pick, same, bits, requires_grad, autocast, target, framework, call, recorded = replay

@@ -229,3 +229,28 @@ def test_cpu_tensors_are_sent_to_the_gpu(inputs: Any) -> None:
     for call in (fg.attention, torch.ops.flashgen.forward):
         with pytest.raises(fg.ArgumentError, match=r"q\.cuda\(\)"):
             call(q, k, v)
+
+
+def nested(layout: Any) -> Any:
+    return torch.nested.nested_tensor([torch.zeros(9, 4, 16), torch.zeros(5, 4, 16)], dtype=torch.half, layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning", "ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nested(torch.strided),
+        lambda: nested(torch.jagged),
+        lambda: torch.zeros(2, 9, 4, 16, dtype=torch.half).to_sparse(),
+        lambda: torch.zeros(9, 16, dtype=torch.half).to_sparse_csr(),
+    ],
+    ids=["nested", "jagged", "sparse", "sparse CSR"],
+)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("score", [None, fg.softcap(3.0), fg.bias(torch.zeros(9, 9))], ids=["plain", "softcap", "bias"])
+def test_tensors_that_are_not_dense_are_refused_in_a_sentence(emulated: Any, make: Any, name: str, score: Any) -> None:
+    given = {other: torch.zeros(2, 9, 4, 16, dtype=torch.half) for other in "qkv"} | {name: make()}
+    with pytest.raises(
+        fg.ArgumentError, match=rf"^{name} is a (nested tensor|tensor of layout torch.sparse).*; pass a dense one"
+    ):
+        fg.attention(**given, score=score)
