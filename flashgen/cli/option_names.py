@@ -23,6 +23,9 @@ _SPEC_WORDS = (
     (r"(?m)^(mask)\.where: ", r"--\1: "),
     (r"(?m)^(score|sink): ", r"--\1: "),
     (r"captured\.(\w+) is used by neither mask, score nor sink", r"--captured \1 is used in no text"),
+    (r"mask='causal'", "--causal"),
+    (r"mask=\{left = (\d+), right = (\d+)\}", r"--window \1,\2"),
+    (r" and captured\.(?=\w+=)", " --captured "),
     (r"captured\.(?=\w)", "--captured "),
     (r'write captured = \{cap = 30\.0, ids = "int32\[2\]"\}', "write --captured cap=30.0 --captured 'ids=int32[2]'"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from flashgen.errors import TraceError
 from flashgen.expr.tree.blame import PARENTHESES
@@ -62,12 +62,17 @@ _INSTEAD: dict[type[ast.AST], str] = {
 }
 
 Captured = Mapping[str, Scalar | Tensor]
+#: What to write instead of a name that is not in the language; None where there is nothing to say.
+Remedy = Callable[[str], str | None]
 
 
-def parse(source: str, captured: Captured | None = None, *, score: bool = False) -> Node:
+def parse(
+    source: str, captured: Captured | None = None, *, score: bool = False, remedy: Remedy = lambda name: None
+) -> Node:
     """The tree of a text; ``captured`` gives the type of each name that is not of the language.
 
-    ``s`` is known with ``score=True``. TraceError shows the place of what is not understood.
+    ``s`` is known with ``score=True``. TraceError shows the place of what is not understood, and for unknown names
+    ``remedy``.
     """
     if len(source) > _LONGEST:
         raise TraceError(f"the expression has {len(source)} characters; at most {_LONGEST} are read")
@@ -78,7 +83,7 @@ def parse(source: str, captured: Captured | None = None, *, score: bool = False)
         raise TraceError(
             f"{_short(source)!r} is not an expression ({reason}); write one like (q >= k) & (q - k < 64)"
         ) from None
-    return _Reader(source.strip(), captured or {}, score=score).read(body, 0)
+    return _Reader(source.strip(), captured or {}, remedy, score=score).read(body, 0)
 
 
 def _short(source: str) -> str:
@@ -86,9 +91,10 @@ def _short(source: str) -> str:
 
 
 class _Reader:
-    def __init__(self, source: str, captured: Captured, *, score: bool) -> None:
+    def __init__(self, source: str, captured: Captured, remedy: Remedy, *, score: bool) -> None:
         self._source = source
         self._captured = captured
+        self._remedy = remedy
         self._bound: dict[str, Node] = {}
         self._score = score
 
@@ -149,7 +155,9 @@ class _Reader:
                 return load(value, ())
             raise self._error(node, f"is a tensor of {value.rank} dimensions and has to be indexed")
         known = ", ".join([*(["s"] if self._score else []), *INDICES, *LENGTHS, *self._captured])
-        raise self._error(node, f"is not a known name; known are {known}")
+        instead = self._remedy(name)
+        more = f"; for the function of that name {instead}" if instead else ""
+        raise self._error(node, f"is not a known name; known are {known}{more}")
 
     def _unary(self, node: ast.UnaryOp, depth: int) -> Node:
         if isinstance(node.op, ast.Not):
@@ -177,9 +185,8 @@ class _Reader:
             return self._method(node, node.func, depth)
         name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
         if name not in _FUNCTIONS or node.keywords:
-            raise self._error(
-                node, f"calls {name}, which is not in the language; functions are {', '.join(_FUNCTIONS)}"
-            )
+            instead = self._remedy(name.rpartition(".")[2]) or f"functions are {', '.join(_FUNCTIONS)}"
+            raise self._error(node, f"calls {name}, which is not in the language; {instead}")
         if len(node.args) != _FUNCTIONS[name]:
             raise self._error(node, f"gives {name} {len(node.args)} arguments; it takes {_FUNCTIONS[name]}")
         operands = [self.read(argument, depth) for argument in node.args]

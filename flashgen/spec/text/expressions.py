@@ -142,7 +142,7 @@ class Reader:
         if not isinstance(text, str):
             raise SpecError(f"{name}={show(text)} is not a text; {_REMEDY}")
         try:
-            root = parse(text, self._names, score=what == "score")
+            root = parse(text, self._names, score=what == "score", remedy=_written_out)
             check_size(root, f"the {what}")
             check_counts(root, self._numbers)
         except TraceError as error:
@@ -176,6 +176,18 @@ def _check_sink(root: Node, text: str) -> None:
     wrong = [name for name in ("q", "k") if root.uses & USES[name]]
     if wrong:
         raise SpecError(f"sink={show(text)} depends on {' and '.join(wrong)}; a row has one sink, so use b and h alone")
+
+
+def _written_out(name: str) -> str | None:
+    """What a text or a file says in place of a named mask or score, which are functions of Python."""
+    from flashgen.spec.formulas import BANDS, formula
+
+    found = formula(name)
+    if found is None:
+        return BANDS.get(name)
+    values = {name: value_to_plain(value) for name, value in found.captured.items()}
+    captured = "".join(f" and captured.{name}={value!r}" for name, value in values.items())
+    return f"write {found.field}={found.text!r}{captured}"
 
 
 def _with_remedy(violation: str) -> str:
