@@ -1,0 +1,61 @@
+"""Every script of examples/ runs to its end as a user starts it, and is as short as its readers were promised."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
+#: What the last line of each begins with.
+LAST_LINE = {
+    "build_ahead": "forward_d64_fp16_causal_sm89.cubin: ",
+    "first_kernel": "dv ",
+    "kv_cache": "sequence 1: largest error ",
+    "own_mask": "largest error ",
+    "own_score": "gradient of the slopes: ",
+    "train_small_model": "slopes of the first layer: ",
+}
+
+
+def run(name: str, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES[name]), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(LAST_LINE[name]), done.stdout
+    return done.stdout
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert EXAMPLES.keys() == LAST_LINE.keys()
+
+
+@pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"train_small_model"}))
+def test_an_example_runs_without_a_gpu_and_without_torch(name: str) -> None:
+    run(name)
+
+
+@pytest.mark.torch
+def test_a_small_model_learns_on_the_emulator() -> None:
+    losses = [float(line.split()[3]) for line in run("train_small_model").splitlines() if line.startswith("step")]
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted(LAST_LINE.keys() - {"build_ahead"}))
+def test_an_example_runs_on_a_gpu(name: str) -> None:
+    run(name, "--target", "gpu")
+
+
+@pytest.mark.parametrize("name", sorted(LAST_LINE))
+def test_an_example_is_short_and_says_what_it_shows_and_how_to_run_it(name: str) -> None:
+    text = EXAMPLES[name].read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 100
+    docstring = text.split('"""')[1]
+    assert f"python examples/{name}.py" in docstring
