@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "compile-matrix.md"
+DOCUMENT = ROOT / "docs" / "reference" / "compile-matrix.md"
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_120")
 DTYPES = ("fp16", "bf16", "fp32")
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 160, 192, 256)
@@ -273,18 +273,25 @@ def document(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "# What the compiler makes of every kernel",
         "",
+        "<!-- not run: takes an hour -->",
         "```console",
         "$ python benchmarks/compile_matrix.py --write",
         "```",
         "",
-        f"compiles head_dim {', '.join(map(str, HEAD_DIMS))} x {', '.join(DTYPES)} x {', '.join(MASKS)} x forward and",
-        "backward (with and without `deterministic`), with the schedules that the plan chooses, and writes this page:",
-        f"{len(kernels)} kernels, {minutes:.0f} minutes of compiling in one process, NVRTC {compiler_build_id()}.",
-        f"It fails when a kernel at head_dim <= {NO_SPILLS_UP_TO} spills or has a stack frame, and when one cannot",
-        "be planned or compiled; exceptions are listed below.",
+        "This command compiles every combination and writes this page:",
         "",
-        "Per row the worst of its kernels: registers per thread for each kernel, bytes of spills (stores and loads in",
-        "the code, per thread), bytes of stack.",
+        f"- head_dim {', '.join(map(str, HEAD_DIMS))};",
+        f"- {', '.join(DTYPES)}, with the masks {' and '.join(MASKS)};",
+        "- forward and backward, with and without `deterministic`;",
+        "- with the schedules that the plan chooses.",
+        "",
+        f"There are {len(kernels)} kernels, which take {minutes:.0f} minutes to compile in one process. The compiler",
+        f"is NVRTC {compiler_build_id()}.",
+        f"The command fails if a kernel at head_dim <= {NO_SPILLS_UP_TO} spills or has a stack frame, or if one",
+        "cannot be planned or compiled. The exceptions are listed below.",
+        "",
+        "Each row has the worst of its kernels: registers per thread for each kernel, bytes of spills (stores",
+        "and loads in the code, per thread), and bytes of stack.",
         "",
         *table(kernels),
         "",

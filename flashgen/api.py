@@ -27,12 +27,13 @@ def build(
     arch: str | Arch | None = None,
     target: TargetName = "gpu",
 ) -> Kernel:
-    """Plans, renders and compiles the kernels of a spec; equal arguments soon after give the same Kernel again.
+    """Plans, renders and compiles the kernels of a spec.
 
-    Where the spec has captured tensors, the Kernel is one that shares all but these.
+    Equal arguments return the same Kernel as long as it is remembered. If the spec captures tensors, the
+    returned Kernel has its own tensors and shares everything else.
 
-    ``arch=None`` means the current GPU's (NoGpuError without one). With an arch named, no GPU is needed to
-    build, inspect and save; only calling the kernel needs one.
+    ``arch=None`` means the current GPU's architecture; without a GPU it raises NoGpuError. If you name an
+    architecture, you need no GPU to build, inspect and save a kernel, only to call it.
     """
     if not isinstance(spec, AttentionSpec):
         raise SpecError(f"spec={show(spec)} is not an AttentionSpec; write AttentionSpec(head_dim=128, dtype='bf16')")

@@ -89,7 +89,7 @@ class NoGpuError(LaunchError):
 class EmulationError(FlashgenError, RuntimeError):
     """The emulator found a fault in the kernel it ran.
 
-    What the message says is there for programs too; what is not known is None. ``kind`` is such as ``"race"``
+    The attributes hold what the message says; an unknown one is None. ``kind`` is such as ``"race"``
     or ``"deadlock"``, ``file`` and ``line`` are the innermost place in the kernel's source, ``block`` is
     ``(x, y, z)``, and ``schedule``, ``seed``, ``race`` and ``resident`` repeat the launch.
     """

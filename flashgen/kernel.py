@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Kernel:
-    """A built spec: callable, inspectable, and fit to be saved. Safe to call from many threads."""
+    """A built spec: call it, inspect it, or save it. Many threads may call it at once."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class Kernel:
 
     @property
     def spec(self) -> AttentionSpec:
-        """What is computed."""
+        """The spec of the kernel."""
         return self.plan.spec.with_tensors(self._tensors) if self._tensors else self.plan.spec
 
     @property
     def schedule(self) -> Schedule:
-        """How it is laid out, as completed by the plan."""
+        """The schedule, completed by the plan."""
         return self.plan.schedule
 
     @property
     def arch(self) -> Arch:
-        """The GPU generation it was built for."""
+        """The architecture that the kernel was built for."""
         return self.plan.arch
 
     @property
@@ -72,14 +72,14 @@ class Kernel:
 
     @property
     def binaries(self) -> dict[Role, Binary]:
-        """The compiled kernels; empty for the emulator. Those of captured gradients are compiled when first used."""
+        """The compiled kernels; empty for the emulator. Kernels of captured gradients compile on first use."""
         return {role: k.binary for role, k in self._variant.kernels.items() if k.binary is not None}
 
     @property
     def report(self) -> dict[Role, Resources]:
         """Registers, spills and shared memory of each compiled kernel.
 
-        For the emulator, those of the same source on a GPU of this architecture: the first look compiles it.
+        For the emulator, this compiles the same source for a GPU of this architecture on first use.
         """
         if self._target_name == "emulator":
             sources = {r: k.source for r, k in self._variant.kernels.items() if k.plan.captured is None}
@@ -125,11 +125,11 @@ class Kernel:
         rotary: Rotary | None = None,
         stream: Any = None,
     ) -> Any:
-        """Puts k and v behind the keys and values of a cache, in place; those that there is no room for are left out.
+        """Appends k and v to a cache, in place; keys and values that do not fit are left out.
 
-        k and v are ``(B, Snew, Hk, D)`` and ``(B, Snew, Hk, Dv)``. With ``rotary`` k is turned by its positions, and so
-        is q, into a new array, which is returned; without, q itself is. The call that attends to them says
-        ``appended=Snew`` in its ``cache``.
+        k and v are ``(B, Snew, Hk, D)`` and ``(B, Snew, Hk, Dv)``. ``rotary`` rotates k and q by
+        their positions; the rotated q is a new array, which is returned. Without ``rotary``, q itself is returned.
+        Pass ``appended=Snew`` in the ``cache`` of the call that attends to them.
         """
         if not self.plan.spec.cache:
             raise LaunchError("this kernel was built without a cache; build one with cache='contiguous' or 'paged'")
@@ -154,7 +154,7 @@ class Kernel:
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's.
 
-        ``dlse`` is the gradient of ``lse``, float32 and contiguous like it, where the loss depends on that too.
+        ``dlse`` is the gradient of ``lse``, float32 and contiguous like it, for a loss that depends on it.
         With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
         gradient, of the tensor's own shape and dtype and bitwise reproducible.
         """
@@ -183,10 +183,10 @@ class Kernel:
         access_bytes: int | Iterable[int] | None = None,
         captured_gradients: bool = False,
     ) -> Kernel:
-        """Compiles and loads now what calls would otherwise load on first use; needed before graph capture.
+        """Compiles and loads what calls would otherwise load on first use; needed before graph capture.
 
         ``device`` is a CUDA ordinal (default: the current one). ``access_bytes`` names alignments below the
-        default that unaligned views will need; ``captured_gradients=True`` takes the kernels for those too.
+        default that unaligned views will need; ``captured_gradients=True`` includes the kernels for those gradients.
         """
         _check_flag("captured_gradients", captured_gradients)
         if device is not None:

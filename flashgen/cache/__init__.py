@@ -1,4 +1,4 @@
-"""The kernel cache: each kernel is compiled once per machine, and no fault of the disk reaches the caller."""
+"""The kernel cache: each kernel compiles once per machine, and disk faults never reach the caller."""
 
 from __future__ import annotations
 

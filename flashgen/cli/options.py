@@ -39,7 +39,7 @@ def kernel_options(
         str | None, _option(SPEC, "--mask", "A condition of b, h, q, k and captured names: 'k < n\\[b]'.", "TEXT")
     ] = None,
     score: Annotated[
-        str | None, _option(SPEC, "--score", "What becomes of a logit s: 'tanh(s / cap) * cap'.", "TEXT")
+        str | None, _option(SPEC, "--score", "What the softmax takes for a logit s: 'tanh(s / cap) * cap'.", "TEXT")
     ] = None,
     sink: Annotated[
         str | None, _option(SPEC, "--sink", "A logit in every row's softmax, without a value: 'logits\\[h]'.", "TEXT")
@@ -49,22 +49,20 @@ def kernel_options(
         _option(
             SPEC,
             "--captured",
-            "What the texts take from outside: a number, or a tensor's element type and rank. Repeatable.",
+            "A number, or a tensor's element type and rank, that the texts use. Repeatable.",
             "NAME=VALUE|TYPE[RANK]",
         ),
     ] = None,
     forward_only: Annotated[bool, _option(SPEC, "--forward-only", "Leave the backward pass out.")] = False,
-    deterministic: Annotated[bool, _option(SPEC, "--deterministic", "Backward bitwise reproducible.")] = False,
-    dropout: Annotated[bool, _option(SPEC, "--dropout", "Drop pairs; each call says with which probability.")] = False,
-    varlen: Annotated[bool, _option(SPEC, "--varlen", "Sequences of different lengths, one behind the other.")] = False,
+    deterministic: Annotated[bool, _option(SPEC, "--deterministic", "Make the backward pass reproducible.")] = False,
+    dropout: Annotated[bool, _option(SPEC, "--dropout", "Drop pairs; each call sets the probability.")] = False,
+    varlen: Annotated[bool, _option(SPEC, "--varlen", "Packed sequences of different lengths.")] = False,
     cache: Annotated[
         str | None, _option(SPEC, "--cache", "Keys and values lie in a cache; forward only.", "contiguous|paged")
     ] = None,
-    spec: Annotated[
-        Path | None, _option(SPEC, "--spec", "Read the spec from a file, instead of the above.", "FILE.toml")
-    ] = None,
-    tile_q: Annotated[int | None, _option(SCHEDULE, "--tile-q", "Query rows a block works on.")] = None,
-    tile_kv: Annotated[int | None, _option(SCHEDULE, "--tile-kv", "Keys taken per step.")] = None,
+    spec: Annotated[Path | None, _option(SPEC, "--spec", "Read the spec from a file instead.", "FILE.toml")] = None,
+    tile_q: Annotated[int | None, _option(SCHEDULE, "--tile-q", "Query rows per block.")] = None,
+    tile_kv: Annotated[int | None, _option(SCHEDULE, "--tile-kv", "Keys per step.")] = None,
     stages: Annotated[int | None, _option(SCHEDULE, "--stages", "Depth of the key/value ring, 1 to 4.")] = None,
     warps: Annotated[int | None, _option(SCHEDULE, "--warps", "Warps per block: 1, 2, 4, 8 or 16.")] = None,
     warp_partition: Annotated[
@@ -72,29 +70,35 @@ def kernel_options(
         _option(
             SCHEDULE,
             "--warp-partition",
-            "Warps own query rows, or key columns; or some copy and others compute.",
+            "Warps own query rows or key columns, or some copy and others compute (fa3).",
             "split-q|split-k|specialized",
         ),
     ] = None,
-    consumers: Annotated[
-        int | None, _option(SCHEDULE, "--consumers", "Of specialized: warpgroups that compute, 1 to 3.")
-    ] = None,
+    consumers: Annotated[int | None, _option(SCHEDULE, "--consumers", "Warpgroups that compute, 1 to 3 (fa3).")] = None,
     algorithm: Annotated[
         str | None,
-        _option(SCHEDULE, "--algorithm", "Of the forward kernel: for all GPUs, or for sm_90a.", "fa2|fa3"),
+        _option(SCHEDULE, "--algorithm", "Forward algorithm: for all GPUs, or for sm_90a (fa3).", "fa2|fa3"),
     ] = None,
     softmax: Annotated[
         str | None,
-        _option(SCHEDULE, "--softmax", "Of fa3: what exponentials are relative to.", "anchored|running-max"),
+        _option(SCHEDULE, "--softmax", "What exponentials are relative to (fa3).", "anchored|running-max"),
     ] = None,
     registers: Annotated[
         str | None,
-        _option(SCHEDULE, "--registers", "Of fa3: per thread, multiples of 8.", "PRODUCERS,CONSUMERS"),
+        _option(SCHEDULE, "--registers", "Registers per thread, multiples of 8 (fa3).", "PRODUCERS,CONSUMERS"),
     ] = None,
-    backward_tile_q: Annotated[int | None, _option(SCHEDULE, "--backward-tile-q", "--tile-q, backward.")] = None,
-    backward_tile_kv: Annotated[int | None, _option(SCHEDULE, "--backward-tile-kv", "--tile-kv, backward.")] = None,
-    backward_stages: Annotated[int | None, _option(SCHEDULE, "--backward-stages", "--stages, backward.")] = None,
-    backward_warps: Annotated[int | None, _option(SCHEDULE, "--backward-warps", "--warps, backward.")] = None,
+    backward_tile_q: Annotated[
+        int | None, _option(SCHEDULE, "--backward-tile-q", "As --tile-q, in the backward pass.")
+    ] = None,
+    backward_tile_kv: Annotated[
+        int | None, _option(SCHEDULE, "--backward-tile-kv", "As --tile-kv, in the backward pass.")
+    ] = None,
+    backward_stages: Annotated[
+        int | None, _option(SCHEDULE, "--backward-stages", "As --stages, in the backward pass.")
+    ] = None,
+    backward_warps: Annotated[
+        int | None, _option(SCHEDULE, "--backward-warps", "As --warps, in the backward pass.")
+    ] = None,
     arch: Annotated[
         list[str] | None,
         _option(

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from flashgen.compile.binary import Resources
     from flashgen.plan.model.plans import KernelPlan
 
-#: The NVRTC release that docs/compile-matrix.md measures. Older ones spill in a few kernels where it does not.
+#: The NVRTC release of docs/reference/compile-matrix.md. Older ones spill in a few kernels where it does not.
 MEASURED_RELEASE = (13, 5)
 _VERSION = re.compile(r"release \d+\.\d+, V(\d+\.\d+[\d.]*)")
 
@@ -43,7 +43,7 @@ def nvrtc_release(build_id: str) -> tuple[int, int]:
 
 
 def _is_measured_without_spills(plan: KernelPlan) -> bool:
-    """Whether docs/compile-matrix.md shows kernels like this one without spills: planned tiles, band mask, no score."""
+    """Whether docs/reference/compile-matrix.md has no spills for such kernels: planned tiles, band mask, no score."""
     if plan.schedule is not None or plan.expressions is not None:
         return False
     head_dim = max(plan.spec.head_dim, plan.spec.head_dim_v)

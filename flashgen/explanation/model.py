@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explanation:
-    """What becomes of each tile of the score matrix of one head; ``str()`` draws it.
+    """Which tiles of one head's score matrix are empty, partial or full; ``str()`` draws the map.
 
     ``kinds[i, j]`` is EMPTY, PARTIAL or FULL (0, 1, 2) for tile i of queries and tile j of keys. Empty tiles are
-    skipped; in full ones no pair is tested.
+    skipped, and kernels test no pair of full tiles.
     """
 
     spec: AttentionSpec
@@ -56,17 +56,17 @@ class Explanation:
 
     @property
     def tiles(self) -> int:
-        """How many tiles there are."""
+        """The number of tiles."""
         return int(self.kinds.size)
 
     @property
     def empty(self) -> int:
-        """Tiles that hold no allowed pair as far as the rule knows: they are skipped."""
+        """Tiles that the rule proves to hold no allowed pair; kernels skip them."""
         return self._count(EMPTY)
 
     @property
     def partial(self) -> int:
-        """Tiles in which every pair is tested."""
+        """Tiles in which kernels test every pair."""
         return self._count(PARTIAL)
 
     @property

@@ -1,4 +1,4 @@
-"""flashgen inside other libraries, by the doors that these have for it."""
+"""flashgen inside other libraries, through their own extension points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of attention: NumPy float64 formulas, and how far from them a kernel may be."""
+"""The definition of attention: NumPy float64 formulas, and the error that a kernel may have."""
 
 from flashgen.oracle.attention import allowed_pairs, backward, forward
 from flashgen.oracle.bounds import Bounds, Check, bounds, check

@@ -24,16 +24,16 @@ CacheKind = Literal["contiguous", "paged"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Softmax attention over queries, keys and values of given head dimensions, dtype, mask and score.
+    """What to compute: softmax attention with given head dimensions, dtype, mask and score.
 
     ``mask`` is a Mask, a function ``(b, h, q, k) -> condition`` or an array of bools, ``score`` a Score or a function
     ``(s, b, h, q, k) -> number`` of the scaled logit s.
 
     ``head_dim_v`` defaults to ``head_dim``. ``direction="forward"`` leaves the backward pass out.
     ``deterministic=True`` makes the backward pass bitwise reproducible (the forward always is).
-    ``dropout=True`` makes kernels that drop pairs; each call says with which probability (``Dropout``).
-    ``varlen=True`` makes kernels of sequences that lie behind one another (``Sequences``).
-    ``cache="contiguous"`` or ``"paged"`` makes kernels of keys and values in a cache (``KVCache``), forward only.
+    ``dropout=True`` builds kernels that drop pairs; each call sets the probability (``Dropout``).
+    ``varlen=True`` builds kernels for packed sequences (``Sequences``).
+    ``cache="contiguous"`` or ``"paged"`` builds forward kernels for keys and values in a cache (``KVCache``).
     """
 
     head_dim: int
@@ -97,7 +97,7 @@ class AttentionSpec:
         return {name: value for part in self._parts() for name, value in part.tensors.items()}
 
     def with_tensors(self, values: Mapping[str, Any]) -> AttentionSpec:
-        """The same spec with other captured tensors, as far as ``values`` names them."""
+        """The same spec with the captured tensors that ``values`` names replaced."""
         mask, score = self.mask, self.score
         if mask.rest is not None:
             mask = replace(mask, rest=_filled(mask.rest, values))
@@ -110,7 +110,7 @@ class AttentionSpec:
         return replace(self, mask=mask, score=score)
 
     def declared(self) -> AttentionSpec:
-        """The same spec with the types of its captured tensors in their place: it keeps no memory alive."""
+        """The same spec with types in place of its captured tensors, so that it keeps no memory alive."""
         from flashgen.expr import element_type
         from flashgen.spec.text.declared import Declared
 

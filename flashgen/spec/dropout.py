@@ -17,11 +17,11 @@ _WORDS = 1 << 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dropout:
-    """Each pair of a query and a key is dropped with probability ``p``; what is kept counts 1 / (1 - p) times.
+    """Drop each pair of a query and a key with probability ``p``; kept pairs count 1 / (1 - p) times.
 
-    Which pairs these are is a function of seed, offset, sequence, head, query and key alone: the same for every
+    The pattern is a function of seed, offset, sequence, head, query and key alone. It is the same for every
     schedule and GPU, and in the backward pass. ``state`` is an array of two 64-bit integers, a seed and an offset,
-    where q is; it stands in place of the other two, and is read when the kernel runs.
+    on q's device. It replaces the other two arguments, and the kernel reads it when it runs.
     """
 
     p: float

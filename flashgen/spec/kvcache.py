@@ -17,12 +17,12 @@ _MOST_KEYS = 2**30
 # Not frozen, and neither is Rotary: they are made for every call, and freezing takes most of the time of that.
 @dataclass(slots=True, eq=False)
 class KVCache:
-    """Where the keys and values of each sequence lie, and how many there are; arrays are of int32, where q is.
+    """Where the keys and values of each sequence lie, and how many there are; arrays are int32 on q's device.
 
     A contiguous cache is k ``(rows, capacity, heads_kv, head_dim)`` and v likewise, and sequence i has row
     ``batch_idx[i]``, or row i. A paged one is k ``(pages, page_size, heads_kv, head_dim)``; key j of sequence i lies in
-    page ``block_table[row, j // page_size]``, where the rows of the table are taken like those of a contiguous cache.
-    Pages may have any size, and what the table says beyond a sequence's length is never looked at.
+    page ``block_table[row, j // page_size]``, where a sequence's row of the table is chosen as in a contiguous cache.
+    Pages may have any size. The table is never read beyond a sequence's length.
 
     Of sequence i the keys before ``seqlens[i]`` are there (without ``seqlens``: as many as there is room for; with
     ``cu_seqlens_k`` instead: as many as ``cu_seqlens_k[i + 1] - cu_seqlens_k[i]``), and of these all from
@@ -33,8 +33,8 @@ class KVCache:
     ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]`` of ``(total_q, heads_q, head_dim)``, at most ``max_seqlen_q``.
     Results for rows of no sequence are zeros (of the log-sum-exp, minus infinity).
 
-    ``num_splits`` parts of the keys are worked on by blocks of their own, whose results are then combined; 0 leaves the
-    number to flashgen. Results differ by rounding alone.
+    ``num_splits`` divides the keys over that many blocks, whose results are then combined; with 0 flashgen chooses
+    the number. Results differ by rounding alone.
     """
 
     seqlens: Any = None
@@ -72,7 +72,7 @@ class KVCache:
 
 @dataclass(slots=True, eq=False)
 class Rotary:
-    """Rotary position embedding: the first ``2 * cos.shape[1]`` elements of each head are turned in pairs.
+    """Rotary position embedding: rotates the first ``2 * cos.shape[1]`` elements of each head in pairs.
 
     cos and sin are ``(positions, rotary_dim / 2)`` in the kernel's dtype. ``interleaved=True`` pairs elements 2i and
     2i + 1, and ``False`` (as in GPT-NeoX) i and i + rotary_dim / 2. The first new key, and the first query, is at

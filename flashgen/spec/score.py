@@ -24,9 +24,9 @@ from flashgen.spec.tensors import check_tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """An expression for the score, and the sink where there is one.
+    """What the softmax takes in place of the scaled logit, and optionally a sink.
 
-    Two scores are equal when they compute the same by the same expression; the tensors that it captured are
+    Two scores are equal when their expressions are equal; the tensors that it captured are
     arguments of a call, so only their names and types count.
     """
 
@@ -91,11 +91,11 @@ class Score:
 
     @property
     def only_adds(self) -> bool:
-        """Whether it adds to its logit what does not depend on it, so that its slope is 1 everywhere."""
+        """Whether it adds a term that does not depend on the logit, so that its slope is 1 everywhere."""
         return derivative(self.traced.root, Logit()) is Const(1.0)
 
     def describe(self) -> str:
-        """The score in words."""
+        """The score as text."""
         parts = [text(self.traced.root)] if self.changes_logits else []
         if self.sink is not None:
             parts.append(f"sink({text(self.sink.root)})")

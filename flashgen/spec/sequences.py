@@ -16,9 +16,9 @@ LENGTH_LIMIT = 2**30
 # Not frozen: one is made for every call of some functions, and freezing takes most of the time of that.
 @dataclass(slots=True, eq=False)
 class Sequences:
-    """Sequence i has queries ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]``, and keys likewise.
+    """Packed sequences: sequence i has queries ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]``, and keys likewise.
 
-    q is (total_q, heads_q, head_dim), k and v are (total_k, heads_kv, ...); the arrays here are of int32, where q is.
+    q is (total_q, heads_q, head_dim), k and v are (total_k, heads_kv, ...); the arrays here are int32 on q's device.
     Offsets do not decrease, and no sequence is longer than ``max_seqlen``. Of sequence i only the first ``seqused[i]``
     rows take part, if that is given. Rows that take no part, those before the first offset and those behind the last
     one are never read, and results for them are zeros (of the log-sum-exp, minus infinity). Masks are those of each

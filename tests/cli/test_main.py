@@ -226,7 +226,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_variable_and_exit_code_is_documented() -> None:
-    documented = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    documented = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "flashgen").rglob("*.py")]
     # Macros of kernels and of the emulator are no variables.
     used = {name for text in texts for name in re.findall(r"\bFLASHGEN_[A-Z_]*[A-Z]\b", text)}

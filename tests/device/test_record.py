@@ -60,6 +60,6 @@ def test_arrays_survive_being_recorded() -> None:
 
 
 def test_the_documentation_counts_the_cases() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "conformance.md").read_text(encoding="utf-8")
     counted = dict(re.findall(r"^\| (\w+) \| (\d+) \|", page, re.M))
     assert counted == {family: str(len(cases)) for family, cases in FAMILIES.items()}

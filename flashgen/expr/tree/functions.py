@@ -18,17 +18,17 @@ def where(condition: object, then: object, other: object) -> Node:
 
 
 def minimum(a: object, b: object) -> Node:
-    """The smaller of two."""
+    """The smaller of two values."""
     return binary("min", a, b)
 
 
 def maximum(a: object, b: object) -> Node:
-    """The larger of two."""
+    """The larger of two values."""
     return binary("max", a, b)
 
 
 def abs_(x: object) -> Node:
-    """The magnitude."""
+    """The absolute value."""
     return unary("abs", x)
 
 

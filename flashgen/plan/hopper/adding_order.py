@@ -1,6 +1,6 @@
 """In which order the tiles of keys of a head add to dQ, where its sums are to be the same bits in every run.
 
-Rates are TFLOP/s on an H200 by the launcher, bf16 and head_dim 128; docs/variants.md has all of them.
+Rates are TFLOP/s on an H200 by the launcher, bf16 and head_dim 128; research/ has all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tiles of the backward kernels for Hopper: which there could be, best first, and what each takes of a block.
 
 Of 64 rows and n columns a thread of a warpgroup has n / 2 floats, and n / 4 words when they are rounded. What comes
-first is what was measured to be faster where both fit; docs/variants.md has the figures.
+first is what was measured to be faster where both fit; research/ has the figures.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ multiplied, so that a step begins with its scores. ``ahead``: what the next step
 this one's dK is multiplied. ``reads_ahead``: so is what a score reads for each pair, by neighbours, while the products
 of its pairs are on their way.
 
-Rates are TFLOP/s on an H200 by the launcher, bf16; docs/variants.md has all of them.
+Rates are TFLOP/s on an H200 by the launcher, bf16; research/ has all of them.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Mask:
 
     There is a band for each way of aligning queries with keys when lengths differ: bottom-right puts the last
     query on the last key (as flash-attn does); top-left the first on the first (as SDPA does). With equal
-    lengths they are the same. ``rest`` is what bands cannot say.
+    lengths they are the same. ``rest`` is the condition that bands cannot express.
 
     Two masks are equal when they allow the same pairs by the same expression; the tensors that it captured are
     arguments of a call, so only their names and types count.
@@ -193,7 +193,7 @@ class Mask:
         return max(lower, -len_q), max(-len_q - 1, min(upper, len_kv))
 
     def describe(self) -> str:
-        """The mask in words: ``full``, ``causal``, ``window(left=512, right=0)`` ..."""
+        """The mask as text: ``full``, ``causal``, ``window(left=512, right=0)`` ..."""
         parts = [
             _describe_band(band, align)
             for band, align in ((self.bottom_right, "bottom-right"), (self.top_left, "top-left"))

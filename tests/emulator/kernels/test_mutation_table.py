@@ -1,4 +1,4 @@
-"""The table of planted bugs in docs/trust.md is the one that the tests plant."""
+"""The table of planted bugs in docs/explanation/trust.md is the one that the tests plant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "trust.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "trust.md"
 BEGIN, END = "<!-- planted bugs -->\n", "<!-- end of planted bugs -->\n"
 #: The modes in which the tests run each bug, and what the page calls them.
 MODES = {"plain": "sequential", "random": "random", "race": "race"}
@@ -59,7 +59,7 @@ def test_the_table_is_current() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     shown, end, after = rest.partition(END)
-    assert end, "docs/trust.md has lost the marks around its table"
+    assert end, "docs/explanation/trust.md has lost the marks around its table"
     if os.environ.get("UPDATE_DOCS") == "1":
         PAGE.write_text(before + BEGIN + table() + END + after, encoding="utf-8")
     else:
