@@ -9,13 +9,13 @@ from flashgen.errors import PlanError
 from flashgen.plan.cache import plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
 from flashgen.plan.captured.survey import plan_survey, with_tables
+from flashgen.plan.clear_gaps import plan_clear_gaps
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model.naming import aligned_name
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
-from flashgen.plan.padding import plan_clear_gaps
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
 from flashgen.plan.portable.forward import chosen_schedule, plan_forward
 from flashgen.plan.varlen import with_varlen
