@@ -1,5 +1,5 @@
-// padding_d64_varlen_sm80: FlashAttention-2, after either pass: zeros in rows of packed arrays that belong to
-// no sequence.
+// clear_gaps_d64_varlen_sm80: FlashAttention-2, after either pass: zeros in rows of packed arrays that belong
+// to no sequence.
 //
 // spec     {"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"full","direction":"forward","deterministic":false,"varlen":true}
 // rebuild  flashgen build --head-dim 64 --dtype bf16 --forward-only --varlen --arch sm_80
@@ -130,10 +130,10 @@ FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) 
   }
 }
 
-#line 6 "flashgen/padding.cuh"
+#line 6 "flashgen/clear_gaps.cuh"
 // Rows of packed arrays that belong to no sequence.
 
-struct PaddingConfig {
+struct ClearGapsConfig {
   i32 head_dim;
   i32 head_dim_v;
   i32 rows;
@@ -202,12 +202,12 @@ FLASHGEN_DEVICE void clear_log_sums(float* lse, Range rows, i32 heads, i64 total
 
 }  // namespace flashgen
 
-#line 6 "kernels/padding.cu.j2"
+#line 6 "kernels/clear_gaps.cu.j2"
 using namespace flashgen;
 
 using element_t = bfloat16_t;
 
-constexpr PaddingConfig kConfig{
+constexpr ClearGapsConfig kConfig{
     .head_dim = 64,
     .head_dim_v = 64,
     .rows = 32,
@@ -234,7 +234,7 @@ struct Params {
 static_assert(sizeof(Params) == 96, "the launcher packs Params into 96 bytes");
 
 #line 14
-FLASHGEN_KERNEL(128, 1) padding_d64_varlen_sm80(FLASHGEN_GRID_CONSTANT Params p) {
+FLASHGEN_KERNEL(128, 1) clear_gaps_d64_varlen_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Thread thread = Thread::current();
 
   // Each warp looks for gaps in rows of its own: rows of queries, then as many rows of keys.
