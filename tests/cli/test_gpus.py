@@ -19,8 +19,8 @@ from flashgen.expr import element_type, is_tensor
 from flashgen.launch.arrays.array import contiguous_strides
 from flashgen.launch.arrays.foreign_arrays import _from_interface
 from flashgen.launch.driver.cuda import get_driver
+from flashgen.verify.cases.huge_strides import HUGE_STRIDE_AXES, HugeStrideLayout
 from flashgen.verify.cases.layouts import ORDINARY_LAYOUTS, OrdinaryLayout, laid_out
-from flashgen.verify.huge_strides import HUGE_STRIDE_AXES, HugeStrideLayout
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

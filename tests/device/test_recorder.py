@@ -64,7 +64,7 @@ def test_a_kernel_that_fails_or_hangs_costs_only_its_own_answer(recorded: Record
     assert set(recorded.cases) == wanted - lost
     assert recorded.done.returncode == 1
     assert "FAILED vote/warp: nothing happened for 2 s" in recorded.done.stdout
-    assert "FAILED sync/warp: LaunchError: cuLaunchKernelEx failed: LAUNCH_FAILED: in words" in recorded.done.stdout
+    assert "FAILED sync/warp: DriverError: cuLaunchKernelEx failed: LAUNCH_FAILED: in words" in recorded.done.stdout
 
 
 def test_an_answer_is_kept_with_what_it_answers(recorded: Recorded, libcuda: Path, tmp_path: Path) -> None:

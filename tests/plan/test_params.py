@@ -48,8 +48,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         )
     directory = tmp_path_factory.mktemp("params")
     (directory / "read.cpp").write_text("\n".join(text))
-    options = ("-shared", "-fPIC", str(directory / "read.cpp"), "-o", str(directory / "read.so"))
-    find_toolchain().run(options, "the parameter reader")
+    options = ("-shared", "-fPIC", str(directory / "read.cpp"))
+    find_toolchain().run(options, directory / "read.so", "the parameter reader")
     return ctypes.CDLL(str(directory / "read.so"))
 
 

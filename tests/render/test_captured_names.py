@@ -105,7 +105,9 @@ def assert_compiles(texts: dict[str, str], directory: Path) -> None:
 
 def assert_compiles_on_host(files: Sequence[str]) -> None:
     tools = find_toolchain()
-    tools.run((*tools.kernel_flags, f"-I{include_dir()}", "-fsyntax-only", *files), "kernels")
+    command = [tools.path, *tools.flags, *tools.kernel_flags, f"-I{include_dir()}", "-fsyntax-only", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def written(texts: dict[str, str], directory: Path) -> list[str]:
@@ -171,7 +173,7 @@ def test_the_front_ends_see_what_breaks_a_kernel(tmp_path: Path) -> None:
     texts = {"forward": kernels(spec_with("abcdef"))["forward"].replace("captured_a", "i32")}
     with pytest.raises(AssertionError, match="error"):
         assert_compiles(texts, tmp_path)
-    with pytest.raises(fg.CompileError):
+    with pytest.raises(AssertionError, match="error"):
         assert_compiles_on_host(written(texts, tmp_path))
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from flashgen.spec import AttentionSpec, causal
 from flashgen.verify import Case
+from flashgen.verify.cases.huge_strides import HUGE_STRIDE_AXES
 from flashgen.verify.cases.layouts import LAYOUTS, ORDINARY_LAYOUTS, laid_out
-from flashgen.verify.huge_strides import HUGE_STRIDE_AXES
 
 SPEC = AttentionSpec(16, dtype="fp32", mask=causal())
 CASE = Case("drawn", 20, 30, batch=2, heads=4, heads_kv=2)
@@ -67,7 +67,7 @@ def test_without_address_space_an_array_with_a_huge_stride_is_contiguous_and_a_w
     def refused(*arguments):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("flashgen.verify.huge_strides.mmap.mmap", refused)
+    monkeypatch.setattr("flashgen.verify.cases.huge_strides.mmap.mmap", refused)
     values = np.random.default_rng(0).standard_normal((2, 5, 3, 8)).astype(np.float32)
     with caplog.at_level("WARNING", "flashgen"):
         array = laid_out(values, "huge-head-stride", np.float32)

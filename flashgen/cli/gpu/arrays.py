@@ -9,7 +9,7 @@ from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.errors import FlashgenError, NoGpuError
 
 if TYPE_CHECKING:
-    from flashgen.cli.huge_stride_copy import HugeStrideCopy
+    from flashgen.cli.gpu.huge_stride_copy import HugeStrideCopy
     from flashgen.launch.arrays.device_array import DeviceArray
 
 #: What is built for where there is no GPU.
@@ -66,7 +66,7 @@ def to_device(array: Any, ordinal: int) -> DeviceArray | HugeStrideCopy:
 
     import numpy as np
 
-    from flashgen.cli.huge_stride_copy import LARGEST_COPIED, huge_stride_copy
+    from flashgen.cli.gpu.huge_stride_copy import LARGEST_COPIED, huge_stride_copy
     from flashgen.dtypes import DTYPES
     from flashgen.launch.arrays.device_array import DeviceArray
     from flashgen.launch.driver.cuda import get_driver

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from flashgen.spec import AttentionSpec, Schedule
 from flashgen.verify.cases.case import PLAIN, Case, Layouts
+from flashgen.verify.cases.huge_strides import HUGE_STRIDE_AXES
 from flashgen.verify.cases.layouts import ORDINARY_LAYOUTS, Layout
 from flashgen.verify.cases.values import BadValues, Fill
-from flashgen.verify.huge_strides import HUGE_STRIDE_AXES
 
 #: The longest lengths of most cases: several tiles of most schedules, and still quick to emulate. Keys may be more,
 #: where it takes more of them for a ring of tiles to go round.

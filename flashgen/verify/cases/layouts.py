@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashgen.verify.huge_strides import HUGE_STRIDE_AXES, HugeStrideLayout, empty_with_huge_stride
+from flashgen.verify.cases.huge_strides import HUGE_STRIDE_AXES, HugeStrideLayout, empty_with_huge_stride
 
 OrdinaryLayout: TypeAlias = Literal[
     "contiguous", "heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"

@@ -23,9 +23,9 @@ from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Problem, R
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
 from flashgen.spec import AttentionSpec, Dropout, Schedule
+from flashgen.verify.cases.huge_strides import HugeStrideLayout
 from flashgen.verify.cases.layouts import laid_out
 from flashgen.verify.cases.packed import Packing
-from flashgen.verify.huge_strides import HugeStrideLayout
 from tests.emulator.kernels.cached import check_cached
 
 Array = np.ndarray[Any, Any]
