@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashgen.common.lazy import lazy_names
+from flashgen.common.version import __version__
 
 if TYPE_CHECKING:
     from flashgen import cache, compat, compile, emulator, errors, integrations, oracle, plan, render, spec, torch
@@ -140,8 +141,6 @@ else:
         ),
         rest="flashgen.spec",
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",

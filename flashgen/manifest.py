@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashgen.common.version import __version__
 from flashgen.launch.call.packing import COUNTER, field_offsets
 from flashgen.launch.driver.counters import COUNTER_BYTES
 from flashgen.launch.variant import Loadable
@@ -29,7 +30,6 @@ def save(plan: AttentionPlan, kernels: Mapping[Role, Loadable], directory: Path)
 
 def manifest(plan: AttentionPlan, kernels: Mapping[Role, Loadable]) -> dict[str, Any]:
     """What a launcher in another language needs: entry points, grids, shared memory, parameter layouts."""
-    from flashgen import __version__
     from flashgen.spec.text.files import spec_to_dict
 
     return {

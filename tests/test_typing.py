@@ -115,7 +115,7 @@ def test_the_names_that_load_on_use_are_those_that_checkers_see(part: str) -> No
     seen = {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
     for name in {"annotations", "TYPE_CHECKING", "lazy_names"}:
         seen.pop(name)
-    assert set(seen) == set(package.__all__) - {"__version__"}
+    assert set(seen) == set(package.__all__)
     for name, (module, defined) in seen.items():
         if has_torch() or not _needs_torch(module, defined):
             source = importlib.import_module(module)

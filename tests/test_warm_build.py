@@ -84,4 +84,4 @@ def test_a_warm_build_imports_nothing_that_only_a_miss_or_a_launch_needs(
 
 def test_importing_flashgen_loads_no_part_of_it(cold_and_warm: tuple[dict, dict]) -> None:
     loaded = {name for name in cold_and_warm[1]["import"] if name.startswith("flashgen")}
-    assert loaded == {"flashgen", "flashgen.common", "flashgen.common.lazy"}
+    assert loaded == {"flashgen", "flashgen.common", "flashgen.common.lazy", "flashgen.common.version"}

@@ -21,6 +21,7 @@ from flashgen.cli.exits import Exit, exit_code
 from flashgen.cli.option_names import in_options
 from flashgen.cli.output import talk
 from flashgen.cli.output.help import Command, Group
+from flashgen.common.version import __version__
 from flashgen.errors import ArgumentError, FlashgenError, PlanError, SpecError
 
 DEBUG = settings.Variable("FLASHGEN_DEBUG", "0", "1 shows the traceback of an error")
@@ -46,8 +47,6 @@ app.command("doctor", cls=Command)(doctor)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from flashgen import __version__
-
         talk.print_text(__version__)
         raise typer.Exit
 

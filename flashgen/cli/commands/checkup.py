@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 
 from flashgen import settings
-from flashgen.cli.commands.doctor import Finding
+from flashgen.cli.commands.finding import Finding
+from flashgen.common.version import __version__
 from flashgen.errors import CacheError, FlashgenError
 
 OLDEST_PYTHON = (3, 10)
@@ -27,7 +28,6 @@ def python() -> Finding:
 
 def package() -> Finding:
     """flashgen itself and its templates."""
-    from flashgen import __version__
     from flashgen.render import templates_dir
 
     try:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
+from flashgen.cli.commands.finding import Finding
 from flashgen.cli.exits import Exit
 from flashgen.cli.output import talk
 
-Status = Literal["ok", "missing", "broken"]
 STYLES = {"missing": "yellow", "broken": "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the diagnosis. ``broken`` keeps flashgen from working; ``missing`` costs a feature."""
-
-    subject: str
-    status: Status
-    detail: str
-    remedy: str = ""
 
 
 def doctor(
