@@ -15,7 +15,7 @@ from flashgen.launch.arrays.array import HOST, dtype_name
 from flashgen.launch.driver.cuda import get_driver
 from flashgen.spec import AttentionSpec, Mask
 from flashgen.spec.attention import CacheKind
-from flashgen.spec.masks.mask import Band
+from flashgen.spec.masks.band import Band
 from flashgen.torch.replay import forget_host
 from flashgen.torch.sdpa.switch import Switch
 from flashgen.torch.tracing.program import Limits, spec_of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flashgen.errors import SpecError
 from flashgen.oracle import allowed_pairs
 from flashgen.spec import Mask, causal, full, window
-from flashgen.spec.masks.mask import Band
+from flashgen.spec.masks.band import Band
 
 limits = st.none() | st.integers(0, 12) | st.integers(2**31 - 2, 2**63 - 1)
 aligns = st.sampled_from(["bottom-right", "top-left"])

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from flashgen.expr import Const, Index, Length, Node, Scalar, TileRule, Traced, evaluate, tile_rule
-
-if TYPE_CHECKING:
-    from flashgen.spec.masks.mask import Band
+from flashgen.spec.masks.band import Band
 
 #: Farther than any key, with room for a length to be added in 32 bits.
 _FAR = 2**30

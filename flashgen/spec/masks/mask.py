@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from flashgen.common.checks import is_one_of, is_whole
+from flashgen.common.checks import is_one_of
 from flashgen.common.show import show
 from flashgen.errors import SpecError
 from flashgen.spec.form import Form, form_of
+from flashgen.spec.masks.band import NO_LIMITS, Band, limit_violations
 from flashgen.spec.masks.tensor_masks import mask_function, problem_with
 
 if TYPE_CHECKING:
@@ -22,47 +23,6 @@ if TYPE_CHECKING:
 
 Align = Literal["bottom-right", "top-left"]
 ALIGNMENTS: tuple[Align, ...] = ("bottom-right", "top-left")
-#: A window side is at most this: integers in spec files have 64 bits.
-MAX_DISTANCE = 2**63 - 1
-
-
-def _limit_violations(left: object, right: object, *, smallest: int) -> list[str]:
-    return [
-        f"window {side}={show(value)} is not a distance; use a whole number from 0 to 2**63 - 1, "
-        "or None (or -1) for no limit on that side"
-        for side, value in (("left", left), ("right", right))
-        if value is not None and not is_whole(value, smallest, MAX_DISTANCE)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Keys from ``left`` before to ``right`` after the query's own position; None is without limit."""
-
-    left: int | None = None
-    right: int | None = None
-
-    def __post_init__(self) -> None:
-        problems = _limit_violations(self.left, self.right, smallest=0)
-        if problems:
-            raise SpecError(*problems)
-
-    def __and__(self, other: Band) -> Band:
-        return Band(_tighter(self.left, other.left), _tighter(self.right, other.right))
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the band forbids nothing."""
-        return self.left is None and self.right is None
-
-    def plain(self) -> tuple[str, str]:
-        """Which sides have a limit; a 0 on the right is part of the code, since causal is written as such."""
-        left = "open" if self.left is None else "width"
-        return left, "open" if self.right is None else "width" if self.right else "zero"
-
-
-def _tighter(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +37,8 @@ class Mask:
     arguments of a call, so only their names and types count.
     """
 
-    bottom_right: Band = Band()
-    top_left: Band = Band()
+    bottom_right: Band = NO_LIMITS
+    top_left: Band = NO_LIMITS
     rest: Traced | None = None
     #: The same object for equal masks, where there is an expression.
     form: Form | None = field(init=False, repr=False, default=None)
@@ -234,7 +194,7 @@ def window(left: int | None = None, right: int | None = None, *, align: Align = 
 
     None (or -1, as flash-attn writes it) leaves a side open.
     """
-    problems = _limit_violations(left, right, smallest=-1)
+    problems = limit_violations(left, right, smallest=-1)
     if not is_one_of(align, ALIGNMENTS):
         problems.append(f"align={show(align)} is unknown; use one of {', '.join(map(repr, ALIGNMENTS))}")
     if problems:

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterator
 
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.masks.mask import Band, Mask
+from flashgen.spec.masks.band import Band
+from flashgen.spec.masks.mask import Mask
 from flashgen.spec.schedule import Schedule, WarpPartition
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from flashgen.common.show import show, show_path
 from flashgen.errors import SpecError
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.masks.mask import Band, Mask, causal
+from flashgen.spec.masks.band import Band
+from flashgen.spec.masks.mask import Mask, causal
 from flashgen.spec.schedule import Schedule, WarpPartition
 from flashgen.spec.text.parsing import parse_json, parse_toml, read_text
 from flashgen.spec.text.reading import listed, schedule_from_dict, spec_from_dict

@@ -25,7 +25,7 @@ from flashgen.launch.call.prepared import MAX_GRID
 from flashgen.launch.driver.cuda import get_driver
 from flashgen.plan import plan
 from flashgen.spec import AttentionSpec, Mask
-from flashgen.spec.masks.mask import Band
+from flashgen.spec.masks.band import Band
 from flashgen.torch.entry import attend, attend_program
 from flashgen.torch.function import wants_gradients
 from flashgen.torch.kernels import NO_LIMITS, What, is_emulating

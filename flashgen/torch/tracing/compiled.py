@@ -22,7 +22,7 @@ from flashgen.expr.tree.functions import to_int
 from flashgen.expr.tree.nodes import Type
 from flashgen.spec import Mask, Score
 from flashgen.spec.form import form_named
-from flashgen.spec.masks.mask import Band
+from flashgen.spec.masks.band import Band
 from flashgen.spec.text.declared import Declared
 from flashgen.torch.tracing.program import Program, program_of, tensors_of
 from flashgen.torch.tracing.recorder import Operation
