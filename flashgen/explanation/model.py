@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flashgen.explanation.drawing import flop, labelled, percent, tile_map, wrapped
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
+from flashgen.plan.model.choices import choice_lines, choice_plain
 from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -99,8 +102,6 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers and texts as plain values; the map is left out."""
-        from flashgen.plan.model.choices import choice_plain
-
         sizes = ("len_q", "len_kv", "tile_q", "tile_kv", "batch", "head")
         counts = ("tiles", "empty", "partial", "full", "flops", "dense_flops", "closed")
         texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end")
@@ -113,6 +114,41 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        from flashgen.explanation.drawing import drawn
+        lines = [*self._work_lines(), *self._kernel_lines()]
+        if self.tiles:
+            lines += ["", *tile_map(self.kinds, self.tile_q, self.tile_kv, self.width)]
+        return "\n".join(lines)
 
-        return "\n".join(drawn(self))
+    def _work_lines(self) -> Iterator[str]:
+        """The mask and the score, and how much of the score matrix is computed."""
+        yield labelled("mask", self.mask)
+        if self.score:
+            yield labelled("score", self.score)
+        rows, columns = self.kinds.shape
+        yield labelled("tiles", f"{rows} x {columns} of {self.tile_q} queries by {self.tile_kv} keys")
+        where = f"batch {self.batch}, head {self.head}"
+        yield labelled("", f"{where}, {self.len_q} queries, {self.len_kv} keys")
+        kinds = ((self.empty, "skipped"), (self.partial, "partial"), (self.full, "full"))
+        yield labelled("", ", ".join(f"{n} {name} ({percent(n, self.tiles)})" for n, name in kinds))
+        share = percent(self.flops, self.dense_flops)
+        yield labelled("work", f"{flop(self.flops)} of {flop(self.dense_flops)} dense ({share}), forward, one head")
+        yield labelled("keys", f"from {self.key_begin}")
+        yield labelled("", f"to before {self.key_end}")
+        yield labelled("queries", f"from {self.query_begin}")
+        yield labelled("", f"to before {self.query_end}")
+
+    def _kernel_lines(self) -> Iterator[str]:
+        """How kernels find the tiles, and how their work is cut."""
+        how = "by these bounds alone" if self.closed else "by these bounds, and a test of each tile between them"
+        yield labelled("found", how)
+        if self.algorithm:
+            yield labelled("kernel", self.algorithm)
+        if self.why_not_fa3 is not None:
+            yield labelled("", f"not FlashAttention-3: {self.why_not_fa3}")
+        if self.backward_algorithm:
+            yield labelled("", f"backward: {self.backward_algorithm}")
+        if self.backward_why_not_fa3 is not None:
+            yield labelled("", f"not FlashAttention-3: {self.backward_why_not_fa3}")
+        forward = () if self.forward_kernel is None else (self.forward_kernel,)
+        for kernel in (*forward, *self.backward_kernels):
+            yield from wrapped(kernel.role, choice_lines(kernel), self.width)
