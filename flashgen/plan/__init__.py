@@ -8,12 +8,14 @@ from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
+from flashgen.plan.captured.prefetch import loads_ahead_of
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
 from flashgen.plan.dropout import with_dropout
-from flashgen.plan.expressions import NO_EXPRESSIONS, Expressions, expressions_of, with_captures
+from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
+from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
 from flashgen.plan.model.naming import aligned_name
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
@@ -95,7 +97,7 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
     switches = set(kernel.switches)
     if expressions.score is not None:
         switches.add("score")
-    if kernel.template == "forward_sm90.cu.j2" and expressions.loads_ahead():
+    if kernel.template == "forward_sm90.cu.j2" and loads_ahead_of(expressions):
         switches.add("ahead")
     if expressions.sink is not None and kernel.role in ("forward", "captured_sink"):
         switches.add("sink")

@@ -5,17 +5,16 @@ A mask that is a band needs none of this: two numbers and ``Band`` say everythin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.common import identifiers
 from flashgen.errors import PlanError
-from flashgen.plan.captured.prefetch import MOST_BYTES, loads_ahead
+from flashgen.plan.model.expressions import NO_EXPRESSIONS, CapturedTensor, Expressions, Table
 from flashgen.plan.model.plans import Param, ParamTable
 from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from flashgen.expr import Load, Node, Range, TileRule
+    from flashgen.expr import Node, Range, TileRule
 
 #: C++ types of captured tensors' elements.
 ELEMENTS = {
@@ -31,94 +30,6 @@ ELEMENTS = {
     "float64": "double",
 }
 _SCALARS = {"bool": ("int32", "i32"), "int": ("int32", "i32"), "float": ("float", "float")}
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedTensor:
-    """A tensor that an expression reads: its name there, its elements' C++ type, and its rank."""
-
-    name: str
-    element: str
-    rank: int
-
-    @property
-    def identifier(self) -> str:
-        """The kernel parameter that points to its elements, and the function that reads it."""
-        return identifiers.captured(self.name)
-
-    @property
-    def strides(self) -> tuple[str, ...]:
-        """The kernel parameters that hold its strides, in elements."""
-        return tuple(identifiers.stride(self.name, axis) for axis in range(self.rank))
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The kernel parameters that hold its sizes."""
-        return tuple(identifiers.size(self.name, axis) for axis in range(self.rank))
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The smallest and largest elements of stretches of a captured tensor along one dimension."""
-
-    tensor: str
-    axis: int
-    #: The tiles it is asked about: of queries (q), of keys (k), or both.
-    sides: str
-    #: Whether it is asked where elements first reach a value, or are last within it.
-    is_searched: bool = False
-
-    @property
-    def captured(self) -> str:
-        """The function that reads the tensor."""
-        return identifiers.captured(self.tensor)
-
-    @property
-    def numbers(self) -> int:
-        """How many there are for each stretch."""
-        return 4 if self.is_searched else 2
-
-    @property
-    def parameter(self) -> str:
-        """The kernel parameter that points to it, and the function that reads it."""
-        return identifiers.survey(self.tensor, self.axis)
-
-
-@dataclass(frozen=True, slots=True)
-class Expressions:
-    """The trees that a kernel of a spec evaluates; what is None needs no evaluating."""
-
-    mask: Node | None
-    rule: TileRule | None
-    score: Node | None
-    #: The derivative of the score with respect to its logit.
-    slope: Node | None
-    sink: Node | None
-    scalars: tuple[tuple[str, str], ...]
-    tensors: tuple[CapturedTensor, ...]
-    tables: tuple[Table, ...]
-    #: Elements per entry of the tables.
-    stretch: int = 0
-
-    def plain(self) -> tuple[object, ...]:
-        """All of it as text and numbers; the rule and the slope follow from the trees."""
-        from flashgen.expr import text
-
-        trees = [None if tree is None else text(tree) for tree in (self.mask, self.score, self.sink)]
-        tensors = tuple((t.name, t.element, t.rank) for t in self.tensors)
-        return (*trees, self.scalars, tensors, self.stretch)
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether the mask is an expression, not a band."""
-        return self.mask is not None
-
-    def loads_ahead(self, most_bytes: int = MOST_BYTES) -> tuple[Load, ...]:
-        """Loads of the score that may come before the products; see ``plan/ahead.py``."""
-        return loads_ahead(self.score, {tensor.name: tensor.element for tensor in self.tensors}, most_bytes)
-
-
-NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())
 
 
 def expressions_of(spec: AttentionSpec) -> Expressions:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flashgen.common import identifiers
-from flashgen.plan.captured.gradients import Share
+from flashgen.plan.model.captured_work import CapturedGradient, Share
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.render.expressions import Body, body_of, names_of
-
-if TYPE_CHECKING:
-    from flashgen.plan.captured.gradients import CapturedGradient
 
 
 @dataclass(frozen=True, slots=True)

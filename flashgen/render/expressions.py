@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.common import identifiers
-from flashgen.plan.expressions import CapturedTensor, Expressions, Table
+from flashgen.plan.model.expressions import CapturedTensor, Expressions, Table
 from flashgen.plan.model.plans import KernelPlan
 
 if TYPE_CHECKING:
@@ -166,12 +166,12 @@ def _survey(table: Table, e: Expressions) -> Survey:
 
 def _loads_ahead(plan: KernelPlan) -> tuple[Load, ...]:
     """What this kernel fetches for a pair before its logit comes."""
-    from flashgen.plan.captured.prefetch import MOST_BYTES, MOST_BYTES_BACKWARD
+    from flashgen.plan.captured.prefetch import MOST_BYTES, MOST_BYTES_BACKWARD, loads_ahead_of
 
     assert plan.expressions is not None, "what loads has expressions"
     for switch, most_bytes in (("ahead", MOST_BYTES), ("reads_ahead", MOST_BYTES_BACKWARD)):
         if switch in plan.switches:
-            return plan.expressions.loads_ahead(most_bytes)
+            return loads_ahead_of(plan.expressions, most_bytes)
     return ()
 
 

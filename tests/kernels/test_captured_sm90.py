@@ -9,6 +9,7 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
+from flashgen.plan.captured.prefetch import loads_ahead_of
 
 Array = np.ndarray[Any, Any]
 BATCH, HEADS, HEADS_KV, LENGTH = 2, 2, 1, 210
@@ -98,7 +99,7 @@ def test_biases_come_ahead_as_far_as_there_is_room() -> None:
     spec = fg.AttentionSpec(64, mask=fg.causal(), score=fg.Score.of(score), direction="forward")
     forward = fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("forward")
     assert forward.expressions is not None
-    assert len(forward.expressions.loads_ahead()) == 2
+    assert len(loads_ahead_of(forward.expressions)) == 2
     check(spec, dict(spec.tensors), 1, schedule="random", seed=1)
 
 

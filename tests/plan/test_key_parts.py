@@ -9,7 +9,7 @@ from hypothesis import given, settings
 import flashgen as fg
 from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
-from flashgen.plan.hopper.key_parts import KeyParts
+from flashgen.plan.model.key_parts import KeyParts
 from flashgen.plan.model.plans import Problem
 from flashgen.plan.model.sum_ring import SumRing
 

@@ -14,7 +14,7 @@ from flashgen.errors import ArgumentError
 from flashgen.expr import Const, Index, Load, element_type, is_tensor, postorder
 from flashgen.launch.arrays.array import ArrayInfo
 from flashgen.launch.call.prepared import Output
-from flashgen.plan.expressions import Expressions
+from flashgen.plan.model.expressions import Expressions
 from flashgen.plan.model.plans import Problem
 from flashgen.spec import AttentionSpec
 from flashgen.spec.text.declared import Declared

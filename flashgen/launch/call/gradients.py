@@ -9,7 +9,7 @@ from flashgen.launch.arrays.array import ArrayInfo
 from flashgen.launch.call.prepared import Output
 from flashgen.plan.captured.gradients import DTYPES, gradients_of
 from flashgen.plan.captured.load_dependence import tile_places
-from flashgen.plan.expressions import Expressions
+from flashgen.plan.model.expressions import Expressions
 from flashgen.plan.model.plans import Problem
 
 #: 32-bit words of an exact sum: as many 64-bit ones as ``kAccumulatorWords`` says.

@@ -11,14 +11,15 @@ Sums are exact (``flashgen/accumulator.cuh``), so the order in which blocks add 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flashgen.arch import Arch
 from flashgen.common import identifiers
-from flashgen.plan.captured.load_dependence import Over, over_of, tile_places
-from flashgen.plan.expressions import CapturedTensor, Expressions
+from flashgen.plan.captured.load_dependence import over_of, tile_places
 from flashgen.plan.model import params
+from flashgen.plan.model.captured_work import CapturedGradient, CapturedWork, How, Share
+from flashgen.plan.model.expressions import CapturedTensor, Expressions
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, Role, SmemMap
 from flashgen.plan.model.smem import SmemLayout
@@ -26,79 +27,12 @@ from flashgen.plan.portable.backward import plan_query
 from flashgen.spec import AttentionSpec, Schedule
 
 if TYPE_CHECKING:
-    from flashgen.expr import Load, Node
+    from flashgen.expr import Node
 
 #: C++ types of elements that have gradients, and the dtypes of those.
 DTYPES = {"half_t": "fp16", "bfloat16_t": "bf16", "float": "fp32", "double": "fp64"}
 #: Of the kernels that go through elements or rows one by one.
 _THREADS, _BLOCKS, _SINK_ROWS = 256, 64, 1024
-
-How = Literal["none", "tile", "sum"]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one load of a captured tensor adds to its gradient: dS times the slope, at the element loaded."""
-
-    tensor: CapturedTensor
-    load: Load
-    #: d score / d load.
-    slope: Node
-    #: Over which pairs the element is the same.
-    over: Over
-
-    def plain(self) -> tuple[object, ...]:
-        """All of it as text."""
-        from flashgen.expr import text
-
-        return self.tensor.name, text(self.load), text(self.slope), self.over
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedGradient:
-    """How the gradient of one captured tensor comes about."""
-
-    tensor: CapturedTensor
-    pairs: tuple[Share, ...]
-    sinks: tuple[Share, ...]
-
-    @property
-    def how(self) -> How:
-        """Not at all, tile by tile without sums in memory, or in sums."""
-        if not self.pairs and not self.sinks:
-            return "none"
-        if not self.sinks and len(self.pairs) == 1 and tile_places(self.pairs[0].load.indices) is not None:
-            return "tile"
-        return "sum"
-
-    @property
-    def parameter(self) -> str:
-        """The kernel parameter that points to the gradient."""
-        return identifiers.gradient(self.tensor.name)
-
-    @property
-    def sums(self) -> str:
-        """The kernel parameter that points to the sums."""
-        return identifiers.sums(self.tensor.name)
-
-    @property
-    def elements(self) -> str:
-        """The kernel parameter that counts the gradient's elements."""
-        return identifiers.elements(self.tensor.name)
-
-    @property
-    def cleared(self) -> str:
-        """The kernel parameter that says how many of the gradient's elements have to be cleared: all, or none."""
-        return identifiers.cleared(self.tensor.name)
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedWork:
-    """What a kernel of captured gradients works on."""
-
-    shares: tuple[Share, ...] = ()
-    summed: tuple[CapturedGradient, ...] = ()
-    cleared: tuple[CapturedGradient, ...] = ()
 
 
 def gradients_of(expressions: Expressions | None) -> tuple[CapturedGradient, ...]:
@@ -108,7 +42,7 @@ def gradients_of(expressions: Expressions | None) -> tuple[CapturedGradient, ...
         return ()
     pairs, sinks = (_shares(root, expressions) for root in (expressions.score, expressions.sink))
     return tuple(
-        CapturedGradient(
+        _gradient(
             tensor,
             tuple(share for share in pairs if share.tensor is tensor),
             tuple(share for share in sinks if share.tensor is tensor),
@@ -116,6 +50,15 @@ def gradients_of(expressions: Expressions | None) -> tuple[CapturedGradient, ...
         for tensor in expressions.tensors
         if tensor.element in DTYPES
     )
+
+
+def _gradient(tensor: CapturedTensor, pairs: tuple[Share, ...], sinks: tuple[Share, ...]) -> CapturedGradient:
+    how: How = "sum"
+    if not pairs and not sinks:
+        how = "none"
+    elif not sinks and len(pairs) == 1 and tile_places(pairs[0].load.indices) is not None:
+        how = "tile"
+    return CapturedGradient(tensor, pairs, sinks, how)
 
 
 def _shares(root: Node | None, expressions: Expressions) -> tuple[Share, ...]:

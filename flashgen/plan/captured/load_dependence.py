@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from flashgen.plan.model.captured_work import Over
 
 if TYPE_CHECKING:
     from flashgen.expr import Node
-
-#: The element is the same for all pairs of a sequence and head, for those of a query, of a key, of a distance
-#: k - q, or for none.
-Over = Literal["block", "rows", "columns", "diagonals", "pairs"]
 
 
 def over_of(indices: tuple[Node, ...]) -> Over:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from flashgen.plan.model.expressions import Expressions
+
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node
 
@@ -12,6 +14,11 @@ if TYPE_CHECKING:
 #: and a key there are registers for: where scores are alone, and where they are with dP, dK and dV.
 _BYTES = {"half_t": 2, "bfloat16_t": 2, "float": 4}
 MOST_BYTES, MOST_BYTES_BACKWARD = 4, 2
+
+
+def loads_ahead_of(expressions: Expressions, most_bytes: int = MOST_BYTES) -> tuple[Load, ...]:
+    """Loads of a kernel's score that may come before the products."""
+    return loads_ahead(expressions.score, {tensor.name: tensor.element for tensor in expressions.tensors}, most_bytes)
 
 
 def loads_ahead(score: Node | None, elements: Mapping[str, str], most_bytes: int = MOST_BYTES) -> tuple[Load, ...]:

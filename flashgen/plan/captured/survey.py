@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.plan.expressions import Expressions, with_captures
+from flashgen.plan.expressions import with_captures
+from flashgen.plan.model.expressions import Expressions
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.plans import Constant, KernelPlan, ParamTable, SmemMap
 from flashgen.plan.model.smem import SmemLayout

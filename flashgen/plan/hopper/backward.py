@@ -7,10 +7,10 @@ from flashgen.plan.hopper.adding_order import order_constants
 from flashgen.plan.hopper.backward_frame import BackwardSm90
 from flashgen.plan.hopper.backward_tiles import DS_SLOTS, SUM_LINE, TILE_KV, one_kernel
 from flashgen.plan.hopper.backward_wide import plan_wide_sm90
-from flashgen.plan.hopper.key_parts import KeyParts
 from flashgen.plan.hopper.units import PANEL, STORED_ROWS, made_for, why_not_hopper
 from flashgen.plan.model import params
 from flashgen.plan.model.budget import Choice
+from flashgen.plan.model.key_parts import KeyParts
 from flashgen.plan.model.plans import Box, Constant, KernelPlan
 from flashgen.plan.model.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule

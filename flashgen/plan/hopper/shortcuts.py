@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from flashgen.plan.captured.prefetch import MOST_BYTES_BACKWARD
+from flashgen.plan.captured.prefetch import MOST_BYTES_BACKWARD, loads_ahead_of
 from flashgen.plan.hopper.forward_traits import changes_scores, pair_loads
 from flashgen.plan.hopper.units import PANEL, is_listed
 from flashgen.plan.model.budget import Held, registers_of
@@ -103,7 +103,7 @@ def reads_pairs(spec: AttentionSpec) -> bool:
         return False
     from flashgen.plan.expressions import expressions_of
 
-    return bool(expressions_of(spec).loads_ahead(MOST_BYTES_BACKWARD))
+    return bool(loads_ahead_of(expressions_of(spec), MOST_BYTES_BACKWARD))
 
 
 def is_sparing(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
-from flashgen.plan.model.plans import SmemMap
+from flashgen.plan.model.parts import SmemMap
 
 #: What registers of a thread are for, and how many.
 Held = tuple[tuple[str, int], ...]

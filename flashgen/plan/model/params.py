@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashgen.plan.model.plans import Param, ParamTable
+from flashgen.plan.model.parts import Param, ParamTable
 
 _NOTES = {
     "lse": "log-sum-exp, (batch, heads_q, len_q)",

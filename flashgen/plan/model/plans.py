@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from flashgen.arch import Arch
+from flashgen.plan.model.budget import Choice
+from flashgen.plan.model.captured_work import CapturedWork
+from flashgen.plan.model.expressions import Expressions
+from flashgen.plan.model.parts import Box, Constant, Param, ParamTable, Problem, SmemMap, SmemRegion
+from flashgen.plan.model.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, Schedule
 
-if TYPE_CHECKING:
-    from flashgen.plan.captured.gradients import CapturedWork
-    from flashgen.plan.expressions import Expressions
-    from flashgen.plan.model.budget import Choice
-    from flashgen.plan.model.sum_ring import SumRing
+__all__ = [
+    "AttentionPlan",
+    "Box",
+    "Constant",
+    "KernelPlan",
+    "Param",
+    "ParamTable",
+    "Pass",
+    "Problem",
+    "Role",
+    "SmemMap",
+    "SmemRegion",
+]
 
 Pass = Literal["forward", "backward"]
 #: forward; prepare: D = rowsum(dO * O); main: dK, dV and dQ; query: dQ without atomics; finish: dQ to dtype.
@@ -24,133 +36,7 @@ Pass = Literal["forward", "backward"]
 #: captured_...: gradients of captured tensors; one captured_tile0, captured_tile1 ... for each bias.
 Role = str
 
-#: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
-_FORMATS = {"map": "128s", "void*": "Q", "uint64": "Q", "int64": "q", "int32": "i", "float": "f"}
-#: Tensor maps lie at multiples of this.
-_MAP_ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """One field of a kernel's parameter struct."""
-
-    name: str
-    #: Key of ``_FORMATS``.
-    kind: str
-    #: How the field is declared in C++, e.g. ``const element_t*``.
-    declared: str
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ParamTable:
-    """The parameter struct: read by the template (declaration) and by the launcher (packing)."""
-
-    params: tuple[Param, ...]
-
-    @classmethod
-    def widest_first(cls, params: Iterable[Param]) -> ParamTable:
-        """These parameters in an order that leaves no holes, and that keeps the order of those of a kind."""
-        order = tuple(_FORMATS)
-        return cls(tuple(sorted(params, key=lambda p: order.index(p.kind))))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Field names in struct order."""
-        return tuple(p.name for p in self.params)
-
-    @property
-    def format(self) -> str:
-        """The ``struct`` format; native alignment, which the field order makes equal to C++'s."""
-        return "@" + "".join(_FORMATS[p.kind] for p in self.params)
-
-    @property
-    def bytes(self) -> int:
-        """sizeof the struct, tail padding included."""
-        alignment = _MAP_ALIGNMENT if any(p.kind == "map" for p in self.params) else 8
-        return -(-struct.calcsize(self.format) // alignment) * alignment
-
-
-@dataclass(frozen=True, slots=True)
-class SmemRegion:
-    """A named stretch of dynamic shared memory."""
-
-    name: str
-    offset: int
-    bytes: int
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SmemMap:
-    """The shared-memory map: read by the template (offsets) and by the launcher (size)."""
-
-    regions: tuple[SmemRegion, ...] = ()
-
-    @property
-    def bytes(self) -> int:
-        """Dynamic shared memory to ask for at launch."""
-        return max((r.offset + r.bytes for r in self.regions), default=0)
-
-    @property
-    def sizes(self) -> str:
-        """For people: each region and its bytes, but for small ones, and whose room it takes over."""
-        parts = []
-        for i, region in enumerate(self.regions):
-            before = (r.name for r in self.regions[:i] if r.offset <= region.offset < r.offset + r.bytes)
-            shared = f" (over {name})" if (name := next(before, "")) else ""
-            parts += [f"{region.name} {region.bytes}{shared}"] if region.bytes > 256 else []
-        return ", ".join(parts)
-
-    def __getitem__(self, name: str) -> SmemRegion:
-        for region in self.regions:
-            if region.name == name:
-                return region
-        raise KeyError(name)
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """What the copy engine is told of a tensor (batch, row, head, column): which boxes of it are copied.
-
-    A workspace of one dimension is rows as long as a box.
-    """
-
-    #: The tensor; the parameter is ``<tensor>_map``.
-    tensor: str
-    rows: int
-    columns: int
-    #: Within stretches of so many bytes of shared memory, 16-byte chunks change places.
-    swizzle: int = 128
-    #: Of the tensor, where that is not the spec's dtype.
-    element: str | None = None
-
-    @property
-    def parameter(self) -> str:
-        """The kernel parameter that holds the map."""
-        return f"{self.tensor}_map"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """The sizes of one call."""
-
-    batch: int
-    heads_q: int
-    heads_kv: int
-    len_q: int
-    len_kv: int
-    #: Parts of the keys of a sequence that have blocks of their own.
-    splits: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """One member of the kernel's ``constexpr`` config struct."""
-
-    name: str
-    value: int | bool
-    note: str = ""
+_COLUMNS = ("kernel", "tile", "stages", "warps", "shared memory", "grid (x, y, z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +124,10 @@ class KernelPlan:
         return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
 
     def __str__(self) -> str:
-        from flashgen.plan.model.printing import printed_kernel
-
-        return printed_kernel(self)
+        name, *cells = _cells(self)
+        labels = ("tile", "stages", "warps", "shared memory", "grid")
+        parts = ", ".join(f"{label} {cell}" for label, cell in zip(labels, cells, strict=True) if cell != "-")
+        return f"{name}: {parts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +151,33 @@ class AttentionPlan:
         return any(k.role == role for k in self.kernels)
 
     def __str__(self) -> str:
-        from flashgen.plan.model.printing import printed
+        title = f"{self.spec.describe()}, for {self.arch.name} ({self.arch.example})"
+        return "\n".join([title, *_table([_COLUMNS, *map(_cells, self.kernels)])])
 
-        return printed(self)
+
+def _cells(kernel: KernelPlan) -> tuple[str, ...]:
+    values = {member.name: str(member.value) for member in kernel.config}
+    tile = f"{values['tile_q']} x {values['tile_kv']}" if {"tile_q", "tile_kv"} <= values.keys() else "-"
+    smem = f"{kernel.smem.bytes} bytes" if kernel.smem.bytes else "-"
+    return kernel.name, tile, values.get("stages", "-"), str(kernel.threads // 32), smem, _grid(kernel)
+
+
+def _grid(kernel: KernelPlan) -> str:
+    if kernel.fixed_blocks is not None:
+        return f"({kernel.fixed_blocks}, 1, 1)"
+    if kernel.grid_over == "pairs":
+        tiles = f"ceil(Sq / {kernel.grid_tile}) * ceil(Sk / {kernel.constant('tile_kv')})"
+    else:
+        length = {"q": "Sq", "kv": "Sk", "rows": "max(total_q, total_kv)"}[kernel.grid_over]
+        tiles = f"ceil({length} / {kernel.grid_tile})"
+    tiles += " * splits" if kernel.grid_splits else ""
+    heads = {"q": "H", "kv": "Hk", "one": "1"}[kernel.grid_heads]
+    batch = "B" if kernel.grid_batch == "each" else "1"
+    if kernel.is_persistent:
+        return f"as many blocks as run at once, for {tiles} * {heads} * {batch} tiles"
+    return f"({tiles}, {heads}, {batch})"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

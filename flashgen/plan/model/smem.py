@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashgen.plan.model.plans import SmemMap, SmemRegion
+from flashgen.plan.model.parts import SmemMap, SmemRegion
 
 #: Tiles begin at multiples of this, so that a swizzled address is its tile's base with a few bits flipped.
 ALIGNMENT = 128

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashgen.plan.hopper.key_parts import BLOCKS, KeyParts
-from flashgen.plan.model.plans import Problem
+from flashgen.plan.model.key_parts import BLOCKS, KeyParts
+from flashgen.plan.model.parts import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from flashgen.arch import Arch
+from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.naming import kernel_name
 from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable, Role, SmemMap
+from flashgen.plan.model.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, Schedule
-
-if TYPE_CHECKING:
-    from flashgen.plan.model.budget import Choice
-    from flashgen.plan.model.sum_ring import SumRing
 
 
 @dataclass(frozen=True, slots=True)

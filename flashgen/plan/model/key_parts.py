@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashgen.plan.model.plans import Problem
+from flashgen.plan.model.parts import Problem
 
 #: Multiprocessors of an H100 or H200; with fewer there is room to spare.
 BLOCKS = 132

@@ -1,0 +1,95 @@
+"""The trees that a kernel evaluates, and the captured tensors and tables that they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.common import identifiers
+
+if TYPE_CHECKING:
+    from flashgen.expr import Node, TileRule
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTensor:
+    """A tensor that an expression reads: its name there, its elements' C++ type, and its rank."""
+
+    name: str
+    element: str
+    rank: int
+
+    @property
+    def identifier(self) -> str:
+        """The kernel parameter that points to its elements, and the function that reads it."""
+        return identifiers.captured(self.name)
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        """The kernel parameters that hold its strides, in elements."""
+        return tuple(identifiers.stride(self.name, axis) for axis in range(self.rank))
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The kernel parameters that hold its sizes."""
+        return tuple(identifiers.size(self.name, axis) for axis in range(self.rank))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The smallest and largest elements of stretches of a captured tensor along one dimension."""
+
+    tensor: str
+    axis: int
+    #: The tiles it is asked about: of queries (q), of keys (k), or both.
+    sides: str
+    #: Whether it is asked where elements first reach a value, or are last within it.
+    is_searched: bool = False
+
+    @property
+    def captured(self) -> str:
+        """The function that reads the tensor."""
+        return identifiers.captured(self.tensor)
+
+    @property
+    def numbers(self) -> int:
+        """How many there are for each stretch."""
+        return 4 if self.is_searched else 2
+
+    @property
+    def parameter(self) -> str:
+        """The kernel parameter that points to it, and the function that reads it."""
+        return identifiers.survey(self.tensor, self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Expressions:
+    """The trees that a kernel of a spec evaluates; what is None needs no evaluating."""
+
+    mask: Node | None
+    rule: TileRule | None
+    score: Node | None
+    #: The derivative of the score with respect to its logit.
+    slope: Node | None
+    sink: Node | None
+    scalars: tuple[tuple[str, str], ...]
+    tensors: tuple[CapturedTensor, ...]
+    tables: tuple[Table, ...]
+    #: Elements per entry of the tables.
+    stretch: int = 0
+
+    def plain(self) -> tuple[object, ...]:
+        """All of it as text and numbers; the rule and the slope follow from the trees."""
+        from flashgen.expr import text
+
+        trees = [None if tree is None else text(tree) for tree in (self.mask, self.score, self.sink)]
+        tensors = tuple((t.name, t.element, t.rank) for t in self.tensors)
+        return (*trees, self.scalars, tensors, self.stretch)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the mask is an expression, not a band."""
+        return self.mask is not None
+
+
+NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())

@@ -1,0 +1,135 @@
+"""What kernel plans are made of: parameters, shared memory, boxes of the copy engine, constants, and a call's sizes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
+_FORMATS = {"map": "128s", "void*": "Q", "uint64": "Q", "int64": "q", "int32": "i", "float": "f"}
+#: Tensor maps lie at multiples of this.
+_MAP_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One field of a kernel's parameter struct."""
+
+    name: str
+    #: Key of ``_FORMATS``.
+    kind: str
+    #: How the field is declared in C++, e.g. ``const element_t*``.
+    declared: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParamTable:
+    """The parameter struct: read by the template (declaration) and by the launcher (packing)."""
+
+    params: tuple[Param, ...]
+
+    @classmethod
+    def widest_first(cls, params: Iterable[Param]) -> ParamTable:
+        """These parameters in an order that leaves no holes, and that keeps the order of those of a kind."""
+        order = tuple(_FORMATS)
+        return cls(tuple(sorted(params, key=lambda p: order.index(p.kind))))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Field names in struct order."""
+        return tuple(p.name for p in self.params)
+
+    @property
+    def format(self) -> str:
+        """The ``struct`` format; native alignment, which the field order makes equal to C++'s."""
+        return "@" + "".join(_FORMATS[p.kind] for p in self.params)
+
+    @property
+    def bytes(self) -> int:
+        """sizeof the struct, tail padding included."""
+        alignment = _MAP_ALIGNMENT if any(p.kind == "map" for p in self.params) else 8
+        return -(-struct.calcsize(self.format) // alignment) * alignment
+
+
+@dataclass(frozen=True, slots=True)
+class SmemRegion:
+    """A named stretch of dynamic shared memory."""
+
+    name: str
+    offset: int
+    bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SmemMap:
+    """The shared-memory map: read by the template (offsets) and by the launcher (size)."""
+
+    regions: tuple[SmemRegion, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Dynamic shared memory to ask for at launch."""
+        return max((r.offset + r.bytes for r in self.regions), default=0)
+
+    @property
+    def sizes(self) -> str:
+        """For people: each region and its bytes, but for small ones, and whose room it takes over."""
+        parts = []
+        for i, region in enumerate(self.regions):
+            before = (r.name for r in self.regions[:i] if r.offset <= region.offset < r.offset + r.bytes)
+            shared = f" (over {name})" if (name := next(before, "")) else ""
+            parts += [f"{region.name} {region.bytes}{shared}"] if region.bytes > 256 else []
+        return ", ".join(parts)
+
+    def __getitem__(self, name: str) -> SmemRegion:
+        for region in self.regions:
+            if region.name == name:
+                return region
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What the copy engine is told of a tensor (batch, row, head, column): which boxes of it are copied.
+
+    A workspace of one dimension is rows as long as a box.
+    """
+
+    #: The tensor; the parameter is ``<tensor>_map``.
+    tensor: str
+    rows: int
+    columns: int
+    #: Within stretches of so many bytes of shared memory, 16-byte chunks change places.
+    swizzle: int = 128
+    #: Of the tensor, where that is not the spec's dtype.
+    element: str | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The kernel parameter that holds the map."""
+        return f"{self.tensor}_map"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The sizes of one call."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    len_q: int
+    len_kv: int
+    #: Parts of the keys of a sequence that have blocks of their own.
+    splits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One member of the kernel's ``constexpr`` config struct."""
+
+    name: str
+    value: int | bool
+    note: str = ""
