@@ -55,6 +55,8 @@ WRONG = {
     "fg.flash_attn_func(1)": 'Missing positional arguments "k", "v" in call to "flash_attn_func"',
     "fg.cache.default_cache(1)": 'Too many arguments for "default_cache"',
     'fg.compile.compile_source("text")': 'Argument 1 to "compile_source" has incompatible type "str"',
+    "(1 + fg.q_len).cosine()": '"Node" has no attribute "cosine"',
+    "(fg.q_len == fg.k_len).cosine()": '"Node" has no attribute "cosine"',
 }
 #: Types of other packages are theirs, and take a while.
 CONFIG = "[mypy]\nstrict = true\n[mypy-torch.*,transformers.*,rich.*,jinja2.*,msgspec.*]\nfollow_imports = skip\n"

@@ -85,7 +85,7 @@ def expression_code(plan: KernelPlan) -> Code:
     from flashgen.expr.analysis.hoisting import is_quick as is_quick_tree
     from flashgen.expr.analysis.hoisting import with_keys_apart
     from flashgen.expr.readings.cuda import C_TYPES, arguments_near_zero
-    from flashgen.expr.tree.visit import substitute
+    from flashgen.expr.tree.rebuild import substitute
 
     e = plan.expressions
     assert e is not None, "the template asks only where the plan has expressions"

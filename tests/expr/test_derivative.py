@@ -9,8 +9,9 @@ from flashgen.expr.readings.derivative import captured_gradients, derivative
 from flashgen.expr.readings.numpy import evaluate
 from flashgen.expr.trace.parse import parse
 from flashgen.expr.tree.nodes import Const, Load, Node, Scalar, Score
+from flashgen.expr.tree.rebuild import substitute
 from flashgen.expr.tree.text import text
-from flashgen.expr.tree.visit import postorder, substitute
+from flashgen.expr.tree.visit import postorder
 
 POINTS = 200
 STEP = 1e-6

@@ -11,7 +11,7 @@ import pytest
 import flashgen as fg
 from flashgen.errors import TraceError
 from flashgen.expr.trace.tracer import trace_mask, trace_score
-from flashgen.expr.tree.methods import METHODS
+from flashgen.expr.tree.operators import METHODS
 from flashgen.expr.tree.text import text
 
 BIAS = np.zeros((2, 3, 8, 8), np.float32)

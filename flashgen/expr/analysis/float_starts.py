@@ -17,7 +17,8 @@ from flashgen.expr.analysis.linear import VARYING, Linear, linear
 from flashgen.expr.tree.build import binary, to_float, unary
 from flashgen.expr.tree.nodes import Binary, Const, Node, Unary
 from flashgen.expr.tree.pair_nodes import Start, Step
-from flashgen.expr.tree.visit import postorder, substitute
+from flashgen.expr.tree.rebuild import substitute
+from flashgen.expr.tree.visit import postorder
 
 #: Of larger factors the constants that are added, for up to 256 queries and keys, might not be exact.
 _MAX_FACTOR = 2**15

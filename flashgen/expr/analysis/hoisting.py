@@ -14,8 +14,9 @@ from flashgen.common.identifiers import captured
 from flashgen.expr.analysis.bounds import apart_at_most_zero
 from flashgen.expr.analysis.linear import forms
 from flashgen.expr.tree.nodes import FLOAT_FUNCTIONS, ORDERS, USES, Binary, Index, Load, Node, Scalar, Unary
+from flashgen.expr.tree.rebuild import substitute
 from flashgen.expr.tree.tile_nodes import Range, Search
-from flashgen.expr.tree.visit import postorder, substitute
+from flashgen.expr.tree.visit import postorder
 
 _COSTLY_BINARY = ("//", "%", "/")
 #: Above so many operations for every pair, code for pair after pair is too much of it.

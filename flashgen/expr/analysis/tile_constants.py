@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from flashgen.expr.tree.build import binary
 from flashgen.expr.tree.nodes import FLOAT_FUNCTIONS, USES, Binary, Const, Load, Node, Scalar, Unary
-from flashgen.expr.tree.visit import postorder, rebuilt
+from flashgen.expr.tree.rebuild import rebuilt
+from flashgen.expr.tree.visit import postorder
 
 _PER_PAIR = USES["q"] | USES["k"] | USES["s"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from flashgen.expr.tree.build import binary
 from flashgen.expr.tree.nodes import USES, Binary, Node, Scalar, Score, Unary
-from flashgen.expr.tree.visit import substitute
+from flashgen.expr.tree.rebuild import substitute
 
 _PER_PAIR = USES["q"] | USES["k"] | USES["s"]
 #: How many products a logit is, and the opposite; no captured value can have these names.

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable, Mapping
 
 from flashgen.errors import TraceError
+from flashgen.expr.tree.advice import is_bitwise
 from flashgen.expr.tree.blame import PARENTHESES
 from flashgen.expr.tree.build import as_node, binary, select, to_float, unary
 from flashgen.expr.tree.captured import load
-from flashgen.expr.tree.methods import METHODS
 from flashgen.expr.tree.nodes import (
     FLOAT_FUNCTIONS,
     FUNCTIONS,
@@ -23,7 +23,7 @@ from flashgen.expr.tree.nodes import (
     Score,
     Tensor,
 )
-from flashgen.expr.tree.operators import is_bitwise
+from flashgen.expr.tree.operators import METHODS
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+",

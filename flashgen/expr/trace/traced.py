@@ -10,7 +10,8 @@ from flashgen.errors import TraceError
 from flashgen.expr.trace.capture import clean_name, element_type
 from flashgen.expr.tree.build import binary, unary
 from flashgen.expr.tree.nodes import Binary, Const, Load, Node, Scalar, Score, Tensor
-from flashgen.expr.tree.visit import postorder, substitute
+from flashgen.expr.tree.rebuild import substitute
+from flashgen.expr.tree.visit import postorder
 
 MAX_NODES = 256
 MAX_DEPTH = 32

@@ -12,9 +12,10 @@ from flashgen.errors import FlashgenError, TraceError
 from flashgen.expr.trace.capture import Captures
 from flashgen.expr.trace.traced import Traced, check_counts, check_size, with_used
 from flashgen.expr.tree.blame import Span, span_of_traceback, tracing, with_line
-from flashgen.expr.tree.build import as_node, can_be_node, to_float
+from flashgen.expr.tree.build import as_node, to_float
 from flashgen.expr.tree.captured import Captured
 from flashgen.expr.tree.nodes import INDICES, Index, Node, Score
+from flashgen.expr.tree.operators import can_be_node
 
 _PAIR = tuple(Index(name) for name in INDICES)
 

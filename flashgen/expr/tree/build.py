@@ -14,18 +14,13 @@ from flashgen.common.show import shortened, show
 from flashgen.expr.tree.blame import PARENTHESES, fail
 from flashgen.expr.tree.folding import folded, folded_function
 from flashgen.expr.tree.nodes import COMPARISONS, FLOAT_FUNCTIONS, Binary, Const, Node, Select, Type, Unary
-from flashgen.expr.tree.operators import Operators
+from flashgen.expr.tree.operators import BUILDER, Operators
 
 MIN_INT, MAX_INT = -(2**31), 2**31 - 1
 #: The comparison that holds exactly when this one does not (of numbers without NaN).
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 #: A power of two with this exponent is a whole number of 32 bits, and no larger one is.
 _LARGEST_SHIFT = 30
-
-
-def can_be_node(value: object) -> bool:
-    """Whether ``as_node`` takes it."""
-    return isinstance(value, (Node, bool, np.bool_, numbers.Real))
 
 
 def as_node(value: object) -> Node:
@@ -284,15 +279,10 @@ def select(condition: object, then: object, other: object) -> Node:
     return Select(c, a, b)
 
 
-def same_node(node: object) -> bool | None:
-    """Outside of tracing: the truth of ``a == b``, which is whether they are one node; None if it is something else."""
-    if isinstance(node, Const) and node.type == "bool":
-        return bool(node.value)
-    if isinstance(node, Binary) and node.op in ("==", "!="):
-        return (node.left is node.right) == (node.op == "==")
-    return None
-
-
 def article(type_: Type) -> str:
     """A type in words."""
     return {"bool": "a condition", "int": "a whole number", "float": "a float"}[type_]
+
+
+BUILDER.unary = unary
+BUILDER.binary = binary

@@ -8,6 +8,7 @@ from flashgen.expr.tree.blame import fail
 from flashgen.expr.tree.build import article, as_node
 from flashgen.expr.tree.nodes import Const, Load, Node, Tensor
 from flashgen.expr.tree.operators import Operators
+from flashgen.expr.tree.text import text
 
 
 class Captured(Operators):
@@ -42,8 +43,6 @@ class Captured(Operators):
 
     @property
     def _text(self) -> str:
-        from flashgen.expr.tree.text import text
-
         chosen = f"[{', '.join(map(text, self._indices))}]" if self._indices else ""
         return self._tensor.name + chosen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashgen.expr.tree.blame import fail
 from flashgen.expr.tree.build import as_node, binary, number, select, unary
 from flashgen.expr.tree.nodes import Const, Length, Node
+from flashgen.expr.tree.operators import BUILDER
 
 #: The number of queries and of keys of the sequence, known at the call.
 q_len = Length("q_len")
@@ -91,3 +92,7 @@ def to_int(value: object) -> Node:
     if x.type == "float":
         fail("a float does not become a whole number; compute it with whole numbers, with // in place of /")
     return x
+
+
+BUILDER.power = power
+BUILDER.to_int = to_int

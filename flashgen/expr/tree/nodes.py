@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from flashgen.expr.tree.operators import Operators
+# Importers of the classes of nodes find their base and the names of types here as well.
+from flashgen.expr.tree.operators import Node as Node
+from flashgen.expr.tree.operators import Type as Type
 
-Type = Literal["bool", "int", "float"]
 N = TypeVar("N", bound="Node")
 
 #: What a node's value depends on, as bits of ``Node.uses``.
@@ -34,37 +35,6 @@ RESERVED = frozenset({*USES, *LENGTHS, *TILE_VARIABLES, *FUNCTIONS, "inf"})
 #: Every node there is, by what makes it itself.
 nodes: WeakValueDictionary[tuple[object, ...], Node] = WeakValueDictionary()
 _lock = threading.Lock()
-
-
-class Node(Operators):
-    """A value of the language; ``type`` is bool, int or float, ``children`` are its operands."""
-
-    __slots__ = ("__weakref__", "children", "depth", "type", "uses")
-    _fields: ClassVar[tuple[str, ...]] = ()
-    type: Type
-    children: tuple[Node, ...]
-    depth: int
-    uses: int
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} cannot be set; nodes never change")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} cannot be deleted; nodes never change")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, name) for name in self._fields)
-
-    def __copy__(self) -> Node:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Node:
-        return self
-
-    def __repr__(self) -> str:
-        from flashgen.expr.tree.text import text
-
-        return f"<{text(self)}>"
 
 
 def make(
@@ -115,6 +85,9 @@ class Const(Node):
         if found is not None:
             return found  # type: ignore[return-value]
         return make(cls, key, type_, (), 0, value=value)
+
+    def _truth(self) -> bool | None:
+        return bool(self.value) if self.type == "bool" else None
 
 
 class Index(Node):
@@ -233,6 +206,9 @@ class Binary(Node):
             return found  # type: ignore[return-value]
         type_: Type = "bool" if op in COMPARISONS else left.type
         return make(cls, key, type_, (left, right), 0, op=op, left=left, right=right)
+
+    def _truth(self) -> bool | None:
+        return (self.left is self.right) == (self.op == "==") if self.op in ("==", "!=") else None
 
 
 class Select(Node):

@@ -17,6 +17,7 @@ from flashgen.expr.tree.nodes import (
     Select,
     Unary,
 )
+from flashgen.expr.tree.operators import BUILDER
 from flashgen.expr.tree.pair_nodes import Start, Step
 from flashgen.expr.tree.tile_nodes import Range, Search, TileVar, Wide
 from flashgen.expr.tree.visit import postorder, uses_of
@@ -164,3 +165,6 @@ def _is_cast(node: Node) -> bool:
 
 def _uncast(node: Node) -> Node:
     return node.children[0] if _is_cast(node) else node
+
+
+BUILDER.text = text

@@ -169,7 +169,7 @@ def adds_two_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
     """Whether they are one load of two bytes for each pair, and all that the score does is to add it."""
     from flashgen.expr import Scalar, Score
     from flashgen.expr.tree.build import binary
-    from flashgen.expr.tree.visit import substitute
+    from flashgen.expr.tree.rebuild import substitute
 
     assert spec.score is not None, "only a score loads"
     if len(loads) != 1 or _elements(spec)[loads[0].tensor.name] not in ("half_t", "bfloat16_t"):

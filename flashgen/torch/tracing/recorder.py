@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from flashgen.errors import TraceError
 from flashgen.expr import Length
 from flashgen.expr.tree import blame, build
-from flashgen.expr.tree.operators import Operators, advice_for_call
+from flashgen.expr.tree.advice import advice_for_call
+from flashgen.expr.tree.operators import Operators
 from flashgen.torch.tracing.dynamo import follow_operators
 
 #: An operation: what it is, then its operands. ``("step", n)`` stands for the result of step n.
