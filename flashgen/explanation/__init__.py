@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flashgen.arch import Arch
 from flashgen.common.checks import is_whole
 from flashgen.common.show import show
-from flashgen.errors import ArgumentError, SpecError
+from flashgen.errors import ArgumentError, PlanError, SpecError
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
 from flashgen.explanation.model import Explanation
+from flashgen.plan import KernelPlan, plan
+from flashgen.plan.algorithm import why_not_fa3
 from flashgen.spec import AttentionSpec, Mask, Schedule
-
-if TYPE_CHECKING:
-    from flashgen.arch import Arch
-    from flashgen.plan.model.plans import KernelPlan
 
 __all__ = ["DEFAULT_LENGTH", "EMPTY", "FULL", "PARTIAL", "Explanation", "explain"]
 
@@ -70,7 +69,6 @@ def explain(
         if not is_whole(number, least, 2**30):
             raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from {least} to 2**30")
     from flashgen.expr import text
-    from flashgen.plan.algorithm import why_not_fa3
 
     rule = spec.mask.rule
     env = values | {"b": batch, "h": head, "q_len": len_q, "k_len": len_kv}
@@ -102,16 +100,11 @@ def explain(
 
 def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> KernelPlan:
     """The forward kernel that would be built."""
-    from flashgen.plan import plan
-
     return plan(replace(spec, direction="forward"), schedule, arch).kernel("forward")
 
 
 def _backward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> tuple[KernelPlan, ...]:
     """The backward kernels with products that would be built, that of keys first; none where none can be planned."""
-    from flashgen.errors import PlanError
-    from flashgen.plan import plan
-
     if not spec.needs_backward:
         return ()
     try:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from flashgen.explanation.drawing import flop, labelled, percent, tile_map, wrapped
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
 from flashgen.plan.model.choices import choice_lines, choice_plain
+from flashgen.plan.model.plans import KernelPlan
 from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from flashgen.plan.model.plans import KernelPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from flashgen.cli.commands.builder import builds_in
 from flashgen.cli.exits import Exit
 from flashgen.cli.output import talk
 from flashgen.cli.output.help import Command, Group
+from flashgen.errors import CacheError
 
 if TYPE_CHECKING:
     from flashgen.cache import CacheInfo
@@ -47,7 +48,6 @@ def cached_kernels(root: Path) -> Iterator[CachedKernel]:
     from flashgen.cache import entry, tidy
     from flashgen.cache.guard import open_entry
     from flashgen.cache.store import Store
-    from flashgen.errors import CacheError
 
     for file in tidy.files_in(Store(root).entries, tidy.ENTRY_SUFFIX):
         try:

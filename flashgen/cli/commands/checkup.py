@@ -12,7 +12,7 @@ from collections.abc import Callable
 from flashgen import settings
 from flashgen.cli.commands.finding import Finding
 from flashgen.common.version import __version__
-from flashgen.errors import CacheError, FlashgenError
+from flashgen.errors import CacheError, FlashgenError, NoGpuError
 
 OLDEST_PYTHON = (3, 10)
 REINSTALL = "reinstall: pip install --force-reinstall flashgen"
@@ -50,7 +50,6 @@ def nvrtc() -> Finding:
 
 def driver() -> Finding:
     """The NVIDIA driver; building needs none."""
-    from flashgen.errors import NoGpuError
     from flashgen.launch.driver.cuda import get_driver
 
     try:

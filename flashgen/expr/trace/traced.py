@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.errors import TraceError
+from flashgen.expr.readings.numpy import evaluate
 from flashgen.expr.trace.capture import clean_name, element_type
 from flashgen.expr.tree.build import binary, unary
 from flashgen.expr.tree.nodes import Binary, Const, Load, Node, Scalar, Score, Tensor
 from flashgen.expr.tree.rebuild import substitute
+from flashgen.expr.tree.text import text
 from flashgen.expr.tree.visit import postorder
 
 MAX_NODES = 256
@@ -34,8 +36,6 @@ class Traced:
 
     def plain(self) -> tuple[object, ...]:
         """The code as text, and the types of what it captured: all but the values."""
-        from flashgen.expr.tree.text import text
-
         scalars = sorted((name, type(value).__name__) for name, value in self.scalars.items())
         tensors = sorted((name, element_type(value), len(value.shape)) for name, value in self.tensors.items())
         return text(self.root), tuple(scalars), tuple(tensors)
@@ -96,9 +96,6 @@ def with_used(root: Node, scalars: Mapping[str, int | float], tensors: Mapping[s
 
 def check_counts(root: Node, scalars: Mapping[str, int | float]) -> None:
     """TraceError when captured numbers make the count of a shift negative."""
-    from flashgen.expr.readings.numpy import evaluate
-    from flashgen.expr.tree.text import text
-
     for node in postorder(root):
         if not isinstance(node, Binary) or node.op not in ("<<", ">>"):
             continue

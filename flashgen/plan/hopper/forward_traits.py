@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from flashgen.plan.captured.load_dependence import over_of
 from flashgen.plan.captured.prefetch import loads_ahead
 from flashgen.plan.expressions import element_of
 from flashgen.plan.hopper.units import is_listed
@@ -99,7 +100,6 @@ def looks_up_pairs(spec: AttentionSpec) -> bool:
     if not is_listed(spec) or not spec.mask.traced.tensors:
         return False
     from flashgen.expr import Load, postorder
-    from flashgen.plan.captured.load_dependence import over_of
 
     loads = (node for node in postorder(spec.mask.traced.root) if isinstance(node, Load))
     return any(over_of(load.indices) in ("diagonals", "pairs") for load in loads)
@@ -153,7 +153,6 @@ def pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
     if spec.score is None or not spec.score.traced.tensors:
         return ()
     from flashgen.expr import Load, postorder
-    from flashgen.plan.captured.load_dependence import over_of
 
     loads = (node for node in postorder(spec.score.traced.root) if isinstance(node, Load))
     return tuple(load for load in loads if over_of(load.indices) in ("diagonals", "pairs"))

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from flashgen.plan.captured.prefetch import MOST_BYTES_BACKWARD, loads_ahead_of
+from flashgen.plan.expressions import expressions_of
 from flashgen.plan.hopper.forward_traits import changes_scores, pair_loads
 from flashgen.plan.hopper.units import PANEL, is_listed
 from flashgen.plan.model.budget import Held, registers_of
@@ -101,8 +102,6 @@ def reads_pairs(spec: AttentionSpec) -> bool:
     """Whether the score reads two bytes for each pair that can be fetched ahead."""
     if not changes_scores(spec) or spec.score is None or not spec.score.traced.tensors:
         return False
-    from flashgen.plan.expressions import expressions_of
-
     return bool(loads_ahead_of(expressions_of(spec), MOST_BYTES_BACKWARD))
 
 
