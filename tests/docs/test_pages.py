@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -85,7 +86,10 @@ def skip_old_torch() -> None:
 def run_page(page: Path, directory: Path, monkeypatch: Any, replaced: dict[str, str], *, gpu: bool) -> None:
     """Run a page's blocks in order: Python with one namespace, and shell commands in one directory."""
     monkeypatch.chdir(directory)
-    names: dict[str, Any] = {"__name__": page.stem}
+    # torch.compile imports the module that a function names.
+    module = ModuleType(f"page_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names = vars(module)
     printed: list[tuple[Block, str]] = []
     for block in (b for b in blocks(page) if is_run(b, gpu=gpu)):
         said = run_python(block, page, names, replaced) if block.is_python else run_shell(block, page, directory)

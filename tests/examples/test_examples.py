@@ -23,7 +23,8 @@ LAST_LINE = {
 
 
 def run(name: str, *arguments: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(EXAMPLES[name]), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
