@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from flashgen.arch import get_arch
 from flashgen.emulator import EmulatedKernel, load
 from flashgen.emulator.build import kernel_library
 from flashgen.emulator.toolchain import find_toolchain
@@ -28,7 +27,7 @@ from flashgen.launch.executor import Executor
 from flashgen.launch.host import HostTarget
 from flashgen.launch.variant import Variant
 from flashgen.making import make_variant
-from flashgen.plan import workspaces
+from flashgen.plan import plan, workspaces
 from flashgen.render import KernelSource
 from flashgen.spec import AttentionSpec, causal
 
@@ -150,7 +149,7 @@ def main() -> int:
     options = parse()
     mask = {"mask": causal()} if options.causal else {}
     spec = AttentionSpec(options.head_dim, dtype=options.dtype, deterministic=options.deterministic, **mask)
-    variant = make_variant(spec, None, get_arch(options.arch), "emulator")
+    variant = make_variant(plan(spec, None, options.arch), "emulator")
     sizes = f"B={options.batch} H={options.heads} S={options.length}"
     mode = f"{options.schedule} schedule{', race mode' if options.race else ''}"
     print(f"{spec.describe()} {options.arch} {sizes}, {mode}; {find_toolchain().version}")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.arch import Arch
 from flashgen.common.checks import checked_mapping, is_whole
 from flashgen.common.show import show
-from flashgen.errors import ArgumentError, EmulationError, LaunchError, PlanError
+from flashgen.errors import ArgumentError, EmulationError, LaunchError
 from flashgen.launch.call.fixed_sizes import Sizes, check_sizes, fixed_sizes
 from flashgen.launch.variant import Variant
 from flashgen.making import TargetName, binary_of, make_variant
+from flashgen.plan.fallbacks import for_alignment
 from flashgen.plan.model.plans import AttentionPlan, Role
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Sequences
 
@@ -32,7 +32,6 @@ class Kernel:
         self,
         variant: Variant,
         target: TargetName,
-        asked: Schedule | None = None,
         *,
         base: Kernel | None = None,
         tensors: Mapping[str, Any] | None = None,
@@ -41,14 +40,13 @@ class Kernel:
         self._base = base
         self._tensors: Mapping[str, Any] = tensors or {}
         self._variant = variant
-        self._asked = asked
         self._target_name: TargetName = target
         self._executor_made: Executor | None = None
         self._making = threading.Lock()
 
     def with_tensors(self, tensors: Mapping[str, Any]) -> Kernel:
         """The same kernel for calls that use these captured tensors unless they name others."""
-        return Kernel(self._variant, self._target_name, self._asked, base=self._base or self, tensors=tensors)
+        return Kernel(self._variant, self._target_name, base=self._base or self, tensors=tensors)
 
     @property
     def spec(self) -> AttentionSpec:
@@ -239,25 +237,8 @@ class Kernel:
         return self._executor_made
 
     def _realigned(self, access_bytes: int) -> Variant:
-        """The kernels for less aligned arguments, by the schedule that was asked for.
-
-        Asynchronous copies have a least width, so the stages asked for may not exist; then the plan chooses.
-        So it does where other kernels take over that what was asked for says nothing about.
-        """
-        asked = self._asked
-        if asked is not None and self.plan.kernel("forward").boxes:
-            asked = Schedule(backward=asked.backward)
-
-        def made(schedule: Schedule | None) -> Variant:
-            return make_variant(self.spec, schedule, self.arch, self._target_name, access_bytes)
-
-        try:
-            return made(asked)
-        except PlanError:
-            if asked is None:
-                raise
-            backward = replace(asked.backward, stages=None)
-            return made(replace(asked, stages=None, backward=backward))
+        """The kernels for less aligned arguments."""
+        return make_variant(for_alignment(self.plan, access_bytes), self._target_name)
 
     def __repr__(self) -> str:
         return f"Kernel({self.spec.describe()}, {self.arch.name}, target={self._target_name!r})"

@@ -1,21 +1,18 @@
-"""Makes the kernels of a spec for one alignment of their arguments: planned, rendered, compiled or found in a cache."""
+"""Makes the kernels of a plan: rendered, then compiled or found in a cache."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from flashgen.arch import Arch
 from flashgen.errors import RegistersError
 from flashgen.launch.variant import Loadable, Variant
+from flashgen.plan.fallbacks import fallbacks
 from flashgen.plan.model.plans import AttentionPlan
-from flashgen.render.override import unused_overrides
-from flashgen.spec import AttentionSpec, Schedule
 
 if TYPE_CHECKING:
     from flashgen.cache import Cache
@@ -27,20 +24,8 @@ TargetName = Literal["gpu", "emulator"]
 Made = TypeVar("Made")
 
 
-def make_variant(
-    spec: AttentionSpec,
-    schedule: Schedule | None,
-    arch: Arch,
-    target: TargetName,
-    access_bytes: int | None = None,
-) -> Variant:
-    """All kernels of a spec for arguments aligned to ``access_bytes``, by default as the head dims allow."""
-    from flashgen.plan import plan
-
-    attention = plan(spec, schedule, arch, access_bytes=access_bytes)
-    # A process may build other specs as well, and kernels for other alignments have other names: only a warning.
-    if access_bytes is None and (message := unused_overrides([attention])):
-        warnings.warn(message, stacklevel=2)
+def make_variant(attention: AttentionPlan, target: TargetName) -> Variant:
+    """All kernels of a plan, or of the first fallback that has enough registers."""
     if target == "emulator":
         from flashgen.sources import sources_of
 
@@ -53,26 +38,20 @@ def with_registers(
     compiled: Callable[[AttentionPlan], Made],
     refused: Callable[[AttentionPlan], None] = lambda attention: None,
 ) -> Made:
-    """What is compiled of a plan, or of the first that has enough registers of those that take its place.
+    """What ``compiled`` makes of the plan, or of the first fallback that has enough registers.
 
-    ``refused`` is told of each that has not and is not the last.
+    ``refused`` hears of each plan that has too few, except the last.
     """
-    try:
-        return compiled(attention)
-    except RegistersError as error:
-        last = error
-    from flashgen.plan import plan
-    from flashgen.plan.algorithm import schedules_instead
-
-    access_bytes = attention.kernel("forward").access_bytes
-    for schedule in schedules_instead(attention):
-        refused(attention)
-        attention = plan(attention.spec, schedule, attention.arch, access_bytes=access_bytes)
+    left = fallbacks(attention)
+    while True:
         try:
             return compiled(attention)
-        except RegistersError as error:
-            last = error
-    raise last
+        except RegistersError:
+            fallback = next(left, None)
+            if fallback is None:
+                raise
+        refused(attention)
+        attention = fallback
 
 
 def _compiled(attention: AttentionPlan) -> Variant:

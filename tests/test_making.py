@@ -13,10 +13,10 @@ import pytest
 
 import flashgen as fg
 from flashgen import making, sources
-from flashgen.arch import get_arch
 from flashgen.compile import Binary, Resources, build_id, compiler_build_id, nvrtc
 from flashgen.errors import CompileError
 from flashgen.launch.variant import Variant
+from flashgen.plan import plan
 from flashgen.render import KernelSource, render
 
 SPEC = fg.AttentionSpec(16, dtype="fp16", direction="forward")
@@ -62,7 +62,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 
 def make(target: making.TargetName = "gpu", spec: fg.AttentionSpec = SPEC) -> Variant:
-    return making.make_variant(spec, None, get_arch("sm_80"), target)
+    return making.make_variant(plan(spec, None, "sm_80"), target)
 
 
 def test_the_compiler_is_asked_which_it_is_while_texts_are_rendered(
@@ -132,7 +132,7 @@ def test_a_compiler_that_is_missing_is_reported_where_its_answer_is_needed(
     assert str(error.value) == str(expected.value)
     # After rendering: the text is in the cache, for when there is a compiler.
     monkeypatch.setattr(sources, "render", lambda plan: pytest.fail("rendered again"))
-    assert set(sources.sources_of(fg.plan.plan(SPEC, None, "sm_80"))) == {"forward"}
+    assert set(sources.sources_of(plan(SPEC, None, "sm_80"))) == {"forward"}
     assert started == []
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from flashgen.arch import ARCHS, Arch
 from flashgen.plan.hopper.backward import why_not_backward
 from flashgen.plan.hopper.forward import why_not
-from flashgen.plan.hopper.forward_table import LEAST_KV
-from flashgen.plan.model.plans import AttentionPlan, KernelPlan
-from flashgen.spec import BackwardSchedule, Schedule
+from flashgen.plan.model.plans import KernelPlan
+from flashgen.spec import Schedule
 
 
 def why_not_fa3(kernel: KernelPlan) -> str | None:
@@ -25,22 +21,6 @@ def describe_algorithm(kernel: KernelPlan) -> str:
     """``FlashAttention-2, not FlashAttention-3: it is made for head_dim 64 ...``."""
     reason = why_not_fa3(kernel)
     return kernel.algorithm if reason is None else f"{kernel.algorithm}, not FlashAttention-3: {reason}"
-
-
-def schedules_instead(attention: AttentionPlan) -> Iterator[Schedule]:
-    """The schedules to plan by, one after the other, where the assembler has no registers for the forward kernel.
-
-    Masks and scores can be of any size, so this is known only then. None where nothing else is left to plan, or
-    something was asked for that only this kernel can be.
-    """
-    forward = attention.kernel("forward")
-    asked = forward.schedule or Schedule()
-    if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
-        return
-    least = LEAST_KV[forward.spec.head_dim, forward.spec.head_dim_v]
-    if least < int(forward.constant("tile_kv")):
-        yield replace(asked, tile_kv=least)
-    yield replace(asked, algorithm="fa2")
 
 
 def _is_hopper(arch: Arch) -> bool:

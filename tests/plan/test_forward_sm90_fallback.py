@@ -11,7 +11,7 @@ import pytest
 import flashgen as fg
 from flashgen.arch import get_arch
 from flashgen.plan import default_access_bytes, plan
-from flashgen.plan.algorithm import schedules_instead
+from flashgen.plan.fallbacks import fallbacks, for_alignment
 from flashgen.plan.hopper.forward import why_not
 from tests.plan.test_forward_sm90 import ARCH, SPECIALIZED, forward
 
@@ -81,24 +81,44 @@ def test_fewer_queries_than_a_warpgroup_has_run_by_the_kernel_for_all_gpus() -> 
             plan(fg.AttentionSpec(dim), replace(schedule, algorithm="fa3"), "sm_90a")
 
 
+def schedules_instead(attention: fg.plan.AttentionPlan) -> list[fg.Schedule | None]:
+    """The schedules of the fallbacks, in order."""
+    return [fallback.kernel("forward").schedule for fallback in fallbacks(attention)]
+
+
 @pytest.mark.parametrize(("dim", "least"), [(64, 64), (128, 64), (256, 48)])
 def test_without_registers_fewer_keys_are_tried_before_the_kernel_for_all_gpus(dim: int, least: int) -> None:
     backward = fg.BackwardSchedule(tile_q=64)
     spec = fg.AttentionSpec(dim, mask=fg.chunked(9))
-    fewer, other = schedules_instead(plan(spec, fg.Schedule(backward=backward), "sm_90a"))
-    assert (fewer, other) == (
+    fewer, other = (
+        fallback.kernel("forward") for fallback in fallbacks(plan(spec, fg.Schedule(backward=backward), "sm_90a"))
+    )
+    assert (fewer.schedule, other.schedule) == (
         fg.Schedule(tile_kv=least, backward=backward),
         fg.Schedule(algorithm="fa2", backward=backward),
     )
-    kernels = [plan(spec, schedule, "sm_90a").kernel("forward") for schedule in (fewer, other)]
-    assert [kernel.algorithm for kernel in kernels] == ["FlashAttention-3", "FlashAttention-2"]
-    assert kernels[0].constant("tile_kv") == least
+    assert [fewer.algorithm, other.algorithm] == ["FlashAttention-3", "FlashAttention-2"]
+    assert fewer.constant("tile_kv") == least
+
+
+def test_a_fallback_is_planned_only_once_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Any] = []
+
+    def counted(*arguments: Any, **options: Any) -> fg.plan.AttentionPlan:
+        planned.append(arguments)
+        return plan(*arguments, **options)
+
+    monkeypatch.setattr("flashgen.plan.fallbacks.plan", counted)
+    left = fallbacks(plan(fg.AttentionSpec(64), None, "sm_90a"))
+    assert planned == []
+    next(left)
+    assert len(planned) == 1
 
 
 def test_where_tiles_are_as_small_as_they_get_only_the_kernel_for_all_gpus_is_left() -> None:
     bias = fg.bias(np.zeros((2, 2), np.float16))
     narrow = plan(fg.AttentionSpec(256, mask=fg.chunked(9), score=bias), None, "sm_90a")
-    assert list(schedules_instead(narrow)) == [fg.Schedule(algorithm="fa2")]
+    assert schedules_instead(narrow) == [fg.Schedule(algorithm="fa2")]
 
 
 @pytest.mark.parametrize(
@@ -106,4 +126,21 @@ def test_where_tiles_are_as_small_as_they_get_only_the_kernel_for_all_gpus_is_le
     [(fg.Schedule(algorithm="fa3"), "sm_90a"), (fg.Schedule(tile_kv=96), "sm_90a"), (None, "sm_80")],
 )
 def test_what_was_asked_for_is_not_replaced(schedule: fg.Schedule | None, arch: str) -> None:
-    assert list(schedules_instead(plan(fg.AttentionSpec(128), schedule, arch))) == []
+    assert schedules_instead(plan(fg.AttentionSpec(128), schedule, arch)) == []
+
+
+def test_less_aligned_arguments_keep_what_the_schedule_says_of_kernels_that_stay() -> None:
+    schedule = fg.Schedule(algorithm="fa3", tile_kv=96, backward=fg.BackwardSchedule(tile_q=64))
+    less = for_alignment(plan(fg.AttentionSpec(128), schedule, "sm_90a"), 8)
+    assert less.kernel("forward").schedule == fg.Schedule(backward=schedule.backward)
+    assert {kernel.access_bytes for kernel in less.kernels} == {8}
+    assert less.kernel("main").constant("tile_q") == 64
+
+
+@pytest.mark.parametrize(("access", "stages"), [(8, 2), (4, 2), (2, 1)])
+def test_stages_that_an_alignment_cannot_fill_are_dropped(access: int, stages: int) -> None:
+    schedule = fg.Schedule(tile_q=64, stages=2, backward=fg.BackwardSchedule(stages=2))
+    attention = plan(fg.AttentionSpec(64), schedule, "sm_80")
+    less = for_alignment(attention, access)
+    assert less.kernel("forward").constant("tile_q") == 64
+    assert [less.kernel(role).constant("stages") for role in ("forward", "main")] == [stages, stages]

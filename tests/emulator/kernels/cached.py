@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from flashgen import oracle
-from flashgen.arch import get_arch
 from flashgen.kernel import Kernel
 from flashgen.making import make_variant
+from flashgen.plan import plan
 from flashgen.plan.model.plans import Role
 from flashgen.render import KernelSource
 from flashgen.spec import KVCache, Rotary
@@ -51,7 +51,7 @@ def check_cached(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end"
 
 def edited(case: Any, edits: Edits) -> Kernel:
     """The kernels with their sources edited."""
-    variant = make_variant(case.spec, case.schedule, get_arch(case.arch), "emulator")
+    variant = make_variant(plan(case.spec, case.schedule, case.arch), "emulator")
 
     def edit(role: Role, loadable: Any) -> Any:
         source = loadable.source
@@ -60,7 +60,7 @@ def edited(case: Any, edits: Edits) -> Kernel:
         )
 
     kernels = {role: edit(role, loadable) for role, loadable in variant.kernels.items()}
-    return Kernel(variant._replace(kernels=kernels), "emulator", case.schedule)
+    return Kernel(variant._replace(kernels=kernels), "emulator")
 
 
 def problem(case: Any, seed: int) -> tuple[dict[str, Array], KVCache, Rotary]:
