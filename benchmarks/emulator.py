@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from flashgen import pipeline
 from flashgen.emulator import EmulatedKernel, load
 from flashgen.emulator.build import kernel_library
 from flashgen.emulator.toolchain import find_toolchain
 from flashgen.launch.executor import Executor
 from flashgen.launch.host import HostTarget
 from flashgen.launch.variant import Variant
-from flashgen.making import make_variant
 from flashgen.plan import plan, workspaces
 from flashgen.render import KernelSource
 from flashgen.spec import AttentionSpec, causal
@@ -149,7 +149,7 @@ def main() -> int:
     options = parse()
     mask = {"mask": causal()} if options.causal else {}
     spec = AttentionSpec(options.head_dim, dtype=options.dtype, deterministic=options.deterministic, **mask)
-    variant = make_variant(plan(spec, None, options.arch), "emulator")
+    variant = pipeline.variant(plan(spec, None, options.arch), "emulator")
     sizes = f"B={options.batch} H={options.heads} S={options.length}"
     mode = f"{options.schedule} schedule{', race mode' if options.race else ''}"
     print(f"{spec.describe()} {options.arch} {sizes}, {mode}; {find_toolchain().version}")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.common.checks import is_one_of
 from flashgen.common.recent import Recent
 from flashgen.common.show import show
 from flashgen.errors import SpecError
 from flashgen.kernel import Kernel as Kernel
-from flashgen.making import TargetName, make_variant
-from flashgen.plan import AttentionPlan, plan
-from flashgen.render.override import unused_overrides
+from flashgen.pipeline import TargetName, plans, variant
 from flashgen.spec import AttentionSpec, Schedule
 
 #: What the emulator runs when no arch is named: the oldest that has every feature of the mma.sync kernels.
@@ -51,7 +47,8 @@ def build(
     if kernel is None:
         # Two threads may build the same kernel; the cache compiles it once, and the first one here stays.
         bare = spec.declared() if spec.tensors else spec
-        built = Kernel(make_variant(_planned(bare, schedule, row), target), target)
+        (attention,) = plans(bare, schedule, [row])
+        built = Kernel(variant(attention, target), target)
         kernel = _kernels.keep((bare, *key[1:]), built)
     # Equal specs may have captured other tensors: those are this Kernel's, all else is shared.
     return kernel.with_tensors(spec.tensors) if spec.tensors else kernel
@@ -60,14 +57,6 @@ def build(
 def built(spec: AttentionSpec, arch: str | Arch) -> Kernel | None:
     """What ``build`` made before of this spec for GPUs; it builds nothing."""
     return _kernels.get((spec, None, get_arch(arch).name, "gpu"))
-
-
-def _planned(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> AttentionPlan:
-    attention = plan(spec, schedule, arch)
-    # A process may build other specs as well: only a warning.
-    if message := unused_overrides([attention]):
-        warnings.warn(message, stacklevel=3)
-    return attention
 
 
 def _arch(arch: str | Arch | None, target: TargetName) -> Arch:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgen import pipeline
 from flashgen.arch import Arch
 from flashgen.common.checks import checked_mapping, is_whole
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError, EmulationError, LaunchError
 from flashgen.launch.call.fixed_sizes import Sizes, check_sizes, fixed_sizes
 from flashgen.launch.variant import Variant
-from flashgen.making import TargetName, binary_of, make_variant
+from flashgen.pipeline import TargetName
 from flashgen.plan.fallbacks import for_alignment
 from flashgen.plan.model.plans import AttentionPlan, Role
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Rotary, Schedule, Sequences
@@ -81,7 +82,7 @@ class Kernel:
         """
         if self._target_name == "emulator":
             sources = {r: k.source for r, k in self._variant.kernels.items() if k.plan.captured is None}
-            return {role: binary_of(source).resources for role, source in sources.items()}
+            return {role: binary.resources for role, binary in pipeline.binaries(sources).items()}
         return {role: binary.resources for role, binary in self.binaries.items()}
 
     def __call__(
@@ -238,7 +239,7 @@ class Kernel:
 
     def _realigned(self, access_bytes: int) -> Variant:
         """The kernels for less aligned arguments."""
-        return make_variant(for_alignment(self.plan, access_bytes), self._target_name)
+        return pipeline.variant(for_alignment(self.plan, access_bytes), self._target_name)
 
     def __repr__(self) -> str:
         return f"Kernel({self.spec.describe()}, {self.arch.name}, target={self._target_name!r})"

@@ -358,11 +358,50 @@ def test_what_hoppers_products_find_no_registers_for_is_built_for_all_gpus_and_s
             raise SerialisedError(f"{source.name}: the products wait for each other")
         return compiled(source)
 
+    checked: list[Any] = []
+
+    def verify_all(plans: Any, gpus: Any) -> Verification:
+        checked.extend(plans)
+        return GOOD
+
     monkeypatch.setattr("flashgen.compile.compile_source", short_of_registers)
-    verified(monkeypatch, GOOD)
+    monkeypatch.setattr("flashgen.cli.gpu.verification.verify_all", verify_all)
     result = flashgen("build", "--head-dim", "64", "--arch", "sm_90a", "--forward-only", "--json")
     assert result.code == 0
+    assert [plan.kernel("forward").algorithm for plan in checked] == ["FlashAttention-2"]
     assert [kernel["algorithm"] for kernel in json.loads(result.out)["kernels"]] == ["FlashAttention-2"]
     # With the tiles of the plan, and with the fewest keys that are worth planning.
     tried = [line for line in result.err.splitlines() if "too few registers" in line]
     assert [re.search(r"FlashAttention-3 with tiles of (\d+) keys", line)[1] for line in tried] == ["128", "64"]
+
+
+def test_a_build_with_verification_plans_once_and_compiles_aloud_by_the_path_of_the_library(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashgen import plan, verify
+
+    planned: list[str] = []
+    plan_forward = plan.plan_forward
+
+    def counted(spec: Any, schedule: Any, arch: Any, access_bytes: int) -> Any:
+        planned.append(arch.name)
+        return plan_forward(spec, schedule, arch, access_bytes)
+
+    monkeypatch.setattr(plan, "plan_forward", counted)
+    monkeypatch.setattr(verify, "verify", lambda run, spec, **options: verify.Verification("emulator", 1))
+    result = flashgen("build", "--head-dim", "16", "--dtype", "fp16", "--arch", "sm_80", "--arch", "sm_75")
+    assert result.code == 0, result.err
+    assert planned == ["sm_80", "sm_75"]
+    said = [line for line in result.err.splitlines() if line.startswith("compiling ")]
+    names = ["forward_d16_fp16", *(f"backward_{role}_d16_fp16" for role in ("prepare", "main", "finish"))]
+    assert said == [f"compiling {name}_{arch} ..." for arch in ("sm80", "sm75") for name in names]
+
+
+def test_what_this_build_compiles_is_not_reported_as_cached_whichever_thread_compiles_it(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
+    arguments = ("build", "--head-dim", "16", "--dtype", "fp16", "--arch", "sm_80", "--no-verify", "--json")
+    for cached in (False, True):
+        kernels = json.loads(flashgen(*arguments).out)["kernels"]
+        assert [kernel["cached"] for kernel in kernels] == [cached] * 4

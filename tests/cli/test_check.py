@@ -15,7 +15,7 @@ import pytest
 
 from flashgen.cli.gpu.arrays import Gpu
 from flashgen.cli.output import talk
-from flashgen.common.recent import Recent
+from flashgen.launch.variant import Variant
 from flashgen.plan import plan
 from flashgen.plan.model.plans import AttentionPlan
 from flashgen.render import KernelSource, render
@@ -26,12 +26,6 @@ OPTIONS = ("--head-dim", "16", "--dtype", "fp16", "--causal", "--forward-only", 
 COMMAND = "flashgen check --head-dim 16 --dtype fp16 --causal --forward-only --arch sm_80"
 Plant = Callable[[str, str, str], None]
 Replace = Callable[[str, str], None]
-
-
-@pytest.fixture(autouse=True)
-def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernel of a test is another's, whatever the override directory holds."""
-    monkeypatch.setattr("flashgen.api._kernels", Recent(2))
 
 
 @pytest.fixture
@@ -56,7 +50,7 @@ def replace_in_all(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None
         def sources_of(plan: AttentionPlan, meanwhile: Any = None) -> dict[Any, KernelSource]:
             return {kernel.role: KernelSource(kernel, render(kernel).text.replace(old, new)) for kernel in plan.kernels}
 
-        monkeypatch.setattr("flashgen.sources.sources_of", sources_of)
+        monkeypatch.setattr("flashgen.pipeline.sources_of", sources_of)
 
     return replace_
 
@@ -293,11 +287,11 @@ def test_a_gpu_gets_the_arrays_as_they_are_laid_out(flashgen: Any, monkeypatch: 
     from flashgen import oracle
 
     monkeypatch.setattr("flashgen.cli.commands.check.find_gpus", lambda: (Gpu(0, "Pretended", 80, 2**36),))
-    monkeypatch.setattr("flashgen.api.build", lambda *arguments, **options: options)
+    monkeypatch.setattr("flashgen.pipeline.variant", lambda plan, target: Variant(plan, {"target": target}))
     seen: list[tuple[int, ...]] = []
 
     def runner(kernel: Any, gpu: Gpu) -> Any:
-        assert kernel["target"] == "gpu"
+        assert kernel._variant.kernels == {"target": "gpu"}
 
         def run(q: Any, k: Any, v: Any, do: Any, scale: float) -> Any:
             seen.append(k.strides)

@@ -7,17 +7,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgen import pipeline
 from flashgen.cli.exits import UsageError
 from flashgen.cli.output import talk
+from flashgen.pipeline import Observer
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 if TYPE_CHECKING:
     from flashgen.arch import Arch
-    from flashgen.cache import Cache
     from flashgen.compile import Binary
     from flashgen.render import KernelSource
     from flashgen.spec import AttentionSpec, Schedule
@@ -61,51 +63,61 @@ class Files:
         return self.paths.get((kernel.plan.name, suffix))
 
 
-def plan_all(spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch]) -> tuple[AttentionPlan, ...]:
-    """The plans of a spec, one for each architecture."""
-    from flashgen.plan import plan
-    from flashgen.render.override import unused_overrides
+class Narrator(Observer):
+    """Says on stderr what a build does, and notes what it compiles."""
 
-    plans = tuple(plan(spec, schedule, arch) for arch in archs)
-    if message := unused_overrides(plans):
+    def __init__(self) -> None:
+        self._compiled: set[str] = set()
+
+    def unused_overrides(self, message: str) -> None:
+        """A command builds one spec, so an override that no kernel uses is a mistake."""
         raise UsageError(message)
-    return plans
 
+    def compiling(self, source: KernelSource) -> AbstractContextManager[object]:
+        """Says which kernel is being compiled."""
+        return talk.working(f"compiling {source.name}")
 
-def build_all(plans: Iterable[AttentionPlan], cache: Cache) -> tuple[BuiltAttention, ...]:
-    """Compile every kernel of every plan, saying on stderr which one is in work."""
-    return tuple(build_attention(plan, cache) for plan in plans)
+    def compiled(self, source: KernelSource) -> None:
+        """Notes that the cache did not have this kernel."""
+        self._compiled.add(source.code)
 
-
-def build_attention(plan: AttentionPlan, cache: Cache) -> BuiltAttention:
-    """Render and compile all kernels of a plan, or of what takes its place if there are too few registers for it."""
-    from flashgen.making import with_registers
-    from flashgen.sources import sources_of
-
-    def build(plan: AttentionPlan) -> BuiltAttention:
-        sources = sources_of(plan)
-        return BuiltAttention(plan, tuple(build_kernel(sources[k.role], cache) for k in plan.kernels))
-
-    def refused(plan: AttentionPlan) -> None:
-        forward = plan.kernel("forward")
+    def refused(self, attention: AttentionPlan) -> None:
+        """Says which plan has too few registers."""
+        forward = attention.kernel("forward")
         tiles = f"tiles of {forward.constant('tile_kv')} keys"
         talk.warn(f"{forward.algorithm} with {tiles} has too few registers here; trying another")
 
-    return with_registers(plan, build, refused)
+    def built(self, source: KernelSource, binary: Binary) -> BuiltKernel:
+        """A kernel of this build. Says if it spills registers."""
+        from flashgen.compile import compiler_build_id, spill_warning
+
+        if warning := spill_warning(source.plan, binary.resources, compiler_build_id()):
+            talk.warn(warning)
+        return BuiltKernel(source, binary, source.code not in self._compiled)
 
 
-def build_kernel(source: KernelSource, cache: Cache) -> BuiltKernel:
+def plan_all(spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch]) -> tuple[AttentionPlan, ...]:
+    """The plans of a spec, one for each architecture."""
+    return pipeline.plans(spec, schedule, archs, Narrator())
+
+
+def build_all(plans: Iterable[AttentionPlan]) -> tuple[BuiltAttention, ...]:
+    """Compile every kernel of every plan, or of its first fallback with enough registers."""
+    return tuple(_build(plan) for plan in plans)
+
+
+def _build(plan: AttentionPlan) -> BuiltAttention:
+    narrator = Narrator()
+    variant = pipeline.variant(plan, observer=narrator)
+    kernels = [kernel.compiled() for kernel in variant.kernels.values()]
+    return BuiltAttention(variant.plan, tuple(narrator.built(kernel.source, kernel.binary) for kernel in kernels))
+
+
+def build_kernel(source: KernelSource) -> BuiltKernel:
     """Compile one kernel, unless the cache has it."""
-    from flashgen.compile import compile_source, compiler_build_id, spill_warning
-
-    def compile_aloud(source: KernelSource) -> Binary:
-        with talk.working(f"compiling {source.name}"):
-            return compile_source(source)
-
-    binary, cached = cache.get_or_compile(source, compile_aloud)
-    if warning := spill_warning(source.plan, binary.resources, compiler_build_id()):
-        talk.warn(warning)
-    return BuiltKernel(source, binary, cached)
+    narrator = Narrator()
+    (binary,) = pipeline.binaries({source.plan.role: source}, narrator).values()
+    return narrator.built(source, binary)
 
 
 def write_files(built: Sequence[BuiltAttention], out: Path | None, cache_root: Path) -> Files:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from flashgen.cli.exits import UsageError
@@ -29,7 +30,9 @@ from flashgen.verify import (
 
 if TYPE_CHECKING:
     from flashgen.cli.gpu.arrays import Gpu
+    from flashgen.kernel import Kernel
     from flashgen.launch.host import HostTarget
+    from flashgen.pipeline import TargetName
     from flashgen.plan.model.plans import AttentionPlan
     from flashgen.spec import Schedule
 
@@ -94,11 +97,17 @@ class Subject:
         """Where it runs, in words."""
         return f"{self.plan.arch.name} on {self.gpu.name if self.gpu else 'the emulator'}"
 
+    @cached_property
+    def _kernel(self) -> Kernel:
+        from flashgen.kernel import Kernel
+        from flashgen.pipeline import variant
+
+        target: TargetName = "emulator" if self.gpu is None else "gpu"
+        return Kernel(variant(self.plan, target), target)
+
     def run(self, expected: Expectation, mode: Mode) -> Verdict:
         """Run a case once and judge it."""
-        from flashgen.api import build
-
-        kernel = build(self.plan.spec, self.asked, arch=self.plan.arch, target="gpu" if self.gpu else "emulator")
+        kernel = self._kernel
         if self.gpu is None:
             cast("HostTarget", kernel.target).options = mode.options
         try:

@@ -104,11 +104,10 @@ def _require_disassembler() -> None:
 
 
 def _sass(kernel: KernelPlan) -> str:
-    from flashgen.cache import default_cache
     from flashgen.compile import disassemble
     from flashgen.render import render
 
-    text = disassemble(build_kernel(render(kernel), default_cache()).binary.image)
+    text = disassemble(build_kernel(render(kernel)).binary.image)
     if text is None:
         raise FlashgenError(f"no disassembler here reads this cubin; {_INSTALL}")
     return text

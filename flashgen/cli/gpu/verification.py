@@ -19,7 +19,7 @@ _OF_CACHE = ("seqlens", "batch_idx", "leftpad", "block_table")
 
 if TYPE_CHECKING:
     from flashgen.cli.gpu.arrays import Gpu
-    from flashgen.making import TargetName
+    from flashgen.pipeline import TargetName
     from flashgen.verify import Run
     from flashgen.verify import Verification as Checked
 
@@ -115,11 +115,12 @@ def _combined(parts: Sequence[Verification]) -> Verification:
 
 def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Checked:
     """Run the standard cases of a plan's spec on a target."""
-    from flashgen.api import build
+    from flashgen.kernel import Kernel
+    from flashgen.pipeline import variant
     from flashgen.verify import cases_for, verify
 
     where = f"on {gpu.name}" if gpu else "on the emulator"
-    kernel = build(plan.spec, plan.schedule, arch=plan.arch, target=target)
+    kernel = Kernel(variant(plan, target), target)
     run = runner(kernel, gpu)
     tiles = {"tile_q": plan.schedule.tile_q or 64, "tile_kv": plan.schedule.tile_kv or 64}
     with talk.working(f"verifying {plan.arch.name} {where}") as update:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flashgen import oracle
+from flashgen import oracle, pipeline
 from flashgen.kernel import Kernel
-from flashgen.making import make_variant
 from flashgen.plan import plan
 from flashgen.plan.model.plans import Role
 from flashgen.render import KernelSource
@@ -51,7 +50,7 @@ def check_cached(case: Any, edits: Edits, *, data_seed: int = 0, at: str = "end"
 
 def edited(case: Any, edits: Edits) -> Kernel:
     """The kernels with their sources edited."""
-    variant = make_variant(plan(case.spec, case.schedule, case.arch), "emulator")
+    variant = pipeline.variant(plan(case.spec, case.schedule, case.arch), "emulator")
 
     def edit(role: Role, loadable: Any) -> Any:
         source = loadable.source

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import flashgen as fg
-from flashgen import making, sources
+import flashgen.compile as compiling
+from flashgen import pipeline, sources
+from flashgen.cache import ahead
 from flashgen.compile import Binary, Resources, build_id, compiler_build_id, nvrtc
 from flashgen.errors import CompileError
 from flashgen.launch.variant import Variant
@@ -61,8 +63,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return threads
 
 
-def make(target: making.TargetName = "gpu", spec: fg.AttentionSpec = SPEC) -> Variant:
-    return making.make_variant(plan(spec, None, "sm_80"), target)
+def make(target: pipeline.TargetName = "gpu", spec: fg.AttentionSpec = SPEC) -> Variant:
+    return pipeline.variant(plan(spec, None, "sm_80"), target)
 
 
 def test_the_compiler_is_asked_which_it_is_while_texts_are_rendered(
@@ -188,12 +190,12 @@ BOTH_NAMES = [f"{role}_d16_fp16_sm80" for role in ("forward", *(f"backward_{part
 
 @pytest.fixture
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_processors", lambda: 2)
+    monkeypatch.setattr(ahead, "_processors", lambda: 2)
 
 
 @pytest.mark.usefixtures("two_processors")
 def test_kernels_are_compiled_two_at_a_time_and_each_once(monkeypatch: pytest.MonkeyPatch, compiled: list[str]) -> None:
-    pretended = making._compile
+    pretended = compiling.compile_source
     first_two = threading.Barrier(2)
 
     def compile_together(source: KernelSource) -> Binary:
@@ -201,7 +203,7 @@ def test_kernels_are_compiled_two_at_a_time_and_each_once(monkeypatch: pytest.Mo
             first_two.wait(PATIENCE)
         return pretended(source)
 
-    monkeypatch.setattr(making, "_compile", compile_together)
+    monkeypatch.setattr("flashgen.compile.compile_source", compile_together)
     assert list(make(spec=BOTH).kernels) == ["forward", *PARTS]
     assert sorted(compiled) == sorted(BOTH_NAMES)
 
@@ -210,7 +212,7 @@ def test_on_one_processor_kernels_are_compiled_in_their_order(
     monkeypatch: pytest.MonkeyPatch, compiled: list[str], started: list[threading.Thread]
 ) -> None:
     compiler_build_id()
-    monkeypatch.setattr(making, "_processors", lambda: 1)
+    monkeypatch.setattr(ahead, "_processors", lambda: 1)
     make(spec=BOTH)
     assert compiled == BOTH_NAMES
     assert started == []
@@ -233,14 +235,14 @@ def test_where_all_is_in_the_cache_no_thread_is_started(
 def test_a_kernel_that_does_not_compile_is_reported_whoever_compiled_it_and_no_thread_is_left(
     monkeypatch: pytest.MonkeyPatch, compiled: list[str], started: list[threading.Thread], wrong: str
 ) -> None:
-    pretended = making._compile
+    pretended = compiling.compile_source
 
     def refuse_one(source: KernelSource) -> Binary:
         if source.name == wrong:
             raise CompileError(f"{wrong} does not compile")
         return pretended(source)
 
-    monkeypatch.setattr(making, "_compile", refuse_one)
+    monkeypatch.setattr("flashgen.compile.compile_source", refuse_one)
     with pytest.raises(CompileError, match=f"{wrong} does not compile"):
         make(spec=BOTH)
     assert not any(thread.is_alive() for thread in started)

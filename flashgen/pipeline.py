@@ -1,0 +1,139 @@
+"""The path from a spec to kernels, on one page.
+
+    spec ──► plan ──► source ──► binary ──► variant
+         plans    sources    binaries   variant
+
+``plans`` decides everything. The steps after it only go on to the next plan that a plan lists, if the assembler has
+too few registers. ``api.build``, the command line, torch and the tests all take this path. A variant holds the kernels
+of a spec for one alignment of the arguments; ``Kernel`` calls it, and asks for others for less aligned arguments.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from flashgen.arch import Arch
+from flashgen.cache import default_cache
+from flashgen.cache.ahead import compiling_ahead
+from flashgen.errors import RegistersError
+from flashgen.launch.variant import Loadable, Variant
+from flashgen.plan import plan
+from flashgen.plan.fallbacks import fallbacks
+from flashgen.plan.model.plans import AttentionPlan, Role
+from flashgen.render.override import unused_overrides
+from flashgen.sources import sources_of
+from flashgen.spec import AttentionSpec, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.compile.binary import Binary
+    from flashgen.render import KernelSource
+
+TargetName = Literal["gpu", "emulator"]
+
+
+class Observer:
+    """Follows a build. This one is for libraries: it warns about unused overrides and says nothing else."""
+
+    def unused_overrides(self, message: str) -> None:
+        """No plan has a kernel that FLASHGEN_OVERRIDE_DIR replaces."""
+        # Only a warning, because a process may build other specs as well. It names the caller of ``api.build``.
+        warnings.warn(message, stacklevel=4)
+
+    def compiling(self, source: KernelSource) -> AbstractContextManager[object]:
+        """The build needs a binary that the cache lacks; the context lasts until the binary is there."""
+        return nullcontext()
+
+    def compiled(self, source: KernelSource) -> None:
+        """The compiler has made a binary. Any thread may call this."""
+
+    def refused(self, attention: AttentionPlan) -> None:
+        """A plan has too few registers, and the build goes on with its next fallback."""
+
+
+SILENT = Observer()
+
+
+def plans(
+    spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch], observer: Observer = SILENT
+) -> tuple[AttentionPlan, ...]:
+    """Spec to plan: one for each architecture, for arguments aligned as contiguous arrays are."""
+    found = tuple(plan(spec, schedule, arch) for arch in archs)
+    if message := unused_overrides(found):
+        observer.unused_overrides(message)
+    return found
+
+
+def sources(attention: AttentionPlan, target: TargetName = "gpu") -> dict[Role, KernelSource]:
+    """Plan to source: each kernel's CUDA C++, from the cache or rendered."""
+    if target == "emulator":
+        return sources_of(attention)
+    from flashgen.compile import asked_meanwhile
+
+    # The cache key of a binary names the compiler, which takes a while to tell.
+    return sources_of(attention, asked_meanwhile)
+
+
+def binaries(texts: Mapping[Role, KernelSource], observer: Observer = SILENT) -> dict[Role, Binary]:
+    """Source to binary: each kernel's cubin, from the cache or compiled, several at a time."""
+    cache, compiler = default_cache(), partial(_compile, observer=observer)
+    missing = {role: text for role, text in texts.items() if not cache.holds(text)}
+
+    def binary(role: Role, text: KernelSource) -> Binary:
+        with observer.compiling(text) if role in missing else nullcontext():
+            return cache.get_or_compile(text, compiler)[0]
+
+    with compiling_ahead(cache, list(missing.values()), compiler):
+        return {role: binary(role, text) for role, text in texts.items()}
+
+
+def variant(attention: AttentionPlan, target: TargetName = "gpu", observer: Observer = SILENT) -> Variant:
+    """Plan to kernels that can be loaded: the plan's, or those of its first fallback with enough registers."""
+    if target == "emulator":
+        return Variant(
+            attention, {role: Loadable(text.plan, text) for role, text in sources(attention, target).items()}
+        )
+    left = fallbacks(attention)
+    while True:
+        try:
+            return _compiled(attention, observer)
+        except RegistersError:
+            fallback = next(left, None)
+            if fallback is None:
+                raise
+        observer.refused(attention)
+        attention = fallback
+
+
+def _compiled(attention: AttentionPlan, observer: Observer) -> Variant:
+    """The kernels of this very plan. Those for gradients of captured tensors, which few calls need, compile later."""
+    texts = sources(attention)
+    found = binaries({role: text for role, text in texts.items() if text.plan.captured is None}, observer)
+
+    def loadable(role: Role, text: KernelSource) -> Loadable:
+        later = partial(_binary, text, observer) if role not in found else None
+        return Loadable(text.plan, text, found.get(role), compile=later, renew=partial(_renewed, text))
+
+    return Variant(attention, {role: loadable(role, text) for role, text in texts.items()})
+
+
+def _binary(text: KernelSource, observer: Observer = SILENT) -> Binary:
+    return binaries({text.plan.role: text}, observer)[text.plan.role]
+
+
+def _renewed(text: KernelSource) -> Binary:
+    """The binary compiled again: a driver may refuse an entry of the cache that is whole."""
+    default_cache().discard_source(text)
+    return _binary(text)
+
+
+def _compile(text: KernelSource, observer: Observer) -> Binary:
+    # Imported here: a build whose binaries are all in the cache loads no compiler.
+    from flashgen.compile import compile_source
+
+    made = compile_source(text)
+    observer.compiled(text)
+    return made
