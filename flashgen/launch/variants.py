@@ -12,10 +12,8 @@ from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import make_ready
 from flashgen.launch.target import Ready, Target
 from flashgen.launch.variant import Variant
+from flashgen.plan.calls import WITHOUT_COPY_ENGINE, takes_call
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
-
-#: Kernels that divide by the scale are for larger ones: what is divided, a log-sum-exp, must not overflow.
-SMALLEST_DIVISOR = 1e-30
 
 MakeVariant = Callable[[int], Variant]
 Maps = Mapping[Role, Mapping[str | None, Value]]
@@ -41,18 +39,16 @@ class Variants:
     def mapped(
         self, pass_: Pass, access: int, problem: Problem, scale: float, arrays: Sequence[ArrayInfo], device: int
     ) -> tuple[int, Maps]:
-        """The alignment to plan a call for, and its tensor maps: kernels for less than the widest take none."""
+        """The alignment whose kernels take a call, and its tensor maps: only kernels for the widest need any."""
         maps: dict[Role, Mapping[str | None, Value]] = {}
         if access < MAX_ACCESS_BYTES:
             return access, maps
-        if pass_ == "backward" and self._mapped_kernels and not problem.len_kv:
-            # Without keys there is nothing to launch for those that would write dQ, which is 0.
-            return access // 2, maps
         for plan in self._mapped_kernels:
             if plan.pass_ == pass_:
-                encoded = encoded_maps(plan, problem, arrays, self._target, device)
-                if encoded is None or (plan.divides_by_scale and abs(scale) < SMALLEST_DIVISOR):
-                    return access // 2, {}
+                taken = takes_call(plan, problem, scale)
+                encoded = encoded_maps(plan, problem, arrays, self._target, device) if taken else None
+                if encoded is None:
+                    return WITHOUT_COPY_ENGINE, {}
                 maps[plan.role] = encoded
         return access, maps
 
@@ -81,6 +77,6 @@ class Variants:
         access = self.default if access_bytes is None else min(access_bytes, self.default)
         self.kernels(access, device, None)
         if access == MAX_ACCESS_BYTES and self._mapped_kernels and not self._target.takes_maps(device):
-            self.kernels(access // 2, device, None)
+            self.kernels(WITHOUT_COPY_ENGINE, device, None)
         if captured_gradients:
             self.kernels(access, device, None, captured=True)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from flashgen.plan.model.plans import KernelPlan, Problem
 from flashgen.spec.kvcache import MOST_SPLITS
 
 #: What a block spends before its first tile of keys and after its last, and what combining costs, in tiles of keys.
 _BLOCK_COST = 2
 _COMBINE_COST = 4
+
+
+def with_splits(problem: Problem, asked: int, forward: KernelPlan, multiprocessors: int) -> Problem:
+    """The sizes with the number of splits: as asked for, or if that is 0 what suits the GPU."""
+    blocks = -(-problem.len_q // forward.grid_tile) * problem.heads_q * problem.batch
+    key_tiles = -(-problem.len_kv // int(forward.constant("tile_kv")))
+    return replace(problem, splits=asked or choose_splits(blocks, key_tiles, multiprocessors))
 
 
 def choose_splits(blocks: int, key_tiles: int, at_once: int) -> int:

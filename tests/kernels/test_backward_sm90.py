@@ -16,7 +16,7 @@ import pytest
 import flashgen as fg
 from flashgen import oracle
 from flashgen.expr import log
-from flashgen.launch.variants import SMALLEST_DIVISOR
+from flashgen.plan.calls import SMALLEST_DIVISOR
 from flashgen.plan.hopper.backward import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Mode, expect, run_case

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from flashgen.errors import LaunchError
-from flashgen.launch.call.boxes import address_can_be_written, encoded_maps
-from flashgen.launch.gpu import GpuTarget
+from flashgen.launch.call.boxes import address_can_be_written
 from flashgen.plan.model.plans import Problem
 from flashgen.spec import causal
 
@@ -121,12 +120,13 @@ def test_where_nothing_is_launched_no_other_kernel_is_made(hopper: Any, array: A
 
 
 def test_more_tiles_than_a_kernel_can_count_are_not_for_it(hopper: Any, array: Any) -> None:
-    plan = hopper.executor.variants._mapped_kernels[0]
+    variants = hopper.executor.variants
+    tile = variants._mapped_kernels[0].grid_tile
     arrays = [replace(a, pointer=0) for a in _infos(array)]
-    target = GpuTarget(hopper.driver)
-    at_most = 2**31 // plan.grid_tile * plan.grid_tile
-    assert encoded_maps(plan, Problem(1, plan.grid_tile - 1, 1, at_most, 8), arrays, target, 0)
-    assert encoded_maps(plan, Problem(1, plan.grid_tile + 1, 1, at_most, 8), arrays, target, 0) is None
+    at_most = 2**31 // tile * tile
+    for heads, access in ((tile - 1, 16), (tile + 1, 8)):
+        found, maps = variants.mapped("forward", 16, Problem(1, heads, 1, at_most, 8), 0.125, arrays, 0)
+        assert (found, set(maps)) == (access, {"forward"} if access == 16 else set())
 
 
 def _infos(array: Any) -> Any:

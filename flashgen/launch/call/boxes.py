@@ -19,8 +19,6 @@ from flashgen.launch.driver.tensor_map import ELEMENTS, TensorMap, tensor_proble
 from flashgen.launch.target import Target
 from flashgen.plan.model.plans import Box, KernelPlan, Problem
 
-#: Kernels count tiles in 32 bits.
-_MOST_TILES = 2**31 - 1
 #: Addresses with no bit in common, between them all that a pointer of a process may have; the first stands for
 #: those that calls bring.
 _SOME_ADDRESS = 0x5A5A_A5A5_5A50
@@ -42,8 +40,6 @@ def encoded_maps(
     if not plan.boxes or not all(grid):
         return {}
     by_name = {PARAMETER_NAMES.get(array.name, array.name): array for array in arrays}
-    if max(grid) > _MOST_TILES:
-        return None
     layouts = [layout(by_name[box.tensor], box, plan.spec.dtype) for box in plan.boxes]
     if any(tensor_problem(by_name[b.tensor].pointer, *x) for b, x in zip(plan.boxes, layouts, strict=True)):
         return None

@@ -38,10 +38,11 @@ from flashgen.launch.call.prepared import (
     stretch_of,
 )
 from flashgen.launch.kvcache.cache_arrays import is_packed
-from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs, with_splits
+from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
+from flashgen.plan.splits import with_splits
 from flashgen.spec import AttentionSpec
 
 _NAMES: dict[Pass, tuple[str, ...]] = {

@@ -11,8 +11,7 @@ from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import Output, make_steps
 from flashgen.launch.kvcache.cache_arrays import capacity, is_packed
 from flashgen.launch.target import Ready, Step
-from flashgen.plan.model.plans import KernelPlan, Problem, Role
-from flashgen.plan.splits import choose_splits
+from flashgen.plan.model.plans import Problem, Role
 from flashgen.spec import Mask
 
 
@@ -23,13 +22,6 @@ def cached_problem(rows: Problem, sequences: int, longest: int, arrays: Sequence
     """
     len_q = min(longest, rows.len_q) if longest else rows.len_q
     return replace(rows, batch=sequences, len_q=len_q, len_kv=capacity(arrays, k))
-
-
-def with_splits(problem: Problem, asked: int, forward: KernelPlan, multiprocessors: int) -> Problem:
-    """The sizes with the number of splits: as asked for, or if that is 0 what suits the GPU."""
-    blocks = -(-problem.len_q // forward.grid_tile) * problem.heads_q * problem.batch
-    key_tiles = -(-problem.len_kv // int(forward.constant("tile_kv")))
-    return replace(problem, splits=asked or choose_splits(blocks, key_tiles, multiprocessors))
 
 
 def cached_values(

@@ -1,0 +1,23 @@
+"""Which calls a kernel that uses the copy engine takes, besides those that it is aligned for."""
+
+from __future__ import annotations
+
+from flashgen.plan.model.plans import KernelPlan, Problem
+
+#: Kernels count tiles in 32 bits.
+MOST_TILES = 2**31 - 1
+#: Kernels that divide by the scale are for larger ones: what is divided, a log-sum-exp, must not overflow.
+SMALLEST_DIVISOR = 1e-30
+#: The alignment whose plans take the other calls: the copy engine needs 16 bytes, so their kernels do not use it.
+WITHOUT_COPY_ENGINE = 8
+
+
+def takes_call(kernel: KernelPlan, problem: Problem, scale: float) -> bool:
+    """Whether a kernel that uses the copy engine takes a call of these sizes and this scale."""
+    if kernel.divides_by_scale and abs(scale) < SMALLEST_DIVISOR:
+        return False
+    # Without keys the backward kernels have no tiles to launch for, and nothing would write dQ, which is 0.
+    if kernel.pass_ == "backward" and not problem.len_kv:
+        return False
+    grid = kernel.grid(problem)
+    return not all(grid) or max(grid) <= MOST_TILES
