@@ -1,11 +1,11 @@
 """The path from a spec to kernels, on one page.
 
-    spec ──► plan ──► source ──► binary ──► variant
-         plans    sources    binaries   variant
+    spec ──► plan ──► source ──► binary ──► Kernel
+        plans   sources   binaries    variant
 
-``plans`` decides everything. The steps after it only go on to the next plan that a plan lists, if the assembler has
-too few registers. ``api.build``, the command line, torch and the tests all take this path. A variant holds the kernels
-of a spec for one alignment of the arguments; ``Kernel`` calls it, and asks for others for less aligned arguments.
+``plans`` decides everything. If the assembler has too few registers, ``variant`` goes on to the plan's next fallback.
+A variant holds all kernels for one alignment of the arguments. ``Kernel`` calls them, and gets another variant for
+less aligned arguments. ``api.build``, the command line, torch and the tests all take this path.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Observer:
         """A plan has too few registers, and the build goes on with its next fallback."""
 
 
-SILENT = Observer()
+QUIET = Observer()
 
 
 def plans(
-    spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch], observer: Observer = SILENT
+    spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch], observer: Observer = QUIET
 ) -> tuple[AttentionPlan, ...]:
     """Spec to plan: one for each architecture, for arguments aligned as contiguous arrays are."""
     found = tuple(plan(spec, schedule, arch) for arch in archs)
@@ -77,7 +77,7 @@ def sources(attention: AttentionPlan, target: TargetName = "gpu") -> dict[Role, 
     return sources_of(attention, asked_meanwhile)
 
 
-def binaries(texts: Mapping[Role, KernelSource], observer: Observer = SILENT) -> dict[Role, Binary]:
+def binaries(texts: Mapping[Role, KernelSource], observer: Observer = QUIET) -> dict[Role, Binary]:
     """Source to binary: each kernel's cubin, from the cache or compiled, several at a time."""
     cache, compiler = default_cache(), partial(_compile, observer=observer)
     missing = {role: text for role, text in texts.items() if not cache.holds(text)}
@@ -90,12 +90,11 @@ def binaries(texts: Mapping[Role, KernelSource], observer: Observer = SILENT) ->
         return {role: binary(role, text) for role, text in texts.items()}
 
 
-def variant(attention: AttentionPlan, target: TargetName = "gpu", observer: Observer = SILENT) -> Variant:
+def variant(attention: AttentionPlan, target: TargetName = "gpu", observer: Observer = QUIET) -> Variant:
     """Plan to kernels that can be loaded: the plan's, or those of its first fallback with enough registers."""
     if target == "emulator":
-        return Variant(
-            attention, {role: Loadable(text.plan, text) for role, text in sources(attention, target).items()}
-        )
+        texts = sources(attention, target)
+        return Variant(attention, {role: Loadable(text.plan, text) for role, text in texts.items()})
     left = fallbacks(attention)
     while True:
         try:
@@ -120,7 +119,7 @@ def _compiled(attention: AttentionPlan, observer: Observer) -> Variant:
     return Variant(attention, {role: loadable(role, text) for role, text in texts.items()})
 
 
-def _binary(text: KernelSource, observer: Observer = SILENT) -> Binary:
+def _binary(text: KernelSource, observer: Observer = QUIET) -> Binary:
     return binaries({text.plan.role: text}, observer)[text.plan.role]
 
 
