@@ -47,7 +47,8 @@ class _Resolution:
 
     @property
     def is_taken(self) -> bool:
-        return all(conditional.taken for conditional in self.open)
+        # Most lines stand in no conditional.
+        return not self.open or all(conditional.taken for conditional in self.open)
 
     def follow(self, text: str, kind: str, name: str) -> str | None:
         """The directive as it stays in the source; None where it does not."""

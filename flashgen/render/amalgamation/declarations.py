@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import compress
 
 _TOKEN = re.compile(
     r"""(?P<comment>//.*)|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<word>[A-Za-z_]\w*)"""
@@ -18,20 +19,45 @@ _TOKEN = re.compile(
 _MACRO = re.compile(r"\s*#\s*(define|undef)\s+(\w+)")
 _PASTED = re.compile(r"(\w+)##")
 _STRUCT = re.compile(r"\bstruct\s+(\w+)")
-_ELEMENT_TYPE = re.compile(r"\w+_t")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_BRACKETS = frozenset("()[]{}")
 _ATTRIBUTES = frozenset({"alignas", "__attribute__"})
 _TYPES = frozenset({"struct", "class", "union", "enum"})
 _KERNELS = frozenset({"FLASHGEN_KERNEL", "__global__"})
 _ROOTS = frozenset({"extern", "friend", "public", "private"}) | _KERNELS
 
 
-class Token(NamedTuple):
-    """One token and its line."""
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a source, one entry of each list for every token."""
 
-    text: str
-    line: int
-    is_word: bool
+    texts: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    is_word: list[bool] = field(default_factory=list)
+
+    def add(self, text: str, line: int) -> None:
+        """Append those of a line."""
+        texts, is_word = _tokens(text)
+        self.texts.extend(texts)
+        self.is_word.extend(is_word)
+        self.lines.extend([line] * len(texts))
+
+    def words(self, first: int, end: int) -> frozenset[str]:
+        """The identifiers between two tokens."""
+        return frozenset(compress(self.texts[first:end], self.is_word[first:end]))
+
+    def closings(self) -> dict[int, int]:
+        """The place of each opening bracket, and of the one that closes it."""
+        found: dict[int, int] = {}
+        open_: dict[str, list[int]] = {closing: [] for closing in _CLOSING.values()}
+        for at, text in enumerate(self.texts):
+            if text not in _BRACKETS:
+                continue
+            if text in _CLOSING:
+                open_[_CLOSING[text]].append(at)
+            elif open_.get(text):
+                found[open_[text].pop()] = at
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +92,7 @@ class Declaration:
 def parse(texts: Sequence[str]) -> list[Declaration]:
     """All declarations at namespace scope, and macros, in no particular order."""
     macros: list[Declaration] = []
-    tokens: list[Token] = []
+    tokens = Tokens()
     number = 0
     while number < len(texts):
         text, first = texts[number], number
@@ -76,21 +102,22 @@ def parse(texts: Sequence[str]) -> list[Declaration]:
                 number += 1
             macros.append(_macro(macro, texts, first, number))
         elif not text.lstrip().startswith("#"):
-            tokens += _tokens(text, number)
+            tokens.add(text, number)
         number += 1
     declared = {macro.name: _declared_by(macro, texts) for macro in macros}
-    return [*macros, *_Parser(texts, tokens, declared).scope(0, len(tokens), "")]
+    return [*macros, *_Parser(texts, tokens, tokens.closings(), declared).scope(0, len(tokens.texts), "")]
 
 
-def _tokens(text: str, line: int) -> Iterator[Token]:
-    for found in _TOKEN.finditer(text):
-        if found["comment"] is None:
-            yield Token(found[0], line, found["word"] is not None)
+@lru_cache(maxsize=2**14)
+def _tokens(text: str) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    """The tokens of a line, and which of them are words: kernels share most of their headers' lines."""
+    found = [token for token in _TOKEN.finditer(text) if token["comment"] is None]
+    return tuple(token[0] for token in found), tuple(token["word"] is not None for token in found)
 
 
 def _macro(found: re.Match[str], texts: Sequence[str], first: int, last: int) -> Declaration:
     body = "\n".join(texts[first : last + 1])
-    words = frozenset(token.text for token in _tokens(body, 0) if token.is_word) - {"define", "undef", found[2]}
+    words = frozenset(compress(*_tokens(body))) - {"define", "undef", found[2]}
     return Declaration(_with_comment(texts, first), last, found[2], words, pasted=tuple(_PASTED.findall(body)))
 
 
@@ -108,17 +135,19 @@ def _with_comment(texts: Sequence[str], first: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Parser:
     texts: Sequence[str]
-    tokens: Sequence[Token]
+    tokens: Tokens
+    #: Opening bracket -> the one that closes it.
+    closing: Mapping[int, int]
     #: The struct that each macro declares, if one.
     macros: Mapping[str, str]
 
     def scope(self, at: int, end: int, struct: str) -> Iterator[Declaration]:
         """The declarations between two tokens; ``struct`` is the one whose members they are."""
         while at < end:
-            if self.tokens[at].text == "namespace":
-                while self.tokens[at].text != "{":
+            if self.tokens.texts[at] == "namespace":
+                while self.tokens.texts[at] != "{":
                     at += 1
-                close = self.closing(at)
+                close = self.closing[at]
                 yield from self.scope(at + 1, close, struct)
                 at = close + 1
             else:
@@ -126,24 +155,13 @@ class _Parser:
                 yield self.declaration(at, stop + 1, struct)
                 at = stop + 1
 
-    def closing(self, at: int) -> int:
-        """The bracket that closes the one at ``at``."""
-        opening, depth = self.tokens[at].text, 0
-        closing = _CLOSING[opening]
-        while True:
-            text = self.tokens[at].text
-            depth += (text == opening) - (text == closing)
-            if depth == 0:
-                return at
-            at += 1
-
     def closing_angle(self, at: int) -> int:
         """The ``>`` that closes the ``<`` at ``at``."""
         depth = 0
         while True:
-            text = self.tokens[at].text
+            text = self.tokens.texts[at]
             if text in _CLOSING:
-                at = self.closing(at)
+                at = self.closing[at]
             depth += (text == "<") - (text == ">")
             if depth == 0:
                 return at
@@ -151,57 +169,53 @@ class _Parser:
 
     def end_of_declaration(self, at: int, end: int) -> int:
         """The last token: a semicolon, or the brace that closes a function's body."""
-        if self.tokens[at].text in self.macros and self.tokens[at + 1].text == "(":
-            close = self.closing(at + 1)
+        if self.tokens.texts[at] in self.macros and self.tokens.texts[at + 1] == "(":
+            close = self.closing[at + 1]
             # A macro that declares something, alone on its line.
-            if close + 1 == end or self.tokens[close + 1].line > self.tokens[close].line:
+            if close + 1 == end or self.tokens.lines[close + 1] > self.tokens.lines[close]:
                 return close
         while at < end:
-            text = self.tokens[at].text
+            text = self.tokens.texts[at]
             if text == ";":
                 return at
             if text in _CLOSING:
-                close = self.closing(at)
-                goes_on = close + 1 < end and self.tokens[close + 1].text in (";", ",", "(", "{")
+                close = self.closing[at]
+                goes_on = close + 1 < end and self.tokens.texts[close + 1] in (";", ",", "(", "{")
                 if text == "{" and not goes_on:
                     return close
                 at = close
             at += 1
         return end - 1
 
-    def words(self, first: int, end: int) -> frozenset[str]:
-        """The identifiers between two tokens."""
-        return frozenset(token.text for token in self.tokens[first:end] if token.is_word)
-
     def element_types(self, first: int, end: int) -> frozenset[str]:
         """The element types among them."""
-        return frozenset(word for word in self.words(first, end) if _ELEMENT_TYPE.fullmatch(word))
+        return frozenset(word for word in self.tokens.words(first, end) if word.endswith("_t"))
 
     def declaration(self, begin: int, end: int, struct: str) -> Declaration:
         """The declaration that these tokens are."""
-        lines = (_with_comment(self.texts, self.tokens[begin].line), self.tokens[end - 1].line)
-        words = self.words(begin, end)
+        lines = (_with_comment(self.texts, self.tokens.lines[begin]), self.tokens.lines[end - 1])
+        words = self.tokens.words(begin, end)
         at = begin
-        while self.tokens[at].text == "template":
+        while self.tokens.texts[at] == "template":
             at = self.closing_angle(at + 1) + 1
-        kind = self.tokens[at].text
+        kind = self.tokens.texts[at]
         if kind == "static_assert":
             return Declaration(*lines, "", words, is_assertion=True)
         if kind in _TYPES:
             return self.type_(begin, at, end, lines)
-        if kind in _ROOTS or (kind == "using" and self.tokens[at + 1].text == "namespace"):
+        if kind in _ROOTS or (kind == "using" and self.tokens.texts[at + 1] == "namespace"):
             return Declaration(*lines, "", words)
         if kind == "using":
-            return Declaration(*lines, self.tokens[at + 1].text, words - {self.tokens[at + 1].text})
-        if kind in self.macros and self.tokens[end - 1].text == ")":
+            return Declaration(*lines, self.tokens.texts[at + 1], words - {self.tokens.texts[at + 1]})
+        if kind in self.macros and self.tokens.texts[end - 1] == ")":
             return Declaration(*lines, self.struct_of_macros(words), words)
         name, stop = self.name(at, end)
-        is_function = stop < end and self.tokens[stop].text == "("
+        is_function = stop < end and self.tokens.texts[stop] == "("
         # Constructors, operators and data members stay with their struct.
-        is_static = is_function or "static" in self.words(at, stop)
+        is_static = is_function or "static" in self.tokens.words(at, stop)
         if struct and (name == struct or not is_static):
             name = ""
-        types = self.element_types(at, self.closing(stop) if is_function else stop)
+        types = self.element_types(at, self.closing[stop] if is_function else stop)
         # What stays with its struct brings its types along.
         return Declaration(*lines, name, words - {name}, types if name else frozenset())
 
@@ -217,30 +231,30 @@ class _Parser:
         """The name that is declared, and the token that ends the declarator."""
         name = ""
         while at < end:
-            text = self.tokens[at].text
+            text = self.tokens.texts[at]
             if text == "operator":
-                return "", next(i for i in range(at + 2, end) if self.tokens[i].text == "(")
+                return "", next(i for i in range(at + 2, end) if self.tokens.texts[i] == "(")
             if text in _ATTRIBUTES:
-                at = self.closing(at + 1)
+                at = self.closing[at + 1]
             elif text == "<" and name:
                 at = self.closing_angle(at)
             elif text in ("(", "=", "{", ";", "[", ":"):
                 break
-            elif self.tokens[at].is_word:
+            elif self.tokens.is_word[at]:
                 name = text
             at += 1
         return name, at
 
     def type_(self, begin: int, at: int, end: int, lines: tuple[int, int]) -> Declaration:
         """A struct with its members, or an enumeration."""
-        kind = self.tokens[at].text
+        kind = self.tokens.texts[at]
         at += 1
-        while self.tokens[at].text in ("class", "alignas", "("):
-            at = self.closing(at) + 1 if self.tokens[at].text == "(" else at + 1
-        name = self.tokens[at].text
-        body = next((i for i in range(at, end) if self.tokens[i].text == "{"), end)
+        while self.tokens.texts[at] in ("class", "alignas", "("):
+            at = self.closing[at] + 1 if self.tokens.texts[at] == "(" else at + 1
+        name = self.tokens.texts[at]
+        body = next((i for i in range(at, end) if self.tokens.texts[i] == "{"), end)
         types = self.element_types(at + 1, body)
         if kind == "enum" or body == end:
-            return Declaration(*lines, name, self.words(begin, end) - {name}, types)
-        members = tuple(self.scope(body + 1, self.closing(body), name))
-        return Declaration(*lines, name, self.words(begin, body) - {name}, types, members)
+            return Declaration(*lines, name, self.tokens.words(begin, end) - {name}, types)
+        members = tuple(self.scope(body + 1, self.closing[body], name))
+        return Declaration(*lines, name, self.tokens.words(begin, body) - {name}, types, members)
