@@ -77,6 +77,16 @@ def test_a_specialization_for_an_element_type_that_nothing_reaches_goes() -> Non
     assert "struct Used { int x; };" in text
 
 
+def test_a_constrained_specialization_stays_with_its_template() -> None:
+    text = [
+        "template <int n>\nstruct Ring {};",
+        "template <int n>\n  requires((n & (n - 1)) != 0)\nstruct Ring<n> {};",
+        "void used() { Ring<3> ring; }",
+        KERNEL,
+    ]
+    assert pruned(*text) == "\n".join(text).split("\n")
+
+
 def test_members_that_nothing_mentions_go_and_data_stays() -> None:
     struct = """\
 struct Used {

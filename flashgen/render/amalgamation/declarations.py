@@ -198,6 +198,9 @@ class _Parser:
         at = begin
         while self.tokens.texts[at] == "template":
             at = self.closing_angle(at + 1) + 1
+        if self.tokens.texts[at] == "requires":
+            # Constraints of flashgen's templates are in parentheses.
+            at = self.closing[at + 1] + 1
         kind = self.tokens.texts[at]
         if kind == "static_assert":
             return Declaration(*lines, "", words, is_assertion=True)
