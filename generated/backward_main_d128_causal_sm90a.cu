@@ -60,9 +60,9 @@
 //          1337  Keeping NaN and infinity where they belong.
 //          1363  A strip of accumulators in memory as its lanes hold it.
 //          1384  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1430  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
-//          1500  What the backward kernel for Hopper is made of that makes dK, dV and dQ together.
-//          1698  The kernel: its configuration, parameters and text.
+//          1448  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
+//          1518  What the backward kernel for Hopper is made of that makes dK, dV and dQ together.
+//          1716  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1396,7 +1396,25 @@ struct RingPlace {
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-#line 40
+// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  u32 count = 0;
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  // By no more than there are slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
+    round ^= wraps ? 1u : 0u;
+  }
+};
+
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;

@@ -48,9 +48,9 @@
 //          1032  Steps of the backward kernels for Hopper.
 //          1150  A strip of accumulators in memory as its lanes hold it.
 //          1180  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1226  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
-//          1303  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
-//          1366  The kernel: its configuration, parameters and text.
+//          1244  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
+//          1321  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
+//          1384  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -1192,7 +1192,25 @@ struct RingPlace {
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-#line 40
+// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  u32 count = 0;
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  // By no more than there are slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
+    round ^= wraps ? 1u : 0u;
+  }
+};
+
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;

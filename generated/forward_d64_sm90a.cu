@@ -1513,7 +1513,25 @@ struct RingPlace {
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-#line 40
+// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+template <i32 slots>
+  requires((slots & (slots - 1)) != 0)
+struct RingPlace<slots> {
+  u32 count = 0;
+  i32 at = 0;
+  u32 round = 0;
+
+  FLASHGEN_DEVICE i32 slot() const { return at; }
+  FLASHGEN_DEVICE u32 parity() const { return round; }
+  // By no more than there are slots.
+  FLASHGEN_DEVICE void advance(i32 by = 1) {
+    count += static_cast<u32>(by);
+    const bool wraps = at >= slots - by;
+    at += wraps ? by - slots : by;
+    round ^= wraps ? 1u : 0u;
+  }
+};
+
 template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
