@@ -77,7 +77,7 @@ def _roles(plan: KernelPlan) -> Iterator[str]:
     owned = "64 keys each" if plan.role == "main" else "64 queries each"
     if "p_slots" in values:
         owned = "dV and dK of the same 64 keys"
-    inspects = ", and three look through K" if "inspector" in plan.switches else ""
+    inspects = ", and three inspect K" if "inspector" in plan.switches else ""
     consumers = int(values["consumers"])
     verb = "computes" if consumers == 1 else "compute"
     adds = ", two add dQ to its sum in order, and one finishes it" if "ordered" in plan.switches else ""

@@ -118,7 +118,7 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     wanted[str(queries), "gdesc"] += scores * (dims[0] // 16 - held) + dims[1] // 16
     # dQ a step behind or two, and of the last step or two; 64 columns of a row for each warpgroup. And of the step
     # before one that a consumer leaves out at the end.
-    leaves = {"ordered", "masked"} <= kernel.switches and "listed" not in kernel.switches and queries < keys
+    leaves = {"ordered", "masked"} <= kernel.switches and "block_sparse" not in kernel.switches and queries < keys
     wanted["64", "gdesc"] += (1 + scores + leaves) * keys // 16
     # dV and dK of a step, of scores that are transposed: queries are summed over.
     wanted[str(dims[1]), "R"] += queries // 16
@@ -175,7 +175,17 @@ def test_what_is_not_compiled_is_the_same_text_as_something_that_is(name: str) -
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == set(NARROW_DIMS)
     switches = frozenset().union(*(main(*build).switches for build in BUILDS))
-    assert switches >= {"masked", "listed", "scales", "score", "ordered", "sparing", "packed", "holds_keys", "ahead"}
+    assert switches >= {
+        "masked",
+        "block_sparse",
+        "scales",
+        "score",
+        "ordered",
+        "sparing",
+        "packed",
+        "holds_keys",
+        "ahead",
+    }
     assert switches >= {"reads_ahead", "dq_between"}
     assert not all("scales" in main(*build).switches for build in BUILDS)
     assert set(SAMPLE) <= set(BUILDS)

@@ -239,5 +239,5 @@ def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int],
 def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
     assert {dims for dims, _, _ in BUILDS} == set(HEAD_DIMS)
     switches = frozenset().union(*(forward(*build).switches for build in BUILDS))
-    assert switches >= {"o_tile", "keeps_scores", "contains", "listed", "score", "in_products"}
+    assert switches >= {"o_tile", "keeps_scores", "has_mask", "block_sparse", "score", "in_products"}
     assert set(SAMPLE) <= set(BUILDS)

@@ -111,17 +111,22 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_bad_keys_are_looked_for_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
+def test_keys_are_inspected_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
     kernel = backward(mask=MASKS[mask])
     assert ("masked" in kernel.switches) == (mask != "full")
     assert ("has_bad_keys" in render(kernel).text) == (mask != "full")
 
 
-def test_tiles_are_listed_only_where_a_mask_leaves_holes() -> None:
-    assert {name for name, mask in MASKS.items() if "listed" in backward(mask=mask).switches} == {"documents", "global"}
+def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
+    assert {name for name, mask in MASKS.items() if "block_sparse" in backward(mask=mask).switches} == {
+        "documents",
+        "global",
+    }
     for mask in MASKS.values():
         kernel = backward(mask=mask)
-        assert any("listed" in region.name for region in kernel.smem.regions) == ("listed" in kernel.switches)
+        assert any(region.name.startswith("sparse_") for region in kernel.smem.regions) == (
+            "block_sparse" in kernel.switches
+        )
 
 
 def test_a_log_sum_exp_is_divided_by_the_scale_where_logits_are_products() -> None:

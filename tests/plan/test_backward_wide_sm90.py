@@ -91,21 +91,23 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_bad_keys_are_looked_for_only_where_a_mask_can_cut_a_tile_and_dq_is_made(mask: str) -> None:
+def test_keys_are_inspected_only_where_a_mask_can_cut_a_tile_and_dq_is_made(mask: str) -> None:
     query = backward(role="query", mask=MASKS[mask])
     assert ("inspector" in query.switches) == ("masked" in query.switches) == (mask != "full")
-    for name in ("scores_taken", "looked_through", "written"):
+    for name in ("scores_taken", "inspected", "written"):
         assert any(region.name == name for region in query.smem.regions) == (mask != "full")
     assert ("k" in query.params.names) == (mask != "full")
     assert "inspector" not in backward(mask=MASKS[mask]).switches
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_tiles_are_listed_only_where_a_mask_leaves_holes(role: str) -> None:
+def test_the_producer_chooses_tiles_only_for_block_sparse_masks(role: str) -> None:
     for name, mask in MASKS.items():
         kernel = backward(role=role, mask=mask)
-        assert ("listed" in kernel.switches) == (name in ("documents", "global"))
-        assert any("listed" in region.name for region in kernel.smem.regions) == ("listed" in kernel.switches)
+        assert ("block_sparse" in kernel.switches) == (name in ("documents", "global"))
+        assert any(region.name.startswith("sparse_") for region in kernel.smem.regions) == (
+            "block_sparse" in kernel.switches
+        )
 
 
 def test_with_a_score_p_is_rounded_before_its_registers_are_free() -> None:
@@ -155,5 +157,5 @@ def test_blocks_stay_and_take_one_tile_after_another() -> None:
 def test_the_comment_of_a_source_says_who_does_what() -> None:
     texts = {role: " ".join(header(backward(role=role, mask=fg.causal())).replace("//", "").split()) for role in ROLES}
     assert "2 compute, dV and dK of the same 64 keys" in texts["main"]
-    assert "three look through K" in texts["query"]
+    assert "three inspect K" in texts["query"]
     assert "2 compute, 64 queries each" in texts["query"]

@@ -38,18 +38,18 @@ def forward(
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_values_are_looked_through_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
+def test_values_are_scrubbed_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
     kernel = forward(mask=MASKS[mask])
     names = {region.name for region in kernel.smem.regions}
-    assert ("contains" in kernel.switches) == (mask != "full")
+    assert ("has_mask" in kernel.switches) == (mask != "full")
     assert ("doubts" in names) == (mask != "full")
 
 
-def test_tiles_are_listed_only_where_a_mask_leaves_holes() -> None:
-    holes = {name for name, mask in MASKS.items() if "listed" in forward(mask=mask).switches}
+def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
+    holes = {name for name, mask in MASKS.items() if "block_sparse" in forward(mask=mask).switches}
     assert holes == {"documents", "global"}
     for name, mask in MASKS.items():
-        assert any("listed" in region.name for region in forward(mask=mask).smem.regions) == (name in holes)
+        assert any(region.name.startswith("sparse_") for region in forward(mask=mask).smem.regions) == (name in holes)
 
 
 def test_the_longest_tiles_go_first_where_tiles_differ() -> None:

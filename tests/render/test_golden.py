@@ -31,8 +31,8 @@ def test_the_table_holds_about_a_dozen_specs_all_different() -> None:
 def test_the_kernels_for_hopper_show_every_part_of_their_template() -> None:
     rows = [row for row in GOLDEN if row.arch == "sm_90a"]
     switches = [plan(row.spec, row.schedule, row.arch).kernel("forward").switches for row in rows]
-    assert frozenset().union(*switches) >= {"o_tile", "keeps_scores", "contains", "listed", "score"}
-    assert any("contains" not in each for each in switches)
+    assert frozenset().union(*switches) >= {"o_tile", "keeps_scores", "has_mask", "block_sparse", "score"}
+    assert any("has_mask" not in each for each in switches)
     assert any("keeps_scores" not in each for each in switches)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from flashgen.arch import Arch
 from flashgen.plan.hopper.backward_tiles import CONSUMERS
-from flashgen.plan.hopper.units import PANEL, WARPGROUP, is_listed
+from flashgen.plan.hopper.units import PANEL, WARPGROUP, is_block_sparse
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.plans import Box, Constant, KernelPlan, ParamTable, Role
 from flashgen.plan.model.sum_ring import SumRing
@@ -34,7 +34,7 @@ class BackwardSm90(BackwardFrame):
     def switches(self) -> frozenset[str]:
         """What the templates are told of the mask and the score."""
         mask = self.spec.mask
-        named = (("masked", not mask.is_full), ("listed", is_listed(self.spec)), ("scales", self.scales))
+        named = (("masked", not mask.is_full), ("block_sparse", is_block_sparse(self.spec)), ("scales", self.scales))
         return frozenset(name for name, on in named if on)
 
     def section_heads(self, in_order: bool = False) -> int:
@@ -43,7 +43,7 @@ class BackwardSm90(BackwardFrame):
         So it is where tiles of one head add in a fixed order, and few of them are to be in work at once.
         """
         mask = self.spec.mask
-        return 16 if mask.has_upper or is_listed(self.spec) or in_order else 1
+        return 16 if mask.has_upper or is_block_sparse(self.spec) or in_order else 1
 
     def constants(
         self, choice: Choice, *tiles: Constant, share: str, in_order: bool = False, own: tuple[Constant, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from flashgen.arch import Arch
 from flashgen.plan.hopper.adding_order import order_notes
 from flashgen.plan.hopper.shortcuts import held, is_sparing, masks_late, shortcuts
-from flashgen.plan.hopper.units import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_listed, row_bytes
+from flashgen.plan.hopper.units import PANEL, ROWS, STORED_ROWS, TILE_SLOTS, is_block_sparse, row_bytes
 from flashgen.plan.model.budget import Budget, Choice, Held, Tiles, first_that_fits, registers_of
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec
@@ -93,7 +93,7 @@ def _room(spec: AttentionSpec) -> tuple[int, int]:
     Producers make do with few, but not where a mask leaves holes and they look for them.
     """
     splits = dict(_SPLITS)
-    if not is_listed(spec):
+    if not is_block_sparse(spec):
         return 40, max(splits.values())
     wanted = 56 if spec.deterministic else 40
     return wanted, splits[wanted]
@@ -138,8 +138,8 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("dq_barriers", 32 * CONSUMERS).then("sum_barriers", 16)
         layout.then("sum_parts", 32, "where the share goes")
     layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
-    if is_listed(spec):
-        layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")
+    if is_block_sparse(spec):
+        layout.then("sparse_query_tiles", 8 * q, "which tiles of queries the slots hold")
     if not spec.mask.is_full and not sums:
         layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
     return Budget(held(spec, tile_q, tiles.switches), layout.map())
@@ -189,8 +189,8 @@ def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
     layout.then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
-    if is_listed(spec):
-        layout.then("listed_queries", 8 * q, "which tiles of queries the slots hold")
+    if is_block_sparse(spec):
+        layout.then("sparse_query_tiles", 8 * q, "which tiles of queries the slots hold")
     return Budget(_keys_held(spec, tiles.rows), layout.map())
 
 
@@ -237,10 +237,10 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
     layout.then("tiles", 32 * TILE_SLOTS, "which tiles of queries come next")
-    if is_listed(spec):
-        layout.then("listed_keys", 8 * k, "which tiles of keys the slots hold")
+    if is_block_sparse(spec):
+        layout.then("sparse_key_tiles", 8 * k, "which tiles of keys the slots hold")
     if not spec.mask.is_full:
         layout.then("scores_taken", 8 * k, "all have their scores of K_j")
-        layout.then("looked_through", 8 * k, "K_j has no bad values any more")
+        layout.then("inspected", 8 * k, "K_j has no bad values any more")
         layout.then("written", 8 * TILE_SLOTS, "results of a tile of queries are where they belong")
     return Budget(_query_held(spec, tiles.rows), layout.map())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.hopper.forward_table import Row
-from flashgen.plan.hopper.forward_tiles import books_of, chosen_row, fault_of, looks_through, row_of, smem_of
+from flashgen.plan.hopper.forward_tiles import books_of, chosen_row, fault_of, has_mask, row_of, smem_of
 from flashgen.plan.hopper.forward_traits import (
     changes_scores,
     has_any_cap,
@@ -21,7 +21,7 @@ from flashgen.plan.hopper.units import (
     STORED_ROWS,
     TILE_SLOTS,
     WARPGROUP,
-    is_listed,
+    is_block_sparse,
     made_for,
     why_not_hopper,
 )
@@ -82,7 +82,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     row = chosen_row(spec, schedule, arch)
     smem = smem_of(spec, row)
     producer, consumer = row.split()
-    has_end = spec.mask.has_upper or is_listed(spec)
+    has_end = spec.mask.has_upper or is_block_sparse(spec)
     capped = is_capped(spec)
     fine_cap, modest_cap = capped and has_fine_cap(spec), capped and has_modest_cap(spec)
     by_maxima = capped and not fine_cap and schedule.softmax is None
@@ -170,10 +170,10 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("retakes", retakes),
                 ("foresees", foresees),
                 ("skips", skips),
-                ("contains", looks_through(spec)),
-                ("listed", is_listed(spec)),
-                ("sifts_first", looks_through(spec) and _sifts_first(spec)),
-                ("spans", is_listed(spec)),
+                ("has_mask", has_mask(spec)),
+                ("block_sparse", is_block_sparse(spec)),
+                ("sifts_first", has_mask(spec) and _sifts_first(spec)),
+                ("hoists_tile_rules", is_block_sparse(spec)),
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
                 ("in_products", in_products),
@@ -197,7 +197,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("consumers_first", not capped),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
-                ("lanes_again", retakes or (capped and not is_listed(spec))),
+                ("lanes_again", retakes or (capped and not is_block_sparse(spec))),
             )
             if on
         ),
@@ -211,7 +211,7 @@ def _sifts_first(spec: AttentionSpec) -> bool:
     # at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 with
     # windows 1.40, and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with
     # windows, 1 % with 2k and nothing with 8k, and with holes 1 to 4 %.
-    if is_listed(spec):
+    if is_block_sparse(spec):
         return True
     return spec.head_dim_v > (64 if spec.mask.has_lower else 128)
 
@@ -221,7 +221,7 @@ def _draws_late(spec: AttentionSpec, row: Row) -> bool:
     # With holes nobody knows how many keys are left, only which ones are the last. Where queries have room before these
     # are there it takes longer then (a window with four global keys at head_dim 128 4 %), else 5 % less (3 of 10 blocks
     # at 256, 2k, on an H200).
-    if is_listed(spec):
+    if is_block_sparse(spec):
         return row.q_slots == 1
     # With a window tiles take as long as each other, but the later one is told of, the fewer are spoilt where values
     # are bad (1k keys, windows of 100 to 256 to one side and both, take .97 to 1.00 of the time on an H200): not

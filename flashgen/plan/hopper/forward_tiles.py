@@ -29,7 +29,7 @@ from flashgen.plan.hopper.forward_traits import (
     looks_up_pairs,
     pair_loads,
 )
-from flashgen.plan.hopper.units import ROWS, TILE_SLOTS, WARPGROUP, is_listed, registers_at_launch, row_bytes
+from flashgen.plan.hopper.units import ROWS, TILE_SLOTS, WARPGROUP, is_block_sparse, registers_at_launch, row_bytes
 from flashgen.plan.model.plans import SmemMap
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule
@@ -48,7 +48,7 @@ def _row_by_mask(spec: AttentionSpec) -> Row:
     dims = spec.head_dim, spec.head_dim_v
     if dims in DOCUMENTS and compares_documents(spec):
         return DOCUMENTS[dims]
-    if dims in UNCUT and not looks_through(spec):
+    if dims in UNCUT and not has_mask(spec):
         return UNCUT[dims]
     return TABLE[dims]
 
@@ -61,7 +61,7 @@ def row_of(spec: AttentionSpec) -> Row:
         return replace(row, tile_kv=row.tile_kv_reading[1]) if pair_loads(spec) else row
     row = _row_by_mask(spec)
     narrow = row.consumers == 3
-    if is_listed(spec):
+    if is_block_sparse(spec):
         # The producer looks at tiles of keys for everyone, and needs registers for it.
         registers = (56, 152) if narrow else (56, 224)
         tile_kv = row.tile_kv
@@ -75,23 +75,23 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, tile_kv=112)
     if is_capped(spec):
         # How far rows can have grown is known before exponentials are taken, so that no scores are computed twice.
-        usual = row.tile_kv == TABLE[dims].tile_kv and not is_listed(spec)
+        usual = row.tile_kv == TABLE[dims].tile_kv and not is_block_sparse(spec)
         is_fine = has_fine_cap(spec)
         tile_kv = (CAPPED_KV if is_fine else ANY_CAP_KV).get(dims, row.tile_kv)
         # Kept, they are looked at while exponentials are taken of them: on an H200 at head_dim 128 without a mask 4 to
         # 6 % more (555 to 580 TFLOP/s at 8k beside 534 to 537), causal at 16k 2 % (529 and 519).
         # Three warpgroups have no registers for both.
-        keeps = row.keeps_scores and is_fine and not is_listed(spec) and not narrow
+        keeps = row.keeps_scores and is_fine and not is_block_sparse(spec) and not narrow
         row = replace(row, keeps_scores=keeps, tile_kv=tile_kv if usual else min(row.tile_kv, tile_kv))
     elif row.keeps_scores and spec.score is not None and spec.score.traced.tensors and not is_lean(spec):
         row = replace(row, tile_kv=min(row.tile_kv, 112))
     if loads := pair_loads(spec):
-        if narrow and spec.mask.has_lower and not is_listed(spec):
+        if narrow and spec.mask.has_lower and not is_block_sparse(spec):
             # The producer has to tell which tiles two sides of a band cut.
             row = replace(row, registers=(40, 152))
         comes_ahead = all_ahead(spec, loads)
         tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
-        row = replace(row, tile_kv=min(row.tile_kv, tiles[is_listed(spec)]))
+        row = replace(row, tile_kv=min(row.tile_kv, tiles[is_block_sparse(spec)]))
         if comes_ahead and spec.mask.is_full and adds_two_bytes(spec, loads):
             row = replace(row, tile_kv=row.tile_kv_few or row.tile_kv)
     return row
@@ -173,7 +173,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     layout.then("v", row.stages * row.tile_kv * dim_v, f"V_j, {row.stages} slots")
     if row.o_tile:
         layout.then("o", row.tile_q * dim_v, "O_i, on its way out")
-    if looks_through(spec):
+    if has_mask(spec):
         layout.then("sifting", _sifting_bytes(spec, row), "which values of a tile are bad")
 
     def word(name: str, size: int, note: str = "") -> None:
@@ -184,11 +184,11 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     word("v_barriers", 16 * row.stages)
     word("tile_barriers", 16 * TILE_SLOTS)
     word("tiles", 16 * TILE_SLOTS, "which tiles of queries come next")
-    if looks_through(spec) and not is_listed(spec):
+    if has_mask(spec) and not is_block_sparse(spec):
         word("reaches", 32 * row.consumers * TILE_SLOTS, "and where each consumer's keys lie")
-    if is_listed(spec):
-        word("listed_keys", 8 * row.k_slots, "which tiles of keys the slots hold")
-    if looks_through(spec):
+    if is_block_sparse(spec):
+        word("sparse_key_tiles", 8 * row.k_slots, "which tiles of keys the slots hold")
+    if has_mask(spec):
         judges = 4 * row.consumers
         doubts = 8 * (judges + 2) + 4 * judges + 4 * 4 * TILE_SLOTS + 8
         word("doubts", doubts, "which tiles of queries bad values may have reached")
@@ -212,6 +212,6 @@ def books_of(row: Row) -> int:
     return row.stages if row.notes_each else 1
 
 
-def looks_through(spec: AttentionSpec) -> bool:
-    """Whether tiles can be cut, so that V is looked through for values that must not spread."""
+def has_mask(spec: AttentionSpec) -> bool:
+    """Whether a mask can cut tiles. V must then be searched for values that must not spread."""
     return not spec.mask.is_full

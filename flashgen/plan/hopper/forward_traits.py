@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flashgen.plan.captured.load_dependence import over_of
 from flashgen.plan.captured.prefetch import loads_ahead
 from flashgen.plan.expressions import element_of
-from flashgen.plan.hopper.units import is_listed
+from flashgen.plan.hopper.units import is_block_sparse
 from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def is_lean(spec: AttentionSpec) -> bool:
 
 def compares_documents(spec: AttentionSpec) -> bool:
     """Whether the mask compares captured whole numbers along the sequence, by which its loops are bounded."""
-    if not is_listed(spec) or not spec.mask.traced.tensors:
+    if not is_block_sparse(spec) or not spec.mask.traced.tensors:
         return False
     from flashgen.expr import Search, postorder
 
@@ -97,7 +97,7 @@ def compares_documents(spec: AttentionSpec) -> bool:
 
 def looks_up_pairs(spec: AttentionSpec) -> bool:
     """Whether the mask reads something of captured tensors that depends on both the query and the key."""
-    if not is_listed(spec) or not spec.mask.traced.tensors:
+    if not is_block_sparse(spec) or not spec.mask.traced.tensors:
         return False
     from flashgen.expr import Load, postorder
 
@@ -121,7 +121,7 @@ def asked_of_pairs(spec: AttentionSpec) -> int:
 
     None where the order of keys is all, or whether two documents are the same.
     """
-    if not is_listed(spec):
+    if not is_block_sparse(spec):
         return 0
     from flashgen.expr import Const, postorder
     from flashgen.expr.analysis.key_orders import is_comparison_of_key, leaves

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from flashgen.plan.captured.prefetch import MOST_BYTES_BACKWARD, loads_ahead_of
 from flashgen.plan.expressions import expressions_of
 from flashgen.plan.hopper.forward_traits import changes_scores, pair_loads
-from flashgen.plan.hopper.units import PANEL, is_listed
+from flashgen.plan.hopper.units import PANEL, is_block_sparse
 from flashgen.plan.model.budget import Held, registers_of
 from flashgen.spec import AttentionSpec
 
@@ -110,7 +110,7 @@ def is_sparing(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool
 
     A score has all of P rounded at once, and if P's floats are needed no longer there are registers for both.
     """
-    return tile_q == 128 and is_listed(spec) and not changes_scores(spec) and "packed" not in taken
+    return tile_q == 128 and is_block_sparse(spec) and not changes_scores(spec) and "packed" not in taken
 
 
 def masks_late(spec: AttentionSpec, tile_q: int, taken: Collection[str]) -> bool:
@@ -133,7 +133,7 @@ def _fault(name: str, spec: AttentionSpec, tile_q: int, taken: Collection[str], 
         return _KEPT
     if name == "reads_ahead" and not reads_pairs(spec):
         return ""
-    if name == "reads_ahead" and is_listed(spec):
+    if name == "reads_ahead" and is_block_sparse(spec):
         return "a mask that leaves holes has use for the registers"
     if name == "holds_keys" and pair_loads(spec) and not (spec.score and spec.score.only_adds):
         return "what the score reads, and its slope, need the registers"
@@ -157,7 +157,7 @@ def _why_not_packed(spec: AttentionSpec, tile_q: int) -> str | None:
     if spec.score is not None and not spec.score.only_adds:
         return "dS has the slope of the score for a factor besides, and dV has not"
     # P's floats of 128 queries are more than what those take who look for tiles.
-    if pair_loads(spec) and (not reads_pairs(spec) or (is_listed(spec) and tile_q < 128)):
+    if pair_loads(spec) and (not reads_pairs(spec) or (is_block_sparse(spec) and tile_q < 128)):
         return "what the score reads for each pair needs the registers"
     return None
 

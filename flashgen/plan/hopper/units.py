@@ -61,8 +61,8 @@ def registers_at_launch(warpgroups: int) -> int:
     return _REGISTERS // (WARPGROUP * warpgroups) // 8 * 8
 
 
-def is_listed(spec: AttentionSpec) -> bool:
-    """Whether the mask is more than a band, so that the producer tells which tiles come and what they are."""
+def is_block_sparse(spec: AttentionSpec) -> bool:
+    """Whether the mask is more than a band: the producer then chooses the tiles and describes each to the consumers."""
     return not spec.mask.is_band
 
 

@@ -1,7 +1,7 @@
 // Steps of the backward kernels for Hopper: which tile of queries comes, and what becomes of its scores.
 // Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
 #pragma once
-#include "flashgen/listed.cuh"
+#include "flashgen/block_sparse_tile.cuh"
 #include "flashgen/query_walk.cuh"
 #include "flashgen/score.cuh"
 #include "flashgen/strip.cuh"
@@ -11,11 +11,12 @@ namespace flashgen {
 // A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
 // whether some pair is not allowed (fact i).
 constexpr i32 kMemberFact = 8;
-FLASHGEN_DEVICE ListedTile listed_queries(Step step, bool is_last, u32 cut) {
+FLASHGEN_DEVICE BlockSparseTile sparse_query_tile(Step step, bool is_last, u32 cut) {
   constexpr u32 consumers = (1u << kMemberFact) - 1;
-  return ListedTile::of(step.tile, is_last, static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
+  return BlockSparseTile::of(step.tile, is_last,
+                             static_cast<u32>(step.member) << kMemberFact | (cut & consumers));
 }
-FLASHGEN_DEVICE Step step_of(ListedTile queries) {
+FLASHGEN_DEVICE Step step_of(BlockSparseTile queries) {
   return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
 }
 

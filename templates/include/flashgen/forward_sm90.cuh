@@ -3,7 +3,7 @@
 #include "flashgen/anchored_softmax.cuh"
 #include "flashgen/band.cuh"
 #include "flashgen/issue_in_fours.cuh"
-#include "flashgen/listed.cuh"
+#include "flashgen/block_sparse_tile.cuh"
 #include "flashgen/panel.cuh"
 #include "flashgen/ring.cuh"
 #include "flashgen/row_tile.cuh"
@@ -90,7 +90,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // Where tiles of keys are listed.
+  // Only with a block-sparse mask.
   TileFacts facts;
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;

@@ -262,7 +262,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (100, 100),
         {"arch": "sm_90a", "heads": 1, "heads_kv": 1, "bad_key": 1},
     ),
-    "Hopper, backward, listed": (
+    "Hopper, backward, block-sparse": (
         AttentionSpec(128, mask=Mask.of(lambda b, h, q, k: q // 150 == k // 150)),
         (300, 300),
         {"arch": "sm_90a"},

@@ -21,7 +21,7 @@ ORDERS: list[dict[str, Any]] = [
     *({"schedule": "priority", "seed": seed, "resident": 1 + seed % 2} for seed in range(4)),
 ]
 #: The second of four tiles of keys has none that is attended to.
-LISTED = Mask.of(lambda b, h, q, k: (k < 100) | (k >= 300))
+BLOCK_SPARSE = Mask.of(lambda b, h, q, k: (k < 100) | (k >= 300))
 DEADLOCK = "no thread can go on"
 
 
@@ -53,7 +53,7 @@ BUGS = {
         causal(), "u32 awaited_turn(", "static_cast<u32>((does(before)", "0 * static_cast<u32>((does(before)", DEADLOCK
     ),
     "a tile between is counted that does not add": Bug(
-        LISTED, "i32 end_of_adding(", "return left - lowest_bit(found);", "return left;", DEADLOCK
+        BLOCK_SPARSE, "i32 end_of_adding(", "return left - lowest_bit(found);", "return left;", DEADLOCK
     ),
     "turns begin with what was there": Bug(
         full(), "may do so.", "thread_idx() == 0", "thread_idx() < 0", DEADLOCK, "prepare"
@@ -99,7 +99,7 @@ def test_a_planted_bug_shows(name: str) -> None:
         assert all(DEADLOCK in finding for finding in findings)
 
 
-@pytest.mark.parametrize("mask", [full(), causal(), LISTED], ids=["full", "causal", "listed"])
+@pytest.mark.parametrize("mask", [full(), causal(), BLOCK_SPARSE], ids=["full", "causal", "block_sparse"])
 def test_without_a_bug_bits_are_the_same(mask: Mask) -> None:
     sums, findings = outcomes(Bug(mask, "", "", ""), None)
     assert len(sums) == 1

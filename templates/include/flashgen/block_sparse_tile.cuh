@@ -7,17 +7,17 @@ namespace flashgen {
 
 // It lies beside a slot of a ring. Of each warp one lane reads it and hands it to the others, the one that
 // gives the slot back: what many had read would be in order only by way of their warp, and then of that lane.
-struct alignas(8) ListedTile {
+struct alignas(8) BlockSparseTile {
   i32 tile;
   // Bit 0: whether it is the last one. What the others mean is the kernel's.
   u32 facts;
 
-  FLASHGEN_DEVICE static ListedTile of(i32 tile, bool is_last, u32 facts) {
+  FLASHGEN_DEVICE static BlockSparseTile of(i32 tile, bool is_last, u32 facts) {
     return {tile, facts << 1 | static_cast<u32>(is_last)};
   }
   // All lanes of a warp call, and get the same.
-  FLASHGEN_DEVICE static ListedTile read(const ListedTile& slot, Thread thread) {
-    ListedTile read = {};
+  FLASHGEN_DEVICE static BlockSparseTile read(const BlockSparseTile& slot, Thread thread) {
+    BlockSparseTile read = {};
     if (thread.lane == 0) read = slot;
     return {shuffle(read.tile, 0), static_cast<u32>(shuffle(static_cast<i32>(read.facts), 0))};
   }
