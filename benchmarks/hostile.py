@@ -137,7 +137,8 @@ def scattered(q: Tensor, k: Tensor, v: Tensor) -> None:
 DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "N(0,1)": lambda q, k, v: None,
     # Under caps of 30 to 200 some of a warp's tiles are beyond what a polynomial reaches, and others are not. Without a
-    # cap some rows grow too far for their anchors, in fp16 with 6 to 16 times normal data, in bf16 with 30 to 100.
+    # cap some rows grow too far beyond their reference maxima: in fp16 with 6 to 16 times normal data, in bf16 with 30
+    # to 100.
     "2 times": times(2),
     "3 times": times(3),
     "3.5 times": times(3.5),
@@ -240,7 +241,7 @@ def logits_of(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
 
 
-def build(cell: Cell, dtype: str, softmax: Literal["anchored", "running-max"] | None = None) -> fg.Kernel:
+def build(cell: Cell, dtype: str, softmax: Literal["reference-max", "running-max"] | None = None) -> fg.Kernel:
     """The kernel for a shape: the current GPU's default, but for the softmax if one is named."""
     mask = fg.causal() if cell.causal else fg.full()
     score = fg.softcap(cell.softcap) if cell.softcap else None
@@ -305,7 +306,9 @@ def main() -> int:
     parser.add_argument("--data", default="", help=f"parts of names: {', '.join(DATA)}; default: all")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--softcap", type=float, default=0.0, help="of logits; default: none")
-    parser.add_argument("--softmax", choices=["anchored", "running-max"], help="of the schedule; default: the plan's")
+    parser.add_argument(
+        "--softmax", choices=["reference-max", "running-max"], help="of the schedule; default: the plan's"
+    )
     parser.add_argument("--tokens", type=int, default=16384, help="batch * length")
     parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim")
     parser.add_argument("--rounds", type=int, default=5)

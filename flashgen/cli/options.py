@@ -81,7 +81,7 @@ def kernel_options(
     ] = None,
     softmax: Annotated[
         str | None,
-        _option(SCHEDULE, "--softmax", "What exponentials are relative to (fa3).", "anchored|running-max"),
+        _option(SCHEDULE, "--softmax", "What exponentials are relative to (fa3).", "reference-max|running-max"),
     ] = None,
     registers: Annotated[
         str | None,

@@ -12,7 +12,7 @@ from flashgen.errors import SpecError
 
 PartitionKind = Literal["split_q", "split_k", "specialized"]
 Algorithm = Literal["fa2", "fa3"]
-Softmax = Literal["anchored", "running-max"]
+Softmax = Literal["reference-max", "running-max"]
 WARP_COUNTS = (1, 2, 4, 8, 16)
 
 
@@ -54,7 +54,7 @@ class Schedule:
     backward: BackwardSchedule = BackwardSchedule()
     #: ``fa2``: every warp copies and computes (all GPUs). ``fa3``: specialised warps, wgmma and TMA (sm_90a).
     algorithm: Algorithm | None = None
-    #: Of fa3: where the factor taken out of a row's exponentials comes from. ``anchored``: the row's first tile,
+    #: Of fa3: where the factor taken out of a row's exponentials comes from. ``reference-max``: the row's first tile,
     #: unless later ones grow far beyond it. ``running-max``: the maximum so far.
     softmax: Softmax | None = None
     #: Of fa3: registers per thread of producers and consumers.
@@ -75,8 +75,8 @@ class Schedule:
     def _hopper_violations(self) -> Iterator[str]:
         if self.algorithm is not None and not is_one_of(self.algorithm, ("fa2", "fa3")):
             yield f"algorithm={show(self.algorithm)} is unknown; use 'fa2' or 'fa3'"
-        if self.softmax is not None and not is_one_of(self.softmax, ("anchored", "running-max")):
-            yield f"softmax={show(self.softmax)} is unknown; use 'anchored' or 'running-max'"
+        if self.softmax is not None and not is_one_of(self.softmax, ("reference-max", "running-max")):
+            yield f"softmax={show(self.softmax)} is unknown; use 'reference-max' or 'running-max'"
         if self.registers is not None and not _are_registers(self.registers):
             yield (
                 f"registers={show(self.registers)} cannot be given to warpgroups; use two multiples of 8 from 24 to "

@@ -32,7 +32,7 @@ WRONG = [
     ("--head-dim", "64", "--warp-partition", "specialized", "--warps", "8"),
     ("--head-dim", "64", "--algorithm", "fa3", "--warps", "4"),
     ("--head-dim", "64", "--algorithm", "fa2", "--consumers", "2"),
-    ("--head-dim", "64", "--algorithm", "fa2", "--softmax", "anchored", "--registers", "24,240"),
+    ("--head-dim", "64", "--algorithm", "fa2", "--softmax", "reference-max", "--registers", "24,240"),
     ("--head-dim", "64", "--algorithm", "fa4", "--softmax", "exact"),
     ("--head-dim", "64", "--algorithm", "fa3", "--arch", "sm_80"),
     ("--head-dim", "64", "--registers", "40"),

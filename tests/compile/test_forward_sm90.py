@@ -228,11 +228,11 @@ def test_what_a_product_reads_is_not_written_before_it_is_waited_for(
 @each([build for build in BUILT if build[1] == "slopes"])
 def test_distances_are_turned_into_floats_once_for_a_tile(dims: tuple[int, int], name: str, dtype: str) -> None:
     kernel = forward(dims, name, dtype)
-    # In each text of a step, that of a stream's first one among them. So is how far ahead of maxima two anchors begin,
-    # of a quarter of the columns or of all; and where results are written, in each text but the first and at a
-    # stream's end, the powers of two in two sums.
-    copies, anchors, sums = copies_of_a_step(kernel), 4, 2
-    expected = (1 + copies) * (1 + anchors) + (copies + 1) * sums
+    # Each copy of a step converts them, including the copy for a stream's first step. So does the distance by which two
+    # reference maxima begin ahead, from a quarter of the columns or from all. Each copy that writes results, which the
+    # first does not, and the stream's end convert the powers of two in two sums.
+    copies, reference_maxima, sums = copies_of_a_step(kernel), 4, 2
+    expected = (1 + copies) * (1 + reference_maxima) + (copies + 1) * sums
     assert sum(line.startswith("I2FP") for line in machine_code(kernel)) <= expected
 
 

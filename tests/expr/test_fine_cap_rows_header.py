@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 LANES, WARPS = 32, 4
 SOURCE = """
-#include "flashgen/anchored_softmax.cuh"
+#include "flashgen/reference_max_softmax.cuh"
 #include "flashgen/cap_rows.cuh"
 using namespace flashgen;
 struct Params {
@@ -25,10 +25,10 @@ FLASHGEN_KERNEL(128, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   const Cap cap = Cap::of(50.0f, 0.02f);
   const float limit = CapPolynomial::of(cap).limit;
   const i32 warp = thread_idx() / 32;
-  AnchoredSoftmax<bfloat16_t, 64, Regrowth::foreseen, true> softmax;
+  ReferenceMaxSoftmax<bfloat16_t, 64, Regrowth::foreseen, true> softmax;
   softmax.reset();
   for (i32 row = 0; row < 2; ++row)
-    if (p.sinks[warp] < 0.0f) softmax.rows.anchor[row] = p.sinks[warp];
+    if (p.sinks[warp] < 0.0f) softmax.rows.reference_max[row] = p.sinks[warp];
   FineCapRows cap_rows = {};
   for (i32 tile = 0; tile < p.tiles; ++tile) {
     const float largest = p.highest[tile * 128 + thread_idx()] * limit;
@@ -51,24 +51,24 @@ def tile(rest: float, of_some: float | None = None, places: int = 4) -> Array:
 
 
 SMALL = tile(0.3)
-#: An anchor that is no sink's.
+#: A reference maximum that is no sink's.
 NONE = 0.0
 
 
 def shares(*tiles: Array, beside: Array = SMALL, sinks: tuple[float, ...] = (NONE,) * WARPS) -> list[list[bool]]:
     """Whether rows take shares behind each of their tiles: those of a warp that has these, and of three that have
-    others in the first. Rows begin with the anchors of sinks, if there are some."""
+    others in the first. Rows begin with the reference maxima of sinks, if there are some."""
     highest = np.full((len(tiles), WARPS, LANES), 0.3, np.float32)
     highest[:, 1] = tiles
     highest[0, [0, 2, 3]] = beside
     found = np.zeros((len(tiles), WARPS), np.int32)
-    anchors = np.array(sinks, np.float32)
+    references = np.array(sinks, np.float32)
     buffers = [
         Buffer("highest", highest.ctypes.data, highest.nbytes),
-        Buffer("sinks", anchors.ctypes.data, anchors.nbytes),
+        Buffer("sinks", references.ctypes.data, references.nbytes),
         Buffer("takes_shares", found.ctypes.data, found.nbytes, True),
     ]
-    params = struct.pack("QQQi4x", *(array.ctypes.data for array in (highest, anchors, found)), len(tiles))
+    params = struct.pack("QQQi4x", *(array.ctypes.data for array in (highest, references, found)), len(tiles))
     EmulatedKernel("rows", SOURCE).launch(1, params, buffers, threads=WARPS * LANES)
     taken: list[list[bool]] = found.astype(bool).tolist()
     return taken

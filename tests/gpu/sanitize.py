@@ -47,7 +47,7 @@ SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
     # A softcap that needs shares of its own.
     (fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(200.0)), None),
     (fg.AttentionSpec(128, dtype="fp16", mask=fg.causal() & fg.document(IDS), score=fg.softcap(100.0)), None),
-    (fg.AttentionSpec(256, score=fg.softcap(200.0)), fg.Schedule(softmax="anchored")),
+    (fg.AttentionSpec(256, score=fg.softcap(200.0)), fg.Schedule(softmax="reference-max")),
     (fg.AttentionSpec(64, mask=fg.window(20, 0) | fg.global_tokens(5), score=fg.sink(SLOPES)), None),
     (fg.AttentionSpec(64, score=fg.bias(torch.randn(4, 200, 200, device="cuda")), deterministic=True), None),
 )

@@ -157,18 +157,18 @@ def test_values_come_before_the_next_exponentials_where_two_other_warpgroups_hav
 
 
 def test_a_running_maximum_is_another_kernel_with_a_name_of_its_own() -> None:
-    anchored, running = forward(), forward(schedule=fg.Schedule(softmax="running-max"))
-    assert (anchored.constant("running_maximum"), running.constant("running_maximum")) == (False, True)
-    assert running.name == anchored.name.replace("_sm90a", "_runningmax_sm90a")
+    reference, running = forward(), forward(schedule=fg.Schedule(softmax="running-max"))
+    assert (reference.constant("running_maximum"), running.constant("running_maximum")) == (False, True)
+    assert running.name == reference.name.replace("_sm90a", "_runningmax_sm90a")
     # Exponentials take the place of scores, which nothing looks at a second time.
-    assert (anchored.constant("keeps_scores"), running.constant("keeps_scores")) == (True, False)
+    assert (reference.constant("keeps_scores"), running.constant("keeps_scores")) == (True, False)
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
 def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
     plain, softcap = (forward(dims[0], head_dim_v=dims[1], score=score) for score in (None, fg.softcap(30.0)))
     assert softcap.switches >= {"capped", "foresees"}
-    assert "retakes" not in softcap.switches
+    assert "recompute_scores" not in softcap.switches
     # Where registers allow it scores are kept, and looked at only while exponentials are taken of them.
     assert ("keeps_scores" in softcap.switches) == (
         plain.switches & {"keeps_scores", "values_first"} == {"keeps_scores"}
@@ -176,7 +176,7 @@ def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
     for score in (fg.softcap(30.0) >> fg.softcap(40.0), fg.softcap(30.0) >> fg.alibi(np.zeros(2, np.float32))):
         assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
     running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))
-    assert not running.switches & {"foresees", "retakes", "keeps_scores"}
+    assert not running.switches & {"foresees", "recompute_scores", "keeps_scores"}
 
 
 HEAD_CAPS = np.array([30.0, 5.0], np.float32)
@@ -217,15 +217,20 @@ def test_a_cap_that_is_known_to_be_low_has_fewer_ways_and_wider_tiles(score: fg.
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_rows_under_a_high_cap_follow_their_maxima_unless_anchors_are_asked_for(dims: tuple[int, int]) -> None:
-    def kernel(cap: float, softmax: Literal["anchored", "running-max"] | None = None) -> KernelPlan:
+def test_rows_under_a_high_cap_use_the_running_max_unless_asked_for_the_reference_max(dims: tuple[int, int]) -> None:
+    def kernel(cap: float, softmax: Literal["reference-max", "running-max"] | None = None) -> KernelPlan:
         schedule = fg.Schedule(softmax=softmax)
         return forward(dims[0], head_dim_v=dims[1], score=fg.softcap(cap), schedule=schedule)
 
-    low, high, anchored, running = kernel(50.0), kernel(51.0), kernel(51.0, "anchored"), kernel(51.0, "running-max")
-    assert [k.constant("running_maximum") for k in (low, high, anchored, running)] == [False, True, False, True]
-    assert high.switches == running.switches == anchored.switches - {"foresees"}
-    assert [any("maximum so far" in reason for reason in k.reasons) for k in (low, high, anchored)] == [
+    low, high, reference, running = (
+        kernel(50.0),
+        kernel(51.0),
+        kernel(51.0, "reference-max"),
+        kernel(51.0, "running-max"),
+    )
+    assert [k.constant("running_maximum") for k in (low, high, reference, running)] == [False, True, False, True]
+    assert high.switches == running.switches == reference.switches - {"foresees"}
+    assert [any("maximum so far" in reason for reason in k.reasons) for k in (low, high, reference)] == [
         False,
         True,
         False,

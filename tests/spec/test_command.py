@@ -72,7 +72,7 @@ schedules = st.builds(
     warps=st.none() | st.builds(WarpPartition, st.just("specialized"), consumers=st.integers(1, 3)),
     backward=backward,
     algorithm=st.none() | st.just("fa3"),
-    softmax=st.sampled_from([None, "anchored", "running-max"]),
+    softmax=st.sampled_from([None, "reference-max", "running-max"]),
     registers=st.none() | st.tuples(st.integers(3, 30), st.integers(3, 30)).map(lambda n: (8 * n[0], 8 * n[1])),
 )
 

@@ -63,7 +63,7 @@ schedules = st.builds(
     st.none() | st.builds(WarpPartition, st.just("specialized"), consumers=st.integers(1, 3)),
     backward,
     st.none() | st.just("fa3"),
-    st.sampled_from([None, "anchored", "running-max"]),
+    st.sampled_from([None, "reference-max", "running-max"]),
     st.none() | st.tuples(st.integers(3, 30), st.integers(3, 30)).map(lambda n: (8 * n[0], 8 * n[1])),
 )
 NAMES = (
@@ -102,7 +102,7 @@ LEAVES = (
         "causal",
         "full",
     ),
-    *("specialized", "fa3", "anchored"),
+    *("specialized", "fa3", "reference-max"),
     *("bf16", "both", "forward", "split_q", "top-left", "\x00", "y" * 5000),
 )
 

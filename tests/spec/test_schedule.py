@@ -86,7 +86,7 @@ SPLIT_Q = WarpPartition("split_q", 4)
     [
         ({"algorithm": "fa4"}, "algorithm='fa4' is unknown; use 'fa2' or 'fa3'"),
         ({"algorithm": []}, "algorithm=[] is unknown; use 'fa2' or 'fa3'"),
-        ({"softmax": "running_max"}, "softmax='running_max' is unknown; use 'anchored' or 'running-max'"),
+        ({"softmax": "running_max"}, "softmax='running_max' is unknown; use 'reference-max' or 'running-max'"),
         ({"registers": 168}, "registers=168 cannot be given to warpgroups; use two multiples of 8"),
         ({"registers": (24, 236)}, "registers=(24, 236) cannot be given to warpgroups"),
         ({"registers": (16, 240)}, "registers=(16, 240) cannot be given to warpgroups"),
@@ -95,7 +95,10 @@ SPLIT_Q = WarpPartition("split_q", 4)
         ({"registers": [24, 240]}, "registers=[24, 240] cannot be given to warpgroups"),
         ({"algorithm": "fa2", "warps": SPECIALIZED}, "warps.kind='specialized' is fa3's partition"),
         ({"algorithm": "fa3", "warps": SPLIT_Q}, "is no partition of algorithm='fa3'; use WarpPartition('specialized'"),
-        ({"algorithm": "fa2", "softmax": "anchored"}, "softmax='anchored' belongs to algorithm='fa3'; leave it out"),
+        (
+            {"algorithm": "fa2", "softmax": "reference-max"},
+            "softmax='reference-max' belongs to algorithm='fa3'; leave it out",
+        ),
         ({"warps": SPLIT_Q, "registers": (24, 240)}, "registers=(24, 240) belongs to algorithm='fa3'; leave it out"),
     ],
 )
@@ -108,6 +111,6 @@ def test_what_does_not_go_together_is_said_with_its_remedy(fields, message):
 
 def test_what_belongs_to_hopper_may_be_said_without_its_algorithm():
     Schedule(softmax="running-max", registers=(40, 232))
-    Schedule(warps=SPECIALIZED, softmax="anchored")
+    Schedule(warps=SPECIALIZED, softmax="reference-max")
     Schedule(algorithm="fa3", warps=SPECIALIZED, registers=(24, 240))
     Schedule(algorithm="fa2", warps=SPLIT_Q)

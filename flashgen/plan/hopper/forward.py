@@ -41,7 +41,8 @@ _KEYS_TO_DOUBLE = 640
 #: Why exponentials are relative to maxima where nobody asked for it.
 _BY_MAXIMA = (
     "Exponentials are relative to the maximum so far: under a cap that may be above 50 rows go on growing, and with "
-    "anchors ahead logits near it took up to 1.88 times as long as small ones, 1.46 by maxima (H100, D=64, causal, 2k)."
+    "reference maxima ahead of them logits near the cap took up to 1.88 times as long as small ones, and 1.46 times by "
+    "maxima (H100, D=64, causal, 2k)."
 )
 
 
@@ -90,7 +91,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     keeps = row.keeps_scores and not running
     in_products = is_in_products(spec)
     foresees = capped and not running
-    retakes = not keeps and not running and not foresees
+    recompute_scores = not keeps and not running and not foresees
     skips = row.tile_q > row.tile_kv
     return KernelPlan(
         name=kernel_name(
@@ -167,7 +168,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("o_tile", row.o_tile),
                 ("keeps_scores", keeps),
                 ("values_first", row.values_first),
-                ("retakes", retakes),
+                ("recompute_scores", recompute_scores),
                 ("foresees", foresees),
                 ("skips", skips),
                 ("has_mask", has_mask(spec)),
@@ -197,7 +198,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("consumers_first", not capped),
                 # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
                 # as scores may be made once more, or under a softcap where a band cuts.
-                ("lanes_again", retakes or (capped and not is_block_sparse(spec))),
+                ("rematerialize_lane_ids", recompute_scores or (capped and not is_block_sparse(spec))),
             )
             if on
         ),
@@ -238,6 +239,6 @@ def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:
         stages=int(kernel.constant("stages")),
         warps=WarpPartition("specialized", consumers=int(kernel.constant("consumers"))),
         algorithm="fa3",
-        softmax="running-max" if kernel.constant("running_maximum") else "anchored",
+        softmax="running-max" if kernel.constant("running_maximum") else "reference-max",
         registers=(int(kernel.constant("producer_registers")), int(kernel.constant("consumer_registers"))),
     )

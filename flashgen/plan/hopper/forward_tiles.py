@@ -185,7 +185,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     word("tile_barriers", 16 * TILE_SLOTS)
     word("tiles", 16 * TILE_SLOTS, "which tiles of queries come next")
     if has_mask(spec) and not is_block_sparse(spec):
-        word("reaches", 32 * row.consumers * TILE_SLOTS, "and where each consumer's keys lie")
+        word("key_block_ranges", 32 * row.consumers * TILE_SLOTS, "and where each consumer's keys lie")
     if is_block_sparse(spec):
         word("sparse_key_tiles", 8 * row.k_slots, "which tiles of keys the slots hold")
     if has_mask(spec):

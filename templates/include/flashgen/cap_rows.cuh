@@ -1,5 +1,5 @@
 // What a warp knows of its rows under a softcap, from one tile of keys to the next: which way its tiles take
-// their logits (cap_shares.cuh), and how near anchors are to maxima.
+// their logits (cap_shares.cuh), and how near reference maxima are to maxima.
 #pragma once
 #include "flashgen/cap_shares.cuh"
 #include "flashgen/panel.cuh"
@@ -16,16 +16,16 @@ FLASHGEN_DEVICE bool are_several(bool is_so) {
 }
 
 // What has become of a tile's products, as one number, as registers are short: none has been looked at; they
-// have; and, besides, anchors move, so that what rows have so far is to be scaled.
-enum class Look : i32 { kNone, kTaken, kMovesAnchors };
+// have; and, besides, reference maxima move, so that what rows have so far is to be scaled.
+enum class Look : i32 { kNone, kTaken, kMovesReferenceMax };
 
 // Of rows under a low cap, of which all logits may be shares.
 struct FineCapRows {
   // How far they have come. They have had no tile; or all products were below the polynomial's end; or so
-  // they were, and rows of a softmax that can take exponentials once more have anchors that are near enough,
-  // so that products are not looked at before exponentials are taken of them; or some were beyond, once; or
-  // many are, and all logits are shares of the cap, and no row can grow further above its anchor than
-  // exponentials can reach, so that there is nothing to look for.
+  // they were, and rows of a softmax that can take exponentials once more have reference maxima that are near
+  // enough, so that products are not looked at before exponentials are taken of them; or some were beyond,
+  // once; or many are, and all logits are shares of the cap, and no row can grow further above its reference
+  // maximum than exponentials can reach, so that there is nothing to look for.
   enum Stage : i32 { kNew, kBelow, kCalm, kHadSome, kTakesShares };
   Stage stage;
   // Where products are looked at in every tile: a lane whose largest one, without its sign, is below has
@@ -43,9 +43,10 @@ struct FineCapRows {
     const float most = -maximum(-cap.steepness() * highest, -CapShare::of(cap).highest);
     return largest >= CapPolynomial::of(cap).limit || softmax.might_grow(most);
   }
-  // Sees to it that anchors are near enough to maxima, of which there is one for each row at least once;
-  // whether the output so far is to be multiplied by the softmax's factors. For rows that take no shares yet:
-  // perhaps they do from now on. Of new rows all warps of a warpgroup ask together, by a barrier of theirs.
+  // Sees to it that reference maxima are near enough to maxima, of which there is one for each row at least
+  // once; whether the output so far is to be multiplied by the softmax's factors. For rows that take no
+  // shares yet: perhaps they do from now on. Of new rows all warps of a warpgroup ask together, by a barrier
+  // of theirs.
   template <class Softmax>
   FLASHGEN_DEVICE bool follow(Softmax& softmax, const Cap& cap, const float (&highest)[2], float largest,
                               i32 barrier);
@@ -61,11 +62,12 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   bool is_safe = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
-    ahead[row] = softmax.anchor_ahead_in(row, found[row], top);
+    ahead[row] = softmax.reference_max_ahead_in(row, found[row], top);
     is_safe = is_safe && Softmax::is_near(top, ahead[row]);
   }
   // All votes together, as each takes time by itself.
-  const bool is_first = warp_any(are_new() || softmax.has_no_anchor()), are_some = warp_any(largest >= limit);
+  const bool is_first = warp_any(are_new() || softmax.has_no_reference_max()),
+             are_some = warp_any(largest >= limit);
   const bool are_safe = !warp_any(!is_safe);
   const bool are_several_large = are_several(largest >= 0.625f * limit);
   const bool are_some_near = warp_any(largest >= 0.75f * limit);
@@ -81,17 +83,17 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
     // No further ahead than a row might get while its products are below.
-    const float grown = Softmax::anchor_ahead(found[row], kBelowCap * top, true);
-    softmax.move_anchor(row, begins ? ahead[row] : grows ? grown : softmax.rows.anchor[row]);
+    const float grown = Softmax::reference_max_ahead(found[row], kBelowCap * top, true);
+    softmax.move_reference_max(row, begins ? ahead[row] : grows ? grown : softmax.rows.reference_max[row]);
   }
   if (stage <= kCalm) {
     const bool may_be_calm = Softmax::checks && (is_first | is_calm());
-    const bool are_calm = may_be_calm && !warp_any(cap.falls() || softmax.has_no_anchor());
+    const bool are_calm = may_be_calm && !warp_any(cap.falls() || softmax.has_no_reference_max());
     stage = are_some ? kHadSome : are_calm ? kCalm : kBelow;
   }
   if (begins) stage = kTakesShares;
-  const float reach = softmax.lowest_reach() * reciprocal_approx(cap.steepness());
-  asked_from = -maximum(-reach, -limit);
+  const float grown = softmax.growth_limit() * reciprocal_approx(cap.steepness());
+  asked_from = -maximum(-grown, -limit);
   return softmax.rescales();
 }
 
@@ -100,22 +102,23 @@ struct CapRows {
   // Whether sums of all of a warp's rows are so large that their logits may be shares. Sums do not fall.
   bool are_large;
 
-  // Sees to it that anchors are near enough to maxima, which are these. The softmax says whether it rescales.
+  // Sees to it that reference maxima are near enough to maxima, which are these. The softmax says whether it
+  // rescales.
   template <class Softmax>
   FLASHGEN_DEVICE static void follow(Softmax& softmax, const CapShare& share, float first, float second) {
     const float found[2] = {first, second}, top = share.highest;
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
-      const float anchor = softmax.rows.anchor[row];
-      if constexpr (Softmax::reach == 0.0f) {
+      const float reference_max = softmax.rows.reference_max[row];
+      if constexpr (Softmax::span == 0.0f) {
         // By one instruction: compilers would make a branch of a choice, amid a tile's exponentials.
-        softmax.move_anchor(row, maximum(anchor, found[row]));
+        softmax.move_reference_max(row, maximum(reference_max, found[row]));
       } else {
         // No further ahead than a row might get while its products are below the polynomial's end.
         const float end = kBelowCap * top;
-        const float ahead = found[row] < end ? Softmax::anchor_ahead(found[row], end, true)
-                                             : softmax.anchor_ahead_in(row, found[row], top);
-        softmax.move_anchor(row, softmax.has_grown_to(found[row], row) ? ahead : anchor);
+        const float ahead = found[row] < end ? Softmax::reference_max_ahead(found[row], end, true)
+                                             : softmax.reference_max_ahead_in(row, found[row], top);
+        softmax.move_reference_max(row, softmax.has_grown_to(found[row], row) ? ahead : reference_max);
       }
     }
   }
@@ -130,15 +133,15 @@ FLASHGEN_DEVICE bool CapRows::may_be_shares(const Softmax& softmax, const CapSha
                                             const float (&of_rows)[2], const float (&of_lane)[2]) {
   if (are_large) return true;
   const float least = share.least_sum();
-  const float peaks[2] = {maximum(softmax.rows.anchor[0], share.logit(of_rows[0])),
-                          maximum(softmax.rows.anchor[1], share.logit(of_rows[1]))};
-  // Mostly some logit is enough, where anchors are not ahead of these.
+  const float peaks[2] = {maximum(softmax.rows.reference_max[0], share.logit(of_rows[0])),
+                          maximum(softmax.rows.reference_max[1], share.logit(of_rows[1]))};
+  // Mostly some logit is enough, where reference maxima are not ahead of these.
   if (!Softmax::foresees && !warp_any(peaks[0] < least || peaks[1] < least)) return are_large = true;
   bool is_large = true, is_exact = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     // The row's sum is that of what it has, and of the highest of each lane, at least.
-    const float before = softmax.rows.sum[row] * exp2_approx(softmax.rows.anchor[row] - peaks[row]);
+    const float before = softmax.rows.sum[row] * exp2_approx(softmax.rows.reference_max[row] - peaks[row]);
     const float of_tile = exp2_approx(share.logit(of_lane[row]) - peaks[row]);
     const float sum = peaks[row] + log2_approx(row_total(before + of_tile));
     // Nothing that a row has with a sum that is no number depends on it.

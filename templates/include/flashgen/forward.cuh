@@ -76,7 +76,7 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks, Logits
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = 16 * m + 8 * h + thread.row();
       if (thread.column() == 0) {
-        maxima[thread.warp * rows + row] = softmax.anchor[m][h];
+        maxima[thread.warp * rows + row] = softmax.reference_max[m][h];
         sums[thread.warp * rows + row] = softmax.sum[m][h];
       }
     }
@@ -96,13 +96,13 @@ FLASHGEN_DEVICE void merge_warps(float* shared, OnlineSoftmax<row_blocks, Logits
 #pragma unroll
       for (i32 w = 0; w < warps; ++w)
         total += sums[w * rows + row] * exp2_approx(Logits::powers(maxima[w * rows + row] - shift));
-      const float factor = exp2_approx(Logits::powers(softmax.anchor[m][h] - shift));
+      const float factor = exp2_approx(Logits::powers(softmax.reference_max[m][h] - shift));
 #pragma unroll
       for (i32 n = 0; n < out_blocks; ++n) {
         out[m][n][2 * h] *= factor;
         out[m][n][2 * h + 1] *= factor;
       }
-      softmax.anchor[m][h] = common;
+      softmax.reference_max[m][h] = common;
       softmax.sum[m][h] = total;
     }
   }

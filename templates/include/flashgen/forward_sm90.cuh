@@ -1,6 +1,6 @@
 // What the forward kernel for Hopper is made of.
 #pragma once
-#include "flashgen/anchored_softmax.cuh"
+#include "flashgen/reference_max_softmax.cuh"
 #include "flashgen/band.cuh"
 #include "flashgen/issue_in_fours.cuh"
 #include "flashgen/block_sparse_tile.cuh"
@@ -59,8 +59,8 @@ struct ForwardSm90Shape {
                                        : cfg.foresees
                                            ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
-                                                          : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
+                                                          : Regrowth::recomputes_scores;
+  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
   using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
@@ -100,9 +100,9 @@ struct Step {
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
 };
 
-// Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to.
-struct alignas(16) Reach {
+// The key tiles of a tile of queries, as the producer announces them to one consumer: those that the whole
+// tile attends to, those that this consumer attends to, and those that all of its queries attend to.
+struct alignas(16) KeyBlockRange {
   Range tile_keys;
   Range keys;
   Range full_keys;

@@ -1,12 +1,12 @@
-// What a softmax takes exponentials of. The exponentials of a row are relative to its anchor: the row's
-// maximum so far, or a number near it. Each kind of logits has its own unit for anchors.
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as an anchor
-//     relative(s, shift, row) how far s is above anchor `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of anchors to powers of two, and back
-//     as_anchor(x)            logit x as an anchor
-//     natural_log(anchor, x)  the natural logarithm of 2^x times the anchor's factor
-//     kNowhere                the anchor of a row without an allowed key so far
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
 //     sums                    in how many sums each lane adds up a row's exponentials
 //     see(first, second)      called with each pair of scores
 //     replaced                whether exponentials replace scores that could be kept
@@ -15,7 +15,7 @@
 
 namespace flashgen {
 
-// Products that a scale turns into logits. Anchors are in powers of two, so that an exponent is one
+// Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
 struct ScaledProducts {
   // No logit is below it but -inf, whose exponential is 0.
@@ -28,8 +28,10 @@ struct ScaledProducts {
   }
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
-  FLASHGEN_DEVICE static float as_anchor(float logit) { return logit * kLog2E; }
-  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return (anchor + x) * kLn2; }
+  FLASHGEN_DEVICE static float as_reference_max(float logit) { return logit * kLog2E; }
+  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
+    return (reference_max + x) * kLn2;
+  }
 
   static constexpr i32 sums = 2;
   FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
@@ -39,8 +41,9 @@ struct ScaledProducts {
 // a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
 FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
 
-// Logits that a score computes. They may have any size, such as a bias of -1e30. An anchor is itself a logit
-// and is subtracted before the multiplication by log2 e, so that the difference of near logits is exact.
+// Logits that a score computes. They may have any size, such as a bias of -1e30. A reference maximum is
+// itself a logit and is subtracted before the multiplication by log2 e, so that the difference of near logits
+// is exact.
 struct ScoredLogits {
   // Any finite number may be a row's maximum.
   static constexpr float kNowhere = -kInfinity;
@@ -51,8 +54,8 @@ struct ScoredLogits {
   }
   FLASHGEN_DEVICE static float powers(float x) { return x * kLog2E; }
   FLASHGEN_DEVICE static float distance(float x) { return x * kLn2; }
-  FLASHGEN_DEVICE static float as_anchor(float logit) { return logit; }
-  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return anchor + x * kLn2; }
+  FLASHGEN_DEVICE static float as_reference_max(float logit) { return logit; }
+  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) { return reference_max + x * kLn2; }
 
   static constexpr i32 sums = 2;
   FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
@@ -71,8 +74,10 @@ struct ScoredProducts {
   }
   FLASHGEN_DEVICE float powers(float x) const { return x * scale_log2; }
   FLASHGEN_DEVICE float distance(float x) const { return x * reciprocal_approx(scale_log2); }
-  FLASHGEN_DEVICE float as_anchor(float logit) const { return logit * reciprocal_approx(scale); }
-  FLASHGEN_DEVICE float natural_log(float anchor, float x) const { return anchor * scale + x * kLn2; }
+  FLASHGEN_DEVICE float as_reference_max(float logit) const { return logit * reciprocal_approx(scale); }
+  FLASHGEN_DEVICE float natural_log(float reference_max, float x) const {
+    return reference_max * scale + x * kLn2;
+  }
 
   static constexpr i32 sums = 2;
   FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}

@@ -7,8 +7,8 @@ namespace flashgen {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // The factor taken out of the row, in the unit of its logits' anchors.
-  float anchor[2];
+  // The factor taken out of the row, in the unit of its logits' reference maxima.
+  float reference_max[2];
   // This lane's share of the row's sum of exponentials.
   float sum[2];
 
@@ -18,14 +18,14 @@ struct RowStatistics {
     for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
   }
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
-  // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
-  // logarithm of all of the sum would be as far from zero, and rounded accordingly.
+  // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
+  // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
   template <class Logits>
   FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
-    const float finite = logits.natural_log(anchor[h] + logits.distance(power), rest);
+    const float finite = logits.natural_log(reference_max[h] + logits.distance(power), rest);
     return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };
@@ -51,8 +51,9 @@ struct FinishedRows<true> {
   FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
     rows.finish();
     const bool is_odd = (thread.lane & 1) != 0;
-    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
-    return {(thread.lane & 2) == 0 ? anchor : sum};
+    const float reference_max = is_odd ? rows.reference_max[1] : rows.reference_max[0],
+                sum = is_odd ? rows.sum[1] : rows.sum[0];
+    return {(thread.lane & 2) == 0 ? reference_max : sum};
   }
   FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
     const i32 first = thread.lane & ~3;

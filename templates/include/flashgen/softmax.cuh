@@ -22,8 +22,8 @@ constexpr float kMaximumLag = 8.0f;
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // The running maximum of the row's logits, an anchor: the factor taken out of the row.
-  float anchor[row_blocks][2];
+  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  float reference_max[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
 
@@ -32,7 +32,7 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        anchor[m][h] = -kInfinity;
+        reference_max[m][h] = -kInfinity;
         sum[m][h] = 0.0f;
       }
     }
@@ -44,7 +44,7 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        anchor[m][h] = Logits::as_anchor(logit);
+        reference_max[m][h] = Logits::as_reference_max(logit);
         sum[m][h] = logit > -kInfinity && thread.column() == 0 ? 1.0f : 0.0f;
       }
     }
@@ -78,7 +78,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         highest[m][h] = logits.logit(highest[m][h], h);
-        lagging |= highest[m][h] > anchor[m][h] + Logits::distance(kMaximumLag);
+        lagging |= highest[m][h] > reference_max[m][h] + Logits::distance(kMaximumLag);
       }
     }
     if (warp_any(lagging)) rescale(highest, out);
@@ -88,7 +88,8 @@ struct OnlineSoftmax {
 #pragma unroll
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) shift[m][h] = anchor[m][h] == -kInfinity ? 0.0f : anchor[m][h];
+      for (i32 h = 0; h < 2; ++h)
+        shift[m][h] = reference_max[m][h] == -kInfinity ? 0.0f : reference_max[m][h];
     }
 #pragma unroll
     for (i32 n = 0; n < columns; ++n) {
@@ -118,7 +119,7 @@ struct OnlineSoftmax {
 
   // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
   FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
-    return sum[m][h] == 0.0f ? -kInfinity : Logits::natural_log(anchor[m][h], log2_approx(sum[m][h]));
+    return sum[m][h] == 0.0f ? -kInfinity : Logits::natural_log(reference_max[m][h], log2_approx(sum[m][h]));
   }
 
  private:
@@ -131,9 +132,9 @@ struct OnlineSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
-        const bool lags = tile_maximum > anchor[m][h] + Logits::distance(kMaximumLag);
-        const float factor = lags ? exp2_approx(Logits::powers(anchor[m][h] - tile_maximum)) : 1.0f;
-        if (lags) anchor[m][h] = tile_maximum;
+        const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
+        if (lags) reference_max[m][h] = tile_maximum;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {

@@ -157,8 +157,8 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (200, 300),
         {"arch": "sm_90a"},
     ),
-    # A sink is an anchor from the outset, so that the first products are looked at as others are. Many are beyond the
-    # polynomial.
+    # A sink is a reference maximum from the outset, so that the first products are checked as others are. Many are
+    # beyond the polynomial.
     "Hopper, softcap": (
         AttentionSpec(64, direction="forward", score=capped(50.0, 0.5, steepness=15.0)),
         (200, 300),
@@ -195,7 +195,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         {"arch": "sm_90a"},
     ),
     # The first step has one key, which some warps have rows far below the cap for, and others have not; then rows are
-    # as near to it as can be. Sinks leave anchors where they are.
+    # as near to it as can be. Sinks leave reference maxima where they are.
     "Hopper, softcap, far below a sink": (
         AttentionSpec(64, direction="forward", score=capped(50.0, -200.0, steepness=30.0)),
         (200, 385),

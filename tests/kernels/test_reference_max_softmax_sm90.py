@@ -27,7 +27,7 @@ WAYS = {
     "running maximum": (64, fg.Schedule(softmax="running-max")),
     "running maximum, wide": (128, fg.Schedule(softmax="running-max")),
     # As default, but under high caps.
-    "anchored": (64, fg.Schedule(softmax="anchored")),
+    "reference-max": (64, fg.Schedule(softmax="reference-max")),
 }
 HOSTILE = (
     "4 times",
@@ -198,8 +198,8 @@ def test_a_scale_of_almost_nothing_is_no_divisor() -> None:
 
 @crossed("kind", ["full", "masked", "below a cap", "below a low cap"])
 def test_a_row_does_not_depend_on_others_of_its_warp(way: str, kind: str) -> None:
-    """Bit for bit: another row's anchor may move, and have its warp take a tile again; this row's stays. Under a cap
-    its number may be rounded otherwise where others are near theirs, and is here where they are not."""
+    """Bit for bit: another row's reference maximum may move, and its warp recompute a tile. This row's stays. Under a
+    cap its number may be rounded otherwise where others are near theirs. Here they are not."""
     dim, schedule = WAYS[way]
     cap = {"below a cap": 2e4, "below a low cap": 50.0}.get(kind)
     spec = forward_spec(
@@ -292,8 +292,8 @@ def test_rows_whose_sums_are_large_may_grow_further_than_an_exponential_reaches(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_row_has_outlives_its_anchors_way_towards_a_high_cap(way: str) -> None:
-    """Rows are as far above their anchors as may be when a neighbour's logit has anchors move ahead of all, by more
+def test_a_row_keeps_its_sum_while_its_reference_max_moves_towards_a_high_cap(way: str) -> None:
+    """Rows are as far above their reference maxima as allowed. A neighbour's logit then moves these ahead by more
     powers of two than a float has below 1."""
     dim, schedule = WAYS[way]
     q, k, v = hostile("1 times", dim, np.random.default_rng(17))
@@ -310,7 +310,7 @@ def test_what_a_row_has_outlives_its_anchors_way_towards_a_high_cap(way: str) ->
 
 @crossed("cap", [None, 30.0, 50.0, 400.0])
 def test_a_row_with_one_key_has_its_value_as_it_is(cap: float | None, way: str) -> None:
-    """Its probability is 1, and a sum that is rounded as it is not: an anchor ahead of it is a power of two."""
+    """Its probability is 1, and a sum that is rounded as it is not: its reference maximum is a power of two ahead."""
     dim, schedule = WAYS[way]
     spec = forward_spec(dim, mask=fg.causal(), score=fg.softcap(cap) if cap else None)
     kernel = fg.build(spec, schedule, arch="sm_90a", target="emulator")

@@ -1,5 +1,5 @@
-"""How often a warp takes a tile in once more, ``flashgen/anchored_softmax.cuh``: not where first logits say that rows
-may grow, as maxima are looked at then."""
+"""How often a warp recomputes a tile, ``flashgen/reference_max_softmax.cuh``: never where the first logits say that
+rows may grow, because maxima are checked then."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Array = np.ndarray[Any, Any]
 
 LANES, ROWS, COLUMNS = 32, 16, 64
 SOURCE = """
-#include "flashgen/anchored_softmax.cuh"
+#include "flashgen/reference_max_softmax.cuh"
 using namespace flashgen;
-struct Params { const float* logits; i32* looked; i32* again; float* sums; i32 tiles; };
+struct Params { const float* logits; i32* checked; i32* again; float* sums; i32 tiles; };
 FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = {thread_idx(), 0};
-  AnchoredSoftmax<ELEMENT, 64, Regrowth::retakes_scores, false> softmax;
+  ReferenceMaxSoftmax<ELEMENT, 64, Regrowth::recomputes_scores, false> softmax;
   softmax.reset();
   ScaledProducts logits{1.0f};
   for (i32 tile = 0; tile < p.tiles; ++tile) {
     const bool is_due = !softmax.is_settled();
-    bool looks = is_due, again = false;
+    bool checks = is_due, again = false;
     Strip<64> scores;
     Rounded<64> probabilities;
     for (;;) {
@@ -34,14 +34,14 @@ FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
         const i32 row = thread.row() + 8 * (i / 2 % 2), column = 8 * (i / 4) + thread.column() + i % 2;
         scores[i] = p.logits[(tile * 16 + row) * 64 + column];
       }
-      if (looks) softmax.anchor(scores, logits);
+      if (checks) softmax.update_reference_max(scores, logits);
       softmax.exponentiate(scores, probabilities, logits);
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
-      looks = again = true;
+      checks = again = true;
     }
     softmax.add(0);
     if (thread.lane != 0) continue;
-    p.looked[tile] = is_due ? 1 : 0;
+    p.checked[tile] = is_due ? 1 : 0;
     p.again[tile] = again ? 1 : 0;
   }
   RowStatistics all = softmax.rows;
@@ -53,9 +53,9 @@ FLASHGEN_KERNEL(32, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
 
 
 class Taken(NamedTuple):
-    """Of each tile, whether it was looked at beforehand, and whether it was taken in once more."""
+    """Of each tile, whether it was checked at beforehand, and whether it was taken in once more."""
 
-    looked: list[bool]
+    checked: list[bool]
     again: list[bool]
 
 
@@ -65,13 +65,13 @@ def taken(dtype: str, *highest: float) -> Taken:
     logits = np.zeros((len(highest), ROWS, COLUMNS), np.float32)
     logits[:, 0] = np.minimum(highest, 0)[:, None]
     logits[:, 0, 5] = highest
-    looked, again = np.zeros((2, len(highest)), np.int32)
+    checked, again = np.zeros((2, len(highest)), np.int32)
     sums = np.zeros(ROWS, np.float32)
     buffers = [Buffer("logits", logits.ctypes.data, logits.nbytes)]
-    results = (looked, again, sums)
+    results = (checked, again, sums)
     buffers += [
         Buffer(name, x.ctypes.data, x.nbytes, True)
-        for name, x in zip(("looked", "again", "sums"), results, strict=True)
+        for name, x in zip(("checked", "again", "sums"), results, strict=True)
     ]
     params = struct.pack("QQQQi4x", *(x.ctypes.data for x in (logits, *results)), len(highest))
     source = SOURCE.replace("ELEMENT", {"bf16": "bfloat16_t", "fp16": "half_t"}[dtype])
@@ -79,16 +79,16 @@ def taken(dtype: str, *highest: float) -> Taken:
     # However it was taken, nothing is lost.
     expected = np.log(2) * np.logaddexp2.reduce(logits.astype(np.float64), axis=(0, 2))
     np.testing.assert_allclose(sums, expected, rtol=1e-6, atol=1e-6)
-    return Taken(looked.astype(bool).tolist(), again.astype(bool).tolist())
+    return Taken(checked.astype(bool).tolist(), again.astype(bool).tolist())
 
 
-def test_rows_whose_anchors_serve_are_looked_at_once() -> None:
+def test_rows_whose_reference_max_serves_are_checked_once() -> None:
     for dtype in ("bf16", "fp16"):
         assert taken(dtype, 3.0, 4.0, 2.0) == ([True, False, False], [False] * 3)
 
 
 @pytest.mark.parametrize(("dtype", "first", "later"), [("bf16", 100.0, 300.0), ("fp16", 20.0, 60.0)])
-def test_a_row_that_grows_too_far_has_its_tile_taken_once_more_and_others_looked_at(
+def test_a_row_that_grows_too_far_has_its_tile_recomputed_and_the_next_ones_checked(
     dtype: str, first: float, later: float
 ) -> None:
     found = taken(dtype, first, later, 0.0)
@@ -99,11 +99,11 @@ def test_a_row_that_grows_too_far_has_its_tile_taken_once_more_and_others_looked
 def test_where_first_logits_are_far_above_zero_none_is_taken_once_more(dtype: str, first: float, later: float) -> None:
     assert taken(dtype, first, first, later, later, 1.5 * later).again == [False] * 5
     # It is not so if they are as far below.
-    assert not any(taken(dtype, -first, -first).looked[1:])
+    assert not any(taken(dtype, -first, -first).checked[1:])
 
 
 @pytest.mark.parametrize(("dtype", "first"), [("bf16", 130.0), ("fp16", 30.0)])
-def test_tiles_are_no_longer_looked_at_once_many_had_nothing_to_find(dtype: str, first: float) -> None:
-    looked = taken(dtype, *[first] * 20).looked
-    assert all(looked[:15])
-    assert not any(looked[15:])
+def test_checks_end_after_many_tiles_with_nothing_to_find(dtype: str, first: float) -> None:
+    checked = taken(dtype, *[first] * 20).checked
+    assert all(checked[:15])
+    assert not any(checked[15:])

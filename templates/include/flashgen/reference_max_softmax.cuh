@@ -1,18 +1,18 @@
-// The online softmax with as little as possible done to each score. A row's exponentials are taken relative
-// to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
-// denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
-// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown.
-// The tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
-// elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
-// maximum in either case, so that its bits do not depend on the other rows that a warp has.
+// The online softmax with as little work per score as possible. A row's exponentials are taken relative to a
+// reference maximum. Any number near enough to the row's maximum gives the same result, because numerator and
+// denominator share the factor. One chosen ahead of the first tile's maximum usually serves the whole row, so
+// that no later tile needs shuffles or a rescale. If it does not serve, the row's sum grows too large. The
+// tile is then recomputed with a better reference maximum: from its scores where there are registers to keep
+// them, else from scores that the caller recomputes. Only a row's own maximum decides whether its reference
+// maximum moves, so a row's bits do not depend on the other rows of its warp.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/row_statistics.cuh"
 
 namespace flashgen {
 
-// How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
-// no further than it counts, else so far that values of up to 2^60 have finite products.
+// How far above its reference maximum a row may reach, in powers of two, where scores may be taken once more:
+// in half_t no further than it counts, else so far that values of up to 2^60 have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
 template <>
@@ -25,15 +25,16 @@ constexpr float kGrown<half_t> = 0x1p14f;
 // The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
 // there.
 template <class T>
-constexpr float kReach = 59.0f;
+constexpr float kScaledSpan = 59.0f;
 template <>
-constexpr float kReach<half_t> = 13.0f;
+constexpr float kScaledSpan<half_t> = 13.0f;
 
-// How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
-// leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
-// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
-// most where they are shares of a cap: logarithms of their sums are large, and rows may go on to that cap.
-// Rows whose first logits are as far above zero as `wide` are likely to go too far beyond any of these.
+// How many powers of two reference maxima are put ahead of maxima, which keeps them from having to move: no
+// more than leaves exponentials that count all their bits, small as they are, or enough of them. The further,
+// the less exact is the logarithm of a sum. So it is little where logits are near zero, more where they are
+// not, and most where they are shares of a cap: logarithms of their sums are large, and rows may go on to
+// that cap. Rows whose first logits are as far above zero as `wide` are likely to go too far beyond any of
+// these.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
@@ -45,16 +46,17 @@ struct Ahead<half_t> {
 // How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
 constexpr float kFar = 12.0f;
 
-// How far above its anchor a row may reach, in powers of two, where a tile's exponentials are looked at.
+// How far above its reference maximum a row may reach, in powers of two, where a tile's exponentials are
+// looked at.
 constexpr float kFinite = 118.0f;
 // By how many powers of two a factor may lower what a row has so far without being 0.
 constexpr float kMostAtOnce = 120.0f;
 
-// What is done about a row that has grown far above its anchor, with the scores it has.
+// What is done about a row that has grown far above its reference maximum, with the scores it has.
 enum class Regrowth {
-  // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
+  // It cannot: the reference maximum is the maximum so far, exactly, for which every score is looked at.
   never,
-  // It cannot: anchors move where a bound on logits says that they might have to.
+  // It cannot: reference maxima move where a bound on logits says that they might have to.
   foreseen,
   // It does not count: exponentials have registers of their own, and are made once more where such a bound,
   // found beside them, says so.
@@ -62,32 +64,32 @@ enum class Regrowth {
   // Exponentials that are too large have registers of their own, and are made once more.
   keeps_scores,
   // They took the place of scores, which the caller computes once more.
-  retakes_scores,
+  recomputes_scores,
 };
 
-// How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
-// add().
+// How a tile is taken in: update_reference_max(), exponentiate(), and, where has_grown() and not watches(),
+// once more; then add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
-struct AnchoredSoftmax {
+struct ReferenceMaxSoftmax {
   static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
 
-  // How far above its anchor a row's maximum may be, in powers of two.
-  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
+  // How far above its reference maximum a row's maximum may be, in powers of two.
+  static constexpr float span = regrowth == Regrowth::never ? 0.0f : foresees ? kScaledSpan<T> : kSpan<T>;
 
   RowStatistics rows;
-  // See anchor().
+  // See update_reference_max().
   float factor[2];
   // What there is to do before a tile's exponentials are taken, 0 if nothing; the same for all of a warp.
   u32 due;
 
   FLASHGEN_DEVICE void reset() {
-    due = kNoAnchor;
+    due = kNoReferenceMax;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = kNowhere;
+      rows.reference_max[h] = kNowhere;
       rows.sum[h] = 0.0f;
     }
   }
@@ -95,84 +97,88 @@ struct AnchoredSoftmax {
   // Takes in one more logit per row, before all others; one lane of each row counts it.
   FLASHGEN_DEVICE void take_in_sink(float logit, const Logits& logits, Thread thread) {
     const bool counts = logit > -kInfinity;
-    due = counts ? 0 : kNoAnchor;
+    due = counts ? 0 : kNoReferenceMax;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = logit == -kInfinity ? kNowhere : logits.as_anchor(logit);
+      rows.reference_max[h] = logit == -kInfinity ? kNowhere : logits.as_reference_max(logit);
       rows.sum[h] = counts && thread.column() == 0 ? 1.0f : 0.0f;
     }
   }
 
-  // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
+  // Sees to it that rows have reference maxima near enough; whether the output so far is to be multiplied by
+  // `factor`.
+  FLASHGEN_DEVICE bool update_reference_max(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
     if constexpr (regrowth == Regrowth::never) {
       follow_maximum(scores, logits);
       return true;
     }
     // Votes tell the assembler that warps do not diverge.
-    if (warp_any((due & kNoAnchor) != 0)) drop_anchor(scores, logits);
+    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max(scores, logits);
     if (!warp_any(due >= kWatchedTile)) return false;
     follow_maximum(scores, logits);
     const bool moves = rescales();
-    due = (due & kNoAnchor) | (moves ? kWatchedTiles : (due & ~kNoAnchor) - kWatchedTile);
+    due = (due & kNoReferenceMax) | (moves ? kWatchedTiles : (due & ~kNoReferenceMax) - kWatchedTile);
     return moves;
   }
 
   // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
-  // Whether anchor() would leave all as it is.
+  // Whether update_reference_max() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-  // Up to where neither of a lane's two rows reaches far above its anchor.
-  FLASHGEN_DEVICE float lowest_reach() const {
+  // Up to where neither of a lane's two rows reaches far above its reference maximum.
+  FLASHGEN_DEVICE float growth_limit() const {
     if constexpr (regrowth == Regrowth::never) return -kInfinity;
-    return -maximum(-rows.anchor[0], -rows.anchor[1]) + (kReach<T> - 0.125f);
+    return -maximum(-rows.reference_max[0], -rows.reference_max[1]) + (kScaledSpan<T> - 0.125f);
   }
-  // Whether a row with a logit of so many powers of two might be one that reaches far above its anchor.
+  // Whether a row with a logit of so many powers of two might be one that reaches far above its reference
+  // maximum.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
-    return logit > lowest_reach();
+    return logit > growth_limit();
   }
   // The same by the square of that number, which may be a NaN.
   FLASHGEN_DEVICE bool might_grow_by_square(float square) const {
-    const float reaches = lowest_reach();
-    return !(square <= reaches * maximum(reaches, -reaches));
+    const float limit = growth_limit();
+    return !(square <= limit * maximum(limit, -limit));
   }
-  // Whether an anchor is so near the highest logit there is that no exponential can be infinite before it is
-  // looked at.
-  FLASHGEN_DEVICE static bool is_near(float highest, float anchor) {
-    return foresees && anchor >= highest - kFinite;
+  // Whether a reference maximum is so near the highest logit there is that no exponential can be infinite
+  // before it is looked at.
+  FLASHGEN_DEVICE static bool is_near(float highest, float reference_max) {
+    return foresees && reference_max >= highest - kFinite;
   }
   // Whether one of a lane's two rows has none.
-  FLASHGEN_DEVICE bool has_no_anchor() const {
-    return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
+  FLASHGEN_DEVICE bool has_no_reference_max() const {
+    return rows.reference_max[0] == kNowhere || rows.reference_max[1] == kNowhere;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = reach) const {
-    return found > rows.anchor[row] + distance;
+  // Whether a row has to have its reference maximum moved to a logit that was found in it.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = span) const {
+    return found > rows.reference_max[row] + distance;
   }
-  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor, const Logits& logits = {}) {
-    // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
-    const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
-    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.anchor[row] - anchor));
-    rows.anchor[row] = anchor;
+  FLASHGEN_DEVICE void move_reference_max(i32 row, float reference_max, const Logits& logits = {}) {
+    // Where reference maxima move in most tiles there is no branch for those that stay, whose factor is 1 as
+    // well.
+    const bool stays = regrowth != Regrowth::never && reference_max == rows.reference_max[row];
+    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.reference_max[row] - reference_max));
+    rows.reference_max[row] = reference_max;
     rows.sum[row] *= factor[row];
   }
-  // The anchor for a row in which a logit was found: as far ahead of it as it may be, but not so far that the
-  // row, as high as it might get, would still not be far above it. By a whole power of two, so that a
-  // probability of 1 is not rounded.
-  FLASHGEN_DEVICE static float anchor_ahead(float found, float highest, bool is_little = false) {
+  // The reference maximum for a row in which a logit was found: as far ahead of it as it may be, but not so
+  // far that the row, as high as it might get, would still not be far above it. By a whole power of two, so
+  // that a probability of 1 is not rounded.
+  FLASHGEN_DEVICE static float reference_max_ahead(float found, float highest, bool is_little = false) {
     if constexpr (regrowth == Regrowth::never) return found;
     const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
-    const float room = highest - (kReach<T> - 1.0f) - found;
+    const float room = highest - (kScaledSpan<T> - 1.0f) - found;
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
   // The same for a row that may have one, which it is not moved below; and no further at once than what the
   // row has so far can be scaled by, if that counts.
-  FLASHGEN_DEVICE float anchor_ahead_in(i32 row, float found, float highest) const {
-    const float anchor = rows.anchor[row], ahead = maximum(anchor, anchor_ahead(found, highest));
-    const float most = anchor == kNowhere ? ahead : maximum(anchor + kMostAtOnce, found);
+  FLASHGEN_DEVICE float reference_max_ahead_in(i32 row, float found, float highest) const {
+    const float reference_max = rows.reference_max[row],
+                ahead = maximum(reference_max, reference_max_ahead(found, highest));
+    const float most = reference_max == kNowhere ? ahead : maximum(reference_max + kMostAtOnce, found);
     return ahead < most ? ahead : most;
   }
 
@@ -185,14 +191,14 @@ struct AnchoredSoftmax {
     return found + logits.distance(static_cast<float>(ahead));
   }
 
-  // What is subtracted from a row's logits. A row without an anchor subtracts 0 if exponentials are taken
-  // before all rows have anchors, or if kNowhere is -inf: -inf - -inf would be NaN.
+  // What is subtracted from a row's logits. A row without a reference maximum subtracts 0 if exponentials are
+  // taken before all rows have reference maxima, or if kNowhere is -inf: -inf - -inf would be NaN.
   FLASHGEN_DEVICE float shift(i32 row) const {
-    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.anchor[row];
+    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
   }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
-    return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
+    return rows.reference_max[row] == kNowhere ? 0.0f : rows.reference_max[row];
   }
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
@@ -228,7 +234,7 @@ struct AnchoredSoftmax {
     for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
   }
 
-  // Whether this lane has a row that might reach too far above its anchor.
+  // Whether this lane has a row that might reach too far above its reference maximum.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
   // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
   // is taken in once more, and in some that follow.
@@ -238,12 +244,12 @@ struct AnchoredSoftmax {
     return false;
   }
 
-  // Whether this lane has a row that reaches far above its anchor, and nobody looks for it before.
+  // Whether this lane has a row that reaches far above its reference maximum, and nobody looks for it before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
     return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
   }
-  // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
-  // be multiplied by `factor`, as it may have been before.
+  // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
+  // then to be multiplied by `factor`, as it may have been before.
   FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
     float shrinks[2];
 #pragma unroll
@@ -253,7 +259,7 @@ struct AnchoredSoftmax {
       const i32 power = largest > kGrown<T> ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
-      rows.anchor[h] += static_cast<float>(power);
+      rows.reference_max[h] += static_cast<float>(power);
       rows.sum[h] *= shrinks[h];
       tile_sum[h] *= shrinks[h];
     }
@@ -281,9 +287,9 @@ struct AnchoredSoftmax {
   }
 
  private:
-  // What may be due: anchors, which some row does not have; and maxima, to be looked at in so many tiles.
-  // These cost about half as much as taking a tile in once more.
-  static constexpr u32 kNoAnchor = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
+  // What may be due: reference maxima, which some row does not have; and maxima, to be looked at in so many
+  // tiles. These cost about half as much as taking a tile in once more.
+  static constexpr u32 kNoReferenceMax = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
 
   // Of the tile that is being taken in, this lane's share of each row.
   float tile_sum[2];
@@ -298,39 +304,40 @@ struct AnchoredSoftmax {
     return row_maximum(found);
   }
 
-  // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
-  // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
-  // those are masked.
-  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
-    drop_anchor_from<4>(scores, logits);
-    if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
+  // A reference maximum for rows that have none: ahead of the maximum of a quarter of the columns, which need
+  // only be near that of all; or of all, where that is far from zero, as the others may be as far, or no
+  // number, as those are masked.
+  FLASHGEN_DEVICE void set_reference_max(const Strip<columns>& scores, const Logits& logits) {
+    set_reference_max_from<4>(scores, logits);
+    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max_from<1>(scores, logits);
   }
   template <i32 every>
-  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
+  FLASHGEN_DEVICE void set_reference_max_from(const Strip<columns>& scores, const Logits& logits) {
     bool is_wide = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
       const float powers = logits.powers(found);
       const bool serves = every == 1 || maximum(powers, -powers) < kFar;
-      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found, logits), kNowhere);
+      if (rows.reference_max[h] == kNowhere && serves)
+        rows.reference_max[h] = maximum(ahead_of(found, logits), kNowhere);
       is_wide = is_wide || powers > Ahead<T>::wide;
     }
-    if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
+    if (!warp_any(has_no_reference_max())) due &= ~kNoReferenceMax;
     // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
     if (every == 1 && warp_any(is_wide)) due |= kWatchedTiles;
   }
 
-  // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
-  // what such rows had before is not lost where it counts.
+  // Moves the reference maxima of rows that reach too far above them to the maximum, or ahead of it: little,
+  // so that what such rows had before is not lost where it counts.
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
       if constexpr (regrowth == Regrowth::never) {
-        if (has_grown_to(found, h)) move_anchor(h, found, logits);
-      } else if (has_grown_to(found, h, logits.distance(reach))) {
-        move_anchor(h, found + logits.distance(Ahead<T>::little), logits);
+        if (has_grown_to(found, h)) move_reference_max(h, found, logits);
+      } else if (has_grown_to(found, h, logits.distance(span))) {
+        move_reference_max(h, found + logits.distance(Ahead<T>::little), logits);
       }
     }
   }
