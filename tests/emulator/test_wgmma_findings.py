@@ -217,7 +217,7 @@ def test_accumulators_under_way_cannot_take_another_width(run: Any) -> None:
 OVERWRITE = f"wgmma_fence(); {PRODUCT} wgmma_commit();\nhalves[t] = 0;\nwgmma_wait<0>();"
 
 
-def test_an_operand_that_is_overwritten_too_early_spoils_the_results(run: Any) -> None:
+def test_an_operand_that_is_overwritten_too_early_changes_the_results(run: Any) -> None:
     assert not (results(run, OVERWRITE) == 17).all()
 
 

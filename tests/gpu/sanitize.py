@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def take_once_more(spec: fg.AttentionSpec, is_seen: bool) -> None:
-    """Values that only the last query may attend to, if it does, are infinite: tiles of queries are in doubt."""
+    """Values that only the last query may attend to, if it does, are infinite: tiles of queries are recomputed."""
     batch, len_q, heads, heads_kv, len_kv = SHAPES[-1]
     q, k, v = (
         torch.randn(batch, length, count, spec.head_dim, device="cuda", dtype=DTYPES[spec.dtype])

@@ -64,11 +64,11 @@ def expected_of(kernel: Any, problem: Problem, queries: Any) -> list[Any]:
     return results
 
 
-def spoil_free_memory(like: Any) -> None:
+def fill_free_memory_with_nan(like: Any) -> None:
     """What is allocated next on this stream holds NaN."""
     torch.cuda.empty_cache()
-    spoilt = [torch.full_like(like, torch.nan) for _ in range(2 * CALLS)]
-    del spoilt
+    corrupted = [torch.full_like(like, torch.nan) for _ in range(2 * CALLS)]
+    del corrupted
 
 
 def assert_equal(found: list[Any], expected: list[Any]) -> None:
@@ -87,7 +87,7 @@ def test_a_chain_of_calls_on_a_stream(problem: Problem, queries: Any) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
-            spoil_free_memory(problem.q)
+            fill_free_memory_with_nan(problem.q)
             if queries is not None:
                 queries.fill_(torch.nan)
             torch.cuda._sleep(HELD)

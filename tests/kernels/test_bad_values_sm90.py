@@ -61,10 +61,10 @@ def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: t
 
 
 #: Keys of the first head of the first sequence: of its tile that is worked on first, or last, and of all.
-SPOILT = {"first": [450], "last": [3], "all": list(range(0, 460, 37))}
+BAD_KEYS = {"first": [450], "last": [3], "all": list(range(0, 460, 37))}
 MODES = [Mode("random", seed=3), Mode(race=True), Mode("priority", seed=4, race=True)]
-SPOILT_CASES = [
-    (name, where) for i, name in enumerate(NAMES) for j, where in enumerate(SPOILT) if LEVEL != "sample" or i == j
+BAD_KEY_CASES = [
+    (name, where) for i, name in enumerate(NAMES) for j, where in enumerate(BAD_KEYS) if LEVEL != "sample" or i == j
 ]
 
 
@@ -92,22 +92,22 @@ def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int,
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize(("name", "where"), SPOILT_CASES)
-def test_tiles_in_doubt_are_taken_once_more(name: str, where: str, mode: Mode) -> None:
-    """Blocks work on more tiles than they remember. What bad values reach is bad in the end, all else as ever."""
+@pytest.mark.parametrize(("name", "where"), BAD_KEY_CASES)
+def test_tiles_with_reported_bad_values_are_recomputed(name: str, where: str, mode: Mode) -> None:
+    """Blocks work on more tiles than their list holds. What bad values reach is bad in the end, and nothing else."""
     spec = forward_spec(64, 64, **SPECS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(6)
     q, k, v = (random.standard_normal((2, 460, h, 64)).astype(dtype) for h in (6, 2, 2))
     clean, clean_lse = kernel(q, k, v)
-    v[0, SPOILT[where], 0, 5] = np.nan
+    v[0, BAD_KEYS[where], 0, 5] = np.nan
     with launches(kernel, mode) as done:
         out, lse = kernel(q, k, v)
     assert done == {NAME}
     rules = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v))
     reached = np.zeros(out.shape, bool)
     for head in range(3):
-        reached[0, :, head, 5] = rules.allowed(0, head)[:, SPOILT[where]].any(axis=1)
+        reached[0, :, head, 5] = rules.allowed(0, head)[:, BAD_KEYS[where]].any(axis=1)
     assert reached.any()
     assert not np.isfinite(out[reached].astype(np.float32)).any()
     assert out[~reached].tobytes() == clean[~reached].tobytes()
@@ -170,17 +170,17 @@ def test_what_a_costly_mask_allows_says_which_results_bad_values_reach(dims: tup
     assert lse.tobytes() == clean_lse.tobytes()
 
 
-@pytest.mark.parametrize("where", SPOILT)
+@pytest.mark.parametrize("where", BAD_KEYS)
 @pytest.mark.parametrize("mask", [fg.causal(), fg.window(700, 100)], ids=["causal", "window"])
-def test_blocks_whose_tiles_have_many_steps_spoil_none_in_the_end(mask: fg.Mask, where: str) -> None:
-    """Their first one is sifted; what has come of that by then says what the second one is."""
+def test_blocks_whose_tiles_have_many_steps_end_without_recomputing(mask: fg.Mask, where: str) -> None:
+    """A block scrubs V for its first tile, and what it finds decides whether it scrubs for the second one."""
     spec = forward_spec(256, 256, mask=mask)
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(8)
     q, k, v = (random.standard_normal((1, 800, h, 256)).astype(dtype) for h in (2, 1, 1))
     rules = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v))
     clean, clean_lse = kernel(q, k, v)
-    keys = [790] if where == "first" else SPOILT[where]
+    keys = [790] if where == "first" else BAD_KEYS[where]
     v[0, keys, 0, 5] = np.inf
     for mode in (Mode("random", seed=3), Mode(race=True)):
         with launches(kernel, mode) as done:

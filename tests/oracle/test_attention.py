@@ -134,8 +134,8 @@ def test_what_is_not_finite_reaches_only_those_who_may_attend(bad, where):
     spec = AttentionSpec(4, mask=window(2, 1))
     arrays = dict(zip(("q", "k", "v", "do"), draw(spec, len_q=9, len_kv=9, heads=2, heads_kv=2), strict=True))
     clean = (*forward(spec, *list(arrays.values())[:3]), *backward(spec, *arrays.values()))
-    spoiled = arrays[where]
-    spoiled[0, 4, 0] = bad
+    with_bad_values = arrays[where]
+    with_bad_values[0, 4, 0] = bad
     results = (*forward(spec, *list(arrays.values())[:3]), *backward(spec, *arrays.values()))
     allowed = allowed_pairs(spec.mask, 9, 9)
     queries = allowed[:, 4] if where in ("k", "v") else np.arange(9) == 4

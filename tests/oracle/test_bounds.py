@@ -92,13 +92,13 @@ def test_gradients_that_vanish_have_a_bound_above_the_noise_and_far_below_their_
         assert EPSILON[dtype] / 8 < limit < 100 * EPSILON[dtype]
 
 
-@pytest.mark.parametrize("spoilt", ["k", "v"])
-def test_a_key_that_is_not_a_number_leaves_the_bound_of_queries_that_do_not_attend_to_it(spoilt):
+@pytest.mark.parametrize("corrupted", ["k", "v"])
+def test_a_key_that_is_not_a_number_leaves_the_bound_of_queries_that_do_not_attend_to_it(corrupted):
     # Rows with one key to speak of, so that dQ vanishes and what rounding O does to it is the bound.
     spec = AttentionSpec(16, mask=causal(), dtype="bf16")
     q, k, v, do = problem(spec, 33, 40)
-    spoil = {"k": k, "v": v}[spoilt]
-    q[:], k[:], spoil[:, -1] = 6 * q, 6 * k, np.nan
+    changed = {"k": k, "v": v}[corrupted]
+    q[:], k[:], changed[:, -1] = 6 * q, 6 * k, np.nan
     # As only the last query attends to the last key, the others have a problem without both.
     rest = oracle.bounds(spec, *(x[:, :-1] for x in (q, k, v, do)))
     assert oracle.bounds(spec, q, k, v, do).dq == pytest.approx(rest.dq, rel=1e-9)

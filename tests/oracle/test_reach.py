@@ -95,11 +95,11 @@ def test_what_is_not_finite_says_nothing_of_other_rows_and_columns(where):
     rest = found(spec, *(x[:, :-1] for x in arrays.values()))
     arrays[where][:, -1, :, 3] = np.nan
     # Only the last query attends to the last key.
-    spoilt = found(spec, *arrays.values())
-    assert spoilt.of_float32["o"] >= rest.of_float32["o"] > 0
+    corrupted = found(spec, *arrays.values())
+    assert corrupted.of_float32["o"] >= rest.of_float32["o"] > 0
     for name in ("dq", "dk"):
-        assert spoilt.of_o[name] == pytest.approx(rest.of_o[name])
-        assert spoilt.of_float32[name] == pytest.approx(rest.of_float32[name])
+        assert corrupted.of_o[name] == pytest.approx(rest.of_o[name])
+        assert corrupted.of_float32[name] == pytest.approx(rest.of_float32[name])
 
 
 def test_lse_hangs_on_terms_that_are_far_larger_than_their_sum():

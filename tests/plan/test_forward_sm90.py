@@ -42,7 +42,7 @@ def test_values_are_scrubbed_only_where_a_mask_can_cut_a_tile(mask: str) -> None
     kernel = forward(mask=MASKS[mask])
     names = {region.name for region in kernel.smem.regions}
     assert ("has_mask" in kernel.switches) == (mask != "full")
-    assert ("doubts" in names) == (mask != "full")
+    assert ("recomputes" in names) == (mask != "full")
 
 
 def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
@@ -57,13 +57,13 @@ def test_the_longest_tiles_go_first_where_tiles_differ() -> None:
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)
-def test_first_tiles_are_sifted_where_it_is_dear_to_take_them_once_more(dims: tuple[int, int]) -> None:
-    """With wide values, with holes, and from 96 columns on with windows; not where no mask cuts."""
+def test_first_tiles_are_scrubbed_where_recomputing_them_is_expensive(dims: tuple[int, int]) -> None:
+    """With wide values, with block-sparse masks, and from 96 columns on with windows; not without a mask."""
 
-    def sifts(mask: str) -> bool:
-        return "sifts_first" in forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask]).switches
+    def scrubs(mask: str) -> bool:
+        return "scrubs_first" in forward(dims[0], head_dim_v=dims[1], mask=MASKS[mask]).switches
 
-    assert [sifts(mask) for mask in ("full", "causal", "window", "documents")] == [
+    assert [scrubs(mask) for mask in ("full", "causal", "window", "documents")] == [
         False,
         dims[1] > 128,
         dims[1] > 64,
@@ -78,10 +78,10 @@ def test_there_is_room_for_a_bit_for_each_value_that_a_mask_cuts(dims: tuple[int
         for score in (None, fg.softcap(30.0)):
             kernel = forward(dims[0], head_dim_v=dims[1], mask=mask, score=score)
             bits = int(kernel.constant("tile_kv")) * dims[1]
-            assert kernel.smem["sifting"].bytes * 8 > int(kernel.constant("books")) * bits
-            assert kernel.smem["sifting"].offset % 16 == 0
+            assert kernel.smem["scrubber"].bytes * 8 > int(kernel.constant("books")) * bits
+            assert kernel.smem["scrubber"].offset % 16 == 0
             assert kernel.smem.bytes <= ARCH.max_smem_per_block
-    assert "sifting" not in {region.name for region in forward(dims[0], head_dim_v=dims[1]).smem.regions}
+    assert "scrubber" not in {region.name for region in forward(dims[0], head_dim_v=dims[1]).smem.regions}
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

@@ -116,7 +116,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
             Constant("stages", row.stages, "tiles of values under way at once"),
             Constant("k_slots", row.k_slots, "and of keys"),
-            Constant("books", books_of(row), "and tiles of values of which it is noted what is bad"),
+            Constant("books", books_of(row), "and records of bad values, each of one tile of values"),
             Constant("q_rows", row.q_rows, "queries of a slot: a tile, or each consumer's by themselves"),
             Constant("q_slots", row.q_slots, "slots for queries"),
             Constant("tile_slots", TILE_SLOTS, "tiles of queries known ahead"),
@@ -173,7 +173,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("skips", skips),
                 ("has_mask", has_mask(spec)),
                 ("block_sparse", is_block_sparse(spec)),
-                ("sifts_first", has_mask(spec) and _sifts_first(spec)),
+                ("scrubs_first", has_mask(spec) and _scrubs_first(spec)),
                 ("hoists_tile_rules", is_block_sparse(spec)),
                 # Scores are of products and not of logits, have constants apart, and are voted on.
                 ("from_products", True),
@@ -196,8 +196,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 # Whose instructions lie first. On an H200 calls of up to 1k keys are up to 1 % faster where it is
                 # consumers', but under a cap all are up to 2 % slower.
                 ("consumers_first", not capped),
-                # For a mask lanes find out anew which columns are theirs where kept ones are the register too many:
-                # as scores may be made once more, or under a softcap where a band cuts.
+                # To apply a mask, recompute which columns a lane has: keeping them takes one register too many where
+                # scores may be recomputed, and under a softcap with a band.
                 ("rematerialize_lane_ids", recompute_scores or (capped and not is_block_sparse(spec))),
             )
             if on
@@ -205,13 +205,14 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     )
 
 
-def _sifts_first(spec: AttentionSpec) -> bool:
-    """Whether a block's first tile of queries is sifted, and not spoilt and taken once more, if values are bad."""
-    # On an H200 bad values take up to 1.47 times as long as none so. Without it they take 1.50 and 1.54 at head_dim 96
-    # and 128 with 200 keys to both sides (8k), 1.56 at 192 and 256 with a window of 256 (1k), 1.54 and under a cap 1.64
-    # at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10 blocks (8k); at head_dim 64 with
-    # windows 1.40, and causal at 64 and 128 1.37. Other values take 2 to 4 % longer for it with up to 1k keys and with
-    # windows, 1 % with 2k and nothing with 8k, and with holes 1 to 4 %.
+def _scrubs_first(spec: AttentionSpec) -> bool:
+    """Whether a block scrubs V for its first tile of queries, rather than recompute that tile if values are bad."""
+    # On an H200 bad values then make calls up to 1.47 times as long. Without scrubbing first they make them 1.50 and
+    # 1.54 times as long at head_dim 96 and 128 with 200 keys to both sides (8k), 1.56 at 192 and 256 with a window of
+    # 256 (1k), 1.54 and under a cap 1.64 at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10
+    # blocks (8k). At head_dim 64 with windows it is 1.40, and causal at 64 and 128 1.37. Scrubbing first makes calls
+    # without bad values 2 to 4 % longer with up to 1k keys and with windows, 1 % with 2k, 0 % with 8k, and 1 to 4 %
+    # with block-sparse masks.
     if is_block_sparse(spec):
         return True
     return spec.head_dim_v > (64 if spec.mask.has_lower else 128)
@@ -219,13 +220,13 @@ def _sifts_first(spec: AttentionSpec) -> bool:
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:
     """Whether a block draws its next tile of queries late, so that none waits that another block could begin."""
-    # With holes nobody knows how many keys are left, only which ones are the last. Where queries have room before these
-    # are there it takes longer then (a window with four global keys at head_dim 128 4 %), else 5 % less (3 of 10 blocks
-    # at 256, 2k, on an H200).
+    # With a block-sparse mask the producer knows only the last tile of keys, not how many are left. Drawing late then
+    # costs 4 % where queries have room before the last keys come (a window with four global keys at head_dim 128), and
+    # saves 5 % elsewhere (3 of 10 blocks at 256, 2k, on an H200).
     if is_block_sparse(spec):
         return row.q_slots == 1
-    # With a window tiles take as long as each other, but the later one is told of, the fewer are spoilt where values
-    # are bad (1k keys, windows of 100 to 256 to one side and both, take .97 to 1.00 of the time on an H200): not
+    # With a window all tiles take equally long, but the later a tile is announced, the fewer are recomputed where
+    # values are bad (1k keys, windows of 100 to 256 to one side and both, take .97 to 1.00 of the time on an H200): not
     # beside three consumers, whose producer has no registers for it.
     beyond = spec.mask.has_lower and row.consumers == 3
     return not (row.ends_alone or beyond)

@@ -36,8 +36,8 @@ class Row:
     ends_alone: bool = False
     #: Slots for keys beyond those of the stages.
     k_ahead: int = 0
-    #: Whether what is bad in V is noted for each of its slots, and not of one tile after another: tiles are sifted
-    #: while others are still to be marked.
+    #: Whether each slot of V has its own record of bad values, so that a tile can be scrubbed before results of the
+    #: previous one are marked.
     notes_each: bool = True
     #: Whether a mask that looks something up for each pair does so for 16 keys at a time, with fewer registers.
     looks_up_in_groups: bool = False

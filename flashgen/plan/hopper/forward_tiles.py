@@ -37,7 +37,7 @@ from flashgen.spec import AttentionSpec, Schedule
 #: What a thread needs beside accumulators.
 _OTHER_REGISTERS = 30
 _CONSUMERS = (2, 3)
-#: What barriers and what is told of tiles begin at multiples of.
+#: Barriers and the slots that announce tiles are aligned to this.
 _WORD = 16
 #: Four lanes share a row, and each has a word with a bit for each of its keys.
 _MOST_KEYS = 4 * 32
@@ -174,7 +174,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     if row.o_tile:
         layout.then("o", row.tile_q * dim_v, "O_i, on its way out")
     if has_mask(spec):
-        layout.then("sifting", _sifting_bytes(spec, row), "which values of a tile are bad")
+        layout.then("scrubber", _scrubber_bytes(spec, row), "which values of a tile are bad")
 
     def word(name: str, size: int, note: str = "") -> None:
         layout.then(name, size, note, alignment=_WORD)
@@ -189,14 +189,14 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     if is_block_sparse(spec):
         word("sparse_key_tiles", 8 * row.k_slots, "which tiles of keys the slots hold")
     if has_mask(spec):
-        judges = 4 * row.consumers
-        doubts = 8 * (judges + 2) + 4 * judges + 4 * 4 * TILE_SLOTS + 8
-        word("doubts", doubts, "which tiles of queries bad values may have reached")
+        warps = 4 * row.consumers
+        recomputes = 8 * (warps + 2) + 4 * warps + 4 * 4 * TILE_SLOTS + 8
+        word("recomputes", recomputes, "which tiles of queries bad values may have reached")
     return layout.map()
 
 
-def _sifting_bytes(spec: AttentionSpec, row: Row) -> int:
-    """A bit for each value of a tile, and what those who sift it share with others."""
+def _scrubber_bytes(spec: AttentionSpec, row: Row) -> int:
+    """A bit for each value of a tile, and the state that the scrubbing warps share with the others."""
     # A lane has a word or half of one for its keys of every eighth column, rounded to chunks, or half of one and four
     # bits, of which a panel's are a word.
     eights = spec.head_dim_v // 8

@@ -14,7 +14,7 @@ WARPGROUP = 128
 PANEL = 64
 #: Rows that one warp hands to the copy engine.
 STORED_ROWS = 16
-#: Tiles that a block which stays is told of ahead.
+#: Tiles that a persistent block's warps know ahead.
 TILE_SLOTS = 2
 #: What the register file has for one block.
 _REGISTERS = 65536

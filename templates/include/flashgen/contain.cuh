@@ -1,7 +1,7 @@
 // Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
 // value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
+// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
+// cleared before the product, and the results they should have reached become NaN afterwards.
 #pragma once
 #include "flashgen/walk.cuh"
 #include "flashgen/stream.cuh"

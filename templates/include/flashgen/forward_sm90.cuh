@@ -46,8 +46,8 @@ struct ForwardSm90Shape {
   // What a slot for queries holds: a tile of them, or each consumer's part by itself.
   using QTile = PanelTile<T, cfg.q_rows, cfg.head_dim>;
   static constexpr i32 q_parts = cfg.tile_q / cfg.q_rows;
-  // How many are begun when a tile is told of; the others come behind the tile's first keys. With one slot it
-  // is told of late, when the slot is about to be free.
+  // How many parts are loaded when a tile is announced. The others follow the tile's first keys. With one
+  // slot the tile is announced late, when the slot is about to be free.
   static constexpr i32 q_parts_ahead = cfg.q_slots == 1 ? 1 : smaller(q_parts, cfg.q_slots - q_parts);
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
@@ -108,10 +108,10 @@ struct alignas(16) KeyBlockRange {
   Range full_keys;
 };
 
-// What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
-// ones, in some kernels also in a block's first tile; of a plain tile they are used as they come, and of one
-// of which all that the mask cuts is over.
-constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
+// How a tile of queries, if it exists, uses V. A scrubbed tile uses scrubbed values where the mask cuts: once
+// bad values have been found, and in some kernels in a block's first tile. A plain tile uses values as
+// loaded. So does a scrubbed one after the last step that the mask cuts (kSeenTile).
+constexpr i32 kScrubbedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
 // ---- The output
 

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 400),
         {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": 1, "well": 7},
     ),
-    # The second tile of a block is in doubt, and more come behind it than are remembered; or few.
+    # A block's second tile has bad values, and more tiles follow it than the list holds; or few.
     "Hopper, bad values, many tiles": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (1160, 1160),

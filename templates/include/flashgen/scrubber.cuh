@@ -1,7 +1,7 @@
-// Sifting tiles of V that a mask cuts through and that may hold bad values (contain.cuh). Warps that have
-// nothing else to do take these out, down to zeros, so that products with the tile spread nothing, and note
-// them down as bits. A product of these with the bits of allowed pairs says which results they should have
-// reached.
+// Scrubbing: the warps beside the producer, which are otherwise idle, clear bad values (contain.cuh) from
+// tiles of V that a mask cuts through. Cleared values become zeros, so that products with the tile spread
+// nothing, and their places are recorded as bits. A product of these bits with the bits of allowed pairs
+// finds the results that the bad values should have reached.
 #pragma once
 #include "flashgen/band.cuh"
 #include "flashgen/contain.cuh"
@@ -125,16 +125,16 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
   }
 }
 
-// What those who sift, who have tiles brought and who use them share. `stages` are the slots for tiles. All
-// who have read or written something say so themselves, and not one lane for its warp: so tools can follow
-// it.
+// The shared state of the producer, the scrubbing warps and the consumers. `stages` is the number of slots
+// for tiles. Every lane that reads or writes shared memory arrives itself, rather than one lane for its warp,
+// so that race detectors can follow the order.
 //
-// What is found in a tile is noted down until all have marked what it should have reached: of one tile after
-// another, or, if there are `books` for all slots, of the tile in each.
+// What is found in a tile is kept until all consumers have marked the results that it should have reached.
+// There is one record (`books`) for each slot, or one that all tiles use in turn.
 template <class Tile, i32 stages, i32 books>
-struct Sifting {
-  static_assert(books == 1 || books == stages, "a slot has a book, or all share one");
-  // The warps beside the one that has tiles brought.
+struct Scrubber {
+  static_assert(books == 1 || books == stages, "one record for each slot, or one for all");
+  // The warps beside the producer.
   static constexpr i32 kFirstWarp = 1;
   static constexpr i32 kWarps = 3;
   // Behind the last tile.
@@ -143,36 +143,36 @@ struct Sifting {
   using Bits = BadBits<Tile::rows, Tile::cols>;
 
   alignas(16) u8 bits[books][Bits::bytes];
-  // The copy engine has brought a tile that is to be sifted, ...
+  // The copy engine has written a tile to scrub, ...
   alignas(8) u64 brought[stages];
-  // ... it has been, and is where it was for who has tiles brought, ...
+  // ... it has been scrubbed, which the producer waits for, ...
   u64 handed_on[stages];
-  // ... and for who uses it; ...
-  u64 sifted[books];
-  // ... and all have marked their results.
+  // ... and which consumers wait for; ...
+  u64 scrubbed[books];
+  // ... and all consumers have marked their results.
   u64 marked[books];
-  // How many have been sent; the one thread that sends them has no registers for it.
+  // How many tiles have been sent. The thread that sends them has no register for it.
   u32 sent;
-  // Whether each warp has found some bad value in it.
+  // Whether each scrubbing warp has found a bad value in the tile.
   alignas(4) u8 found[books][4];
-  // The slot that each lies in.
+  // The slot of each tile.
   u8 slots[stages];
 
-  // By the thread that sends tiles.
+  // Called by one thread.
   FLASHGEN_DEVICE void init(u32 markers) {
     for (i32 i = 0; i < stages; ++i) {
       mbarrier_init(shared_address(&brought[i]), 1);
       mbarrier_init(shared_address(&handed_on[i]), kWarps * kWarpSize);
     }
     for (i32 i = 0; i < books; ++i) {
-      mbarrier_init(shared_address(&sifted[i]), kWarps * kWarpSize);
+      mbarrier_init(shared_address(&scrubbed[i]), kWarps * kWarpSize);
       mbarrier_init(shared_address(&marked[i]), markers);
       found[i][kWarps] = 0;
     }
     sent = 0;
   }
 
-  // ---- For the one thread that has tiles brought: the barrier that is to count the bytes of one.
+  // ---- For the producer's thread: returns the barrier that counts the bytes of a tile.
   FLASHGEN_DEVICE u32 send(i32 slot) {
     const u32 place = sent % stages;
     mbarrier_wait(shared_address(&handed_on[place]), sent / stages % 2 ^ 1);
@@ -180,23 +180,23 @@ struct Sifting {
     ++sent;
     return shared_address(&brought[place]);
   }
-  // Until all are sifted that have been sent so far.
-  FLASHGEN_DEVICE void wait_sifted() const {
+  // Waits until all tiles sent so far are scrubbed.
+  FLASHGEN_DEVICE void wait_scrubbed() const {
     if (sent > 0) mbarrier_wait(shared_address(&handed_on[(sent - 1) % stages]), (sent - 1) / stages % 2);
   }
 
-  // ---- For those who sift: the slot of the next tile, once it is there.
+  // ---- For the scrubbing warps: waits for the next tile, and returns its slot.
   FLASHGEN_DEVICE i32 receive(Where at) const {
     mbarrier_wait(shared_address(&brought[at.slot()]), at.parity());
     return slots[at.slot()];
   }
-  // Whether an odd number of tiles have been noted in its book. All who sift have noted the last of these, as
-  // its slot has been used since, and none has noted this one before all have asked.
+  // Whether an odd number of tiles have used this record. All scrubbing warps have recorded the last of them,
+  // since its slot has been reused. None records this tile before all have asked.
   FLASHGEN_DEVICE bool is_odd(Where at, i32 slot) const {
-    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&sifted[slot % books]), 0);
+    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&scrubbed[slot % books]), 0);
   }
-  // Each takes every third part of a tile, once what was noted of another is not needed any more.
-  FLASHGEN_DEVICE void sift(u8* tile, i32 slot, bool is_odd, Thread self) {
+  // Each warp scrubs every third part of a tile, once the record's previous content is no longer needed.
+  FLASHGEN_DEVICE void scrub(u8* tile, i32 slot, bool is_odd, Thread self) {
     const i32 book = slot % books;
     mbarrier_wait(shared_address(&marked[book]), !is_odd);
     if (self.lane == 0) found[book][self.again().warp - kFirstWarp] = false;
@@ -206,29 +206,29 @@ struct Sifting {
       if (warp_any(bad.are_some()) && thread.lane == 0) found[book][thread.warp - kFirstWarp] = true;
       write(part, bad, Bits{bits[book]}, thread);
     });
-    // The tensor cores read the tile by another way.
+    // The tensor cores read the tile through the async proxy.
     fence_proxy_async_shared();
-    mbarrier_arrive(shared_address(&sifted[book]));
+    mbarrier_arrive(shared_address(&scrubbed[book]));
   }
-  // One of them, which hands the tile on, waits for the others.
+  // The warp that hands the tile on waits for the others.
   FLASHGEN_DEVICE void wait_for_all(i32 slot, bool is_odd) const {
-    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
+    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
   }
-  FLASHGEN_DEVICE void end_sifting(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
+  FLASHGEN_DEVICE void end_scrubbing(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
 
-  // ---- Of the tile in a slot, for one of those who sifted it and those who use it.
+  // ---- For one scrubbing warp and the consumers: what was found in the tile in a slot.
   FLASHGEN_DEVICE bool has_found(i32 slot) const {
     return *reinterpret_cast<const u32*>(found[slot % books]) != 0;
   }
   FLASHGEN_DEVICE Bits book_of(i32 slot) { return {bits[slot % books]}; }
 
-  // ---- For those who use a tile, each lane by itself, when it is there.
+  // ---- For every lane of the consumers, once the tile is full.
   FLASHGEN_DEVICE void begin_marking(i32 slot) const {
-    // How many have been noted is known by those before: of this one nobody has ended its marks.
+    // The phase of `marked` says how many tiles have used the record: nobody has ended marking this one yet.
     const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % books]), 0);
-    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
+    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
   }
-  // By each lane once, for tiles that do not concern it as well.
+  // Every lane calls this once for every tile, even one that its consumer skips.
   FLASHGEN_DEVICE void end_marking(i32 slot) { mbarrier_arrive(shared_address(&marked[slot % books])); }
 
  private:
