@@ -94,7 +94,7 @@ class Worker:
 
 
 def serve(connection: Connection, make: MakeContest) -> None:
-    """A worker's life: prepares and times what it is told to."""
+    """A worker's loop: prepares and times the calls it receives."""
     contests: dict[Cell, Contest] = {}
     while True:
         try:

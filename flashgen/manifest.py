@@ -62,7 +62,7 @@ def _counter(plan: KernelPlan) -> dict[str, Any] | None:
 
 
 def _tensor_map(plan: KernelPlan, box: Box) -> dict[str, Any]:
-    """What ``cuTensorMapEncodeTiled`` is told; a parameter is the 128 bytes that it makes."""
+    """The arguments of ``cuTensorMapEncodeTiled``; a parameter is the 128 bytes that it makes."""
     return {
         "param": box.parameter,
         "tensor": box.tensor,

@@ -178,17 +178,15 @@ def test_so_is_that_of_the_backward_pass(fields: dict[str, Any], arch: str, algo
 @pytest.mark.parametrize(
     ("dim", "roles"), [(64, ["main"]), (128, ["main"]), (192, ["main", "query"]), (256, ["main", "query"])]
 )
-def test_what_the_backward_kernels_take_of_a_block_is_told_of_narrow_and_of_wide_heads(
-    dim: int, roles: list[str]
-) -> None:
+def test_the_resources_of_backward_kernels_are_shown_for_narrow_and_wide_heads(dim: int, roles: list[str]) -> None:
     found = fg.explain(fg.AttentionSpec(dim, mask=fg.causal()), 256, arch="sm_90a", width=100)
     assert [kernel["role"] for kernel in found.as_dict()["backward_kernels"]] == roles
     text = str(found)
     assert max(map(len, text.splitlines())) <= 100
     for kernel in plan(found.spec, None, "sm_90a").kernels:
         if kernel.role in roles:
-            told = text[text.index(f"\n{kernel.role:<8}") :]
-            words = " ".join(told.split())
+            section = text[text.index(f"\n{kernel.role:<8}") :]
+            words = " ".join(section.split())
             assert all(line in words for line in choice_lines(kernel))
 
 

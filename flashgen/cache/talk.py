@@ -1,4 +1,4 @@
-"""The cache's voice: the logger ``flashgen.cache``, imported only when there is something to say."""
+"""The cache's messages: the logger ``flashgen.cache``, imported only when there is something to say."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _ROWS = 32
 
 
 def tile_map(kinds: NDArray[np.uint8], tile_q: int, tile_kv: int, width: int) -> Iterator[str]:
-    """The map of tiles, one character a tile, or for several tiles where there are too many."""
+    """The tile map, one character a tile, or for several tiles where there are too many."""
     rows, columns = kinds.shape
     down = -(-rows // _ROWS)
     across = -(-columns // max(1, width - _LABEL))

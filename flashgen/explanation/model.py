@@ -1,4 +1,4 @@
-"""What is told of a mask and of the kernels that it gets, as numbers and words."""
+"""The description of a mask and of its kernels, as numbers and words."""
 
 from __future__ import annotations
 

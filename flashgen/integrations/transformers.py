@@ -105,7 +105,7 @@ def _documents(mask_function: Any) -> tuple[Any, Any]:
 
 
 def _is_sliding(mask_function: Any, size: int | None) -> bool:
-    """Whether it is a causal mask within a window of the size, which layers are told of as well."""
+    """Whether it is a causal mask within a window of the size, which layers receive as well."""
     parts = _parts(masking_utils.and_masks, mask_function).get("mask_functions", ())
     return (
         len(parts) == 2

@@ -50,7 +50,7 @@ class Step(NamedTuple):
     places: Places
     #: Handle, grid, block and shared memory, as the driver's launch takes them.
     arguments: tuple[Any, ...]
-    #: What the driver is told instead where the plan asks for more than a plain launch.
+    #: What the driver gets instead where the plan asks for more than a plain launch.
     shape: LaunchShape | None = None
 
     def moved(self, order: Sequence[int]) -> Step:

@@ -1,4 +1,4 @@
-"""Small matters of looks that templates cannot settle themselves; offered to them as filters."""
+"""Filters for the layout of the rendered source, which templates cannot do themselves."""
 
 from __future__ import annotations
 

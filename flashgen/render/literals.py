@@ -21,5 +21,5 @@ def literal(value: object) -> str:
 def _integer(value: int) -> str:
     if not -(2**63) < value < 2**64:
         raise ValueError(f"{value} does not fit 64 bits")
-    # C++ takes a plain number as int or long long, whichever fits; above that it needs to be told.
+    # C++ takes a plain number as int or long long, whichever fits; above that it needs a suffix.
     return f"{value}ull" if value >= 2**63 else str(value)

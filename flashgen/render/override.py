@@ -1,4 +1,4 @@
-"""The back door for kernel authors: an edited source in FLASHGEN_OVERRIDE_DIR replaces the rendered one."""
+"""Overrides for kernel authors: an edited source in FLASHGEN_OVERRIDE_DIR replaces the rendered one."""
 
 from __future__ import annotations
 

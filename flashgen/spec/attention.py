@@ -83,7 +83,7 @@ class AttentionSpec:
         if callable(self.score) and not isinstance(self.score, type):
             object.__setattr__(self, "score", Score.of(self.score))
         if isinstance(self.score, Score) and isinstance(self.mask, Mask):
-            # One kernel takes what both captured, so names are told apart.
+            # One kernel takes what both captured, so names must differ.
             object.__setattr__(self, "score", self.score.apart_from(self.mask))
 
     @property

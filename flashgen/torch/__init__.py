@@ -1,6 +1,6 @@
 """flashgen for torch: ``attention`` with autograd, and the dispatcher ops ``torch.ops.flashgen.*``.
 
-Two doors lead to the same kernels. Eager calls on plain tensors take the short one, an ``autograd.Function``.
+Two paths lead to the same kernels. Eager calls on plain tensors take the short one, an ``autograd.Function``.
 Whatever rewrites or records torch programs (torch.compile, export, dispatch modes, tensor subclasses, vmap)
 goes through the ops, which have shapes, gradients, autocast and flop counts registered.
 """

@@ -1,4 +1,4 @@
-"""``attention``: what people call, and the choice between the two doors."""
+"""``attention``: what people call, and the choice between the two paths."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def attend(
     state: Any = None,
     asked: Asked | None = None,
 ) -> tuple[Any, Any]:
-    """``(out, lse)`` through the short door where nobody watches, else through the dispatcher.
+    """``(out, lse)`` by the short path where no compiler or dispatch mode is active, else through the dispatcher.
 
     ``state`` decides which pairs are dropped; it is drawn where none is given. ``asked`` is what the call is remembered
     by, where somebody looked already whether there was one like it.

@@ -1,4 +1,4 @@
-"""The eager door: one ``autograd.Function`` around a kernel's two passes."""
+"""The eager path: one ``autograd.Function`` around a kernel's two passes."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ class ProgramFunction(torch.autograd.Function):
 
 
 #: ``apply`` of the two: torch's own, before it looks for functorch's tensors among the arguments, which takes as long
-#: as all else that it does. No function transform sees calls through this door.
+#: as all else that it does. No function transform sees calls on this path.
 attention_function: Any = super(torch.autograd.Function, AttentionFunction).apply
 program_function: Any = super(torch.autograd.Function, ProgramFunction).apply

@@ -27,7 +27,7 @@ def drawn_state(dropout_p: float, q: Any, given: Any = None) -> Any:
 
 
 def dropout_of(dropout_p: float, state: Any) -> Dropout | None:
-    """What a kernel is told; None where nothing is dropped."""
+    """A kernel's dropout arguments; None where nothing is dropped."""
     if state is None:
         if dropout_p != 0.0:
             raise ArgumentError(f"dropout_p={show(dropout_p)} without rng_state; pass two 64-bit integers as a tensor")

@@ -56,7 +56,7 @@ def test_reading_renews_the_time_of_use_at_most_once_a_minute(cache, make_binary
         assert os.stat(path).st_mtime_ns == changed
 
 
-def test_a_look_at_all_entries_is_no_use_of_them(cache: Cache, make_binary, make_key):
+def test_listing_all_entries_does_not_count_as_use(cache: Cache, make_binary, make_key):
     fill(cache, make_binary, make_key, 3)
     before = [os.stat(cache._store.path(make_key(i))).st_atime_ns for i in range(3)]
     cache.verify()

@@ -180,7 +180,7 @@ def test_the_schedule_asked_for_is_the_schedule_built(flashgen: Any, machine: li
     assert re.search(r"forward +64x32 +3 +2 split_k", result.out)
 
 
-def test_warps_of_several_kinds_are_told_with_their_registers(flashgen: Any, machine: list[Any]) -> None:
+def test_warps_of_several_kinds_are_shown_with_their_registers(flashgen: Any, machine: list[Any]) -> None:
     words = ("--head-dim", "128", "--forward-only", "--arch", "sm_90a", "--no-verify")
     result = flashgen("build", *words, "--consumers", "2", "--registers", "40,232", "--tile-kv", "64")
     assert re.search(r"forward +128x64 +2 +12 specialized +40, 232 ", result.out)
@@ -196,7 +196,7 @@ def test_both_passes_tell_their_algorithm(flashgen: Any, machine: list[Any]) -> 
     )
 
 
-def test_why_hopper_runs_the_older_algorithm_is_told(flashgen: Any, machine: list[Any]) -> None:
+def test_the_reason_is_given_where_hopper_runs_the_older_algorithm(flashgen: Any, machine: list[Any]) -> None:
     words = ("--head-dim", "128", "--forward-only", "--arch", "sm_90a", "--no-verify", "--algorithm", "fa2")
     result = flashgen("build", *words)
     assert "FlashAttention-2, not FlashAttention-3: its schedule says algorithm='fa2'" in result.out

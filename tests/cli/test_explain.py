@@ -24,7 +24,7 @@ def test_options_of_the_schedule_are_its_tiles(flashgen: Any) -> None:
     assert found["tiles"] == found["empty"] + found["partial"] + found["full"] == 14
 
 
-def test_the_algorithm_is_told_with_the_reason(flashgen: Any) -> None:
+def test_the_algorithm_is_shown_with_the_reason(flashgen: Any) -> None:
     words = ("explain", "--head-dim", "80", "--len-q", "256", "--arch", "sm_90a")
     assert "not FlashAttention-3: it is made for head_dim 64, 96" in flashgen(*words).out
     found = json.loads(flashgen(*words, "--json").out)

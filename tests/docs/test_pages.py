@@ -18,7 +18,7 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, SHOWN, Block, blocks
 
-#: Torch of these pages: what is older lacks doors that they show.
+#: Torch of these pages: older versions lack functions that they show.
 OLDEST_TORCH = (2, 11)
 
 

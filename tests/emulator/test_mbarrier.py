@@ -204,7 +204,7 @@ def test_a_deadlock_says_which_barrier_and_what_is_missing(run: Any) -> None:
     assert "32 threads have returned" in text
 
 
-def test_bytes_too_many_are_told_too(run: Any) -> None:
+def test_excess_bytes_are_reported_too(run: Any) -> None:
     body = """if (t == 0) {
       mbarrier_arrive_expect_tx(bar, 32);
       bulk_load(bar + 64, x, 64, bar);
@@ -288,7 +288,7 @@ def test_a_wait_learns_nothing_from_threads_that_have_not_arrived(run: Any) -> N
     )
 
 
-def test_what_comes_after_the_arrival_is_not_told(run: Any) -> None:
+def test_accesses_after_the_arrival_are_not_published(run: Any) -> None:
     body = """if (t == 32) {
       w[0] = 1;
       mbarrier_arrive(bar);

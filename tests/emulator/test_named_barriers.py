@@ -114,7 +114,7 @@ def test_a_barrier_that_not_enough_threads_reach_is_a_deadlock(run: Any) -> None
     assert "32 threads have returned" in text
 
 
-def test_waits_at_two_barriers_on_one_line_are_told_apart(run: Any) -> None:
+def test_waits_at_two_barriers_on_one_line_are_distinguished(run: Any) -> None:
     text = finding(run, WORDS + "named_barrier_sync(1 + warp, 64);", threads=64)
     assert "32 threads (warps 0) wait at test.cu:2, named_barrier_sync of barrier 1" in text
     assert "32 threads (warps 1) wait at test.cu:2, named_barrier_sync of barrier 2" in text

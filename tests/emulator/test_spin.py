@@ -68,7 +68,7 @@ def test_a_loop_of_primitives_that_change_nothing_is_a_livelock(run: Any, loop: 
 
 
 @pytest.mark.parametrize("look", ["load_acquire(flag)", "atomic_add(flag, 0u)"])
-def test_to_look_for_ever_by_a_primitive_is_a_deadlock(run: Any, look: str) -> None:
+def test_polling_by_a_primitive_for_ever_is_a_deadlock(run: Any, look: str) -> None:
     error = spinning(run, f"\nwhile ({look} == 0) {{}}", threads=64, flag=zeros())
     assert (error.kind, error.line) == ("deadlock", 2)
     assert "offset 0 of 'flag' (4 bytes), which keeps its value" in str(error)

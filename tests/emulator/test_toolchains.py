@@ -17,7 +17,7 @@ from flashgen.errors import EmulationError
 from flashgen.render.paths import include_dir
 
 RUNTIME = Path(flashgen.emulator.__file__).parent / "runtime"
-#: name -> (program, what it is always told)
+#: name -> (program, its fixed arguments)
 TOOLCHAINS = {
     "g++": ("g++", ""),
     "clang++": ("clang++", ""),

@@ -96,7 +96,7 @@ def test_many_threads_share_a_kernel(inputs: Any) -> None:
         assert all(pool.map(work, range(32)))
 
 
-def test_a_forked_child_is_told_to_spawn(inputs: Any) -> None:
+def test_a_forked_child_gets_the_advice_to_spawn(inputs: Any) -> None:
     kernel = fg.build(SPEC).warmup()
     reading, writing = os.pipe()
     child = os.fork()

@@ -116,7 +116,7 @@ def test_tiles_with_reported_bad_values_are_recomputed(name: str, where: str, mo
 
 @pytest.mark.parametrize("mode", MODES[:2], ids=str)
 @pytest.mark.parametrize("dims", HEAD_DIMS if LEVEL != "sample" else HEAD_DIMS[::5])
-def test_under_a_cap_each_value_of_a_tile_is_told_from_all_others(dims: tuple[int, int], mode: Mode) -> None:
+def test_under_a_cap_each_value_of_a_tile_differs_from_all_others(dims: tuple[int, int], mode: Mode) -> None:
     """Tiles have other sizes there. Of each key another column is bad, or none: few, some or all of those of a tile."""
     dim, dim_v = dims
     spec = forward_spec(dim, dim_v, mask=fg.window(90, 0), score=fg.softcap(30.0))

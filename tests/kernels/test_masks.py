@@ -49,7 +49,7 @@ def check(
     meant: fg.AttentionSpec | None = None,
     **options: Any,
 ) -> None:
-    """Forward and backward of one call against the oracle, which may be told in other words what is meant."""
+    """Forward and backward of one call against the oracle, which may get the same spec in other words."""
     kernel = fg.build(spec, arch=arch, target="emulator")
     random, dtype = np.random.default_rng(seed), spec.element.numpy()
     q, do = (random.standard_normal((BATCH, len_q, HEADS, spec.head_dim)).astype(dtype) for _ in range(2))

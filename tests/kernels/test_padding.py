@@ -127,7 +127,7 @@ def test_packed_queries_of_a_cache_leave_no_row_unwritten(num_splits: int) -> No
     assert np.isfinite(o).all()
 
 
-def test_many_sequences_are_looked_through_warp_by_warp() -> None:
+def test_many_sequences_are_searched_warp_by_warp() -> None:
     """More sequences than a warp has lanes, with rows behind the last."""
     starts = int32(*range(1, 72))
     kernel = fg.build(

@@ -49,7 +49,7 @@ class Launch:
 class Names:
     """Stands for the bindings: whatever is asked of it has a name, and numbers are what they are.
 
-    What is told of launches is the bindings' own.
+    Launch arguments are the bindings' own.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -16,8 +16,8 @@ int nothing() { return 0; }
 extern "C" {
 int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* version) {
-  const char* const told = getenv("DRIVER_VERSION");
-  return *version = told == nullptr ? 13000 : atoi(told), 0;
+  const char* const text = getenv("DRIVER_VERSION");
+  return *version = text == nullptr ? 13000 : atoi(text), 0;
 }
 int cuDeviceGetCount(int* count) { return *count = 2, 0; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }

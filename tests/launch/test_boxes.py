@@ -63,7 +63,7 @@ def test_remembered_calls_write_their_addresses_anew(hopper: Any, array: Any, mo
     assert addresses == [*(a.pointer for a in second), o.info.pointer]
 
 
-def test_no_more_blocks_start_than_run_at_once_and_they_are_told_of_all_tiles(hopper: Any, array: Any) -> None:
+def test_no_more_blocks_start_than_run_at_once_and_they_get_all_tiles(hopper: Any, array: Any) -> None:
     for batch in (1, 20):
         x = array(batch, 1000, 8, 64)
         hopper.executor.forward(x, x, x)

@@ -126,7 +126,7 @@ def test_launches_outside_of_captures_see_to_it_that_these_find_enough(driver: A
     assert [size // 32 for _, size in driver.zeroed] == [8, 8, 16, 32, 64]
 
 
-def test_a_capture_that_uses_them_up_is_told_what_to_do_and_that_helps(driver: Any, few: int) -> None:
+def test_a_capture_that_uses_them_up_gets_a_remedy_that_helps(driver: Any, few: int) -> None:
     c = Counters(driver, 0)
     c.address(0x10)
     driver.capturing = True

@@ -158,7 +158,7 @@ except LaunchError as error:
     assert run(library, code) == ["cuda:2 does not exist; this process sees 2 GPU(s)"]
 
 
-def test_a_forked_child_is_told_to_spawn(library: Path) -> None:
+def test_a_forked_child_gets_the_advice_to_spawn(library: Path) -> None:
     code = """
 import os
 from flashgen.errors import LaunchError

@@ -1,4 +1,4 @@
-"""Launches of kernels that may start before the grid before them ends: what the driver is told, and by whom."""
+"""Launches of kernels that may start before the grid before them ends: what the driver gets, and from whom."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_plan_that_says_so_is_launched_to_overlap_and_others_are_not(hopper: A
     assert list(found.values()).count(True) == 1
 
 
-def test_it_is_told_what_a_plain_launch_would_be(hopper: Any, array: Any) -> None:
+def test_it_gets_what_a_plain_launch_would(hopper: Any, array: Any) -> None:
     x = array(2, 300, 2, 64)
     for overlaps in (True, False):
         # The driver of before knows of no such grids in a CUDA graph.
@@ -102,7 +102,7 @@ def test_threads_that_launch_at_once_tell_the_driver_apart(hopper: Any, array: A
     assert {stream for _, stream in seen} == {0x10, 0x20}
 
 
-def test_what_the_driver_is_told_is_made_once_for_a_shape_and_thread(hopper: Any, array: Any, monkeypatch: Any) -> None:
+def test_launch_descriptions_are_made_once_for_a_shape_and_thread(hopper: Any, array: Any, monkeypatch: Any) -> None:
     made: list[Any] = []
     make = extended._config
     monkeypatch.setattr(extended, "_config", lambda api, shape: (made.append(shape), make(api, shape))[1])

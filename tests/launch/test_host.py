@@ -22,7 +22,7 @@ Body = Callable[[dict[str, Any]], None]
 
 
 class Emulated:
-    """In place of a kernel: keeps what it was launched with, and does what it is told with its parameters."""
+    """In place of a kernel: keeps what it was launched with, and applies a given function to its parameters."""
 
     def __init__(self, kernel_plan: Any, body: Body) -> None:
         self.plan, self.body = kernel_plan, body

@@ -70,7 +70,7 @@ def test_no_wait_when_the_array_names_the_same_stream(bench: Any, array: Any) ->
     assert b.driver.waits == []
 
 
-def test_a_forked_child_is_told_to_spawn(bench: Any, array: Any) -> None:
+def test_a_forked_child_gets_the_advice_to_spawn(bench: Any, array: Any) -> None:
     b = bench(64)
     x = array(1, 8, 2, 64)
     b.executor.forward(x, x, x)

@@ -133,6 +133,6 @@ def test_every_element_and_swizzle_has_its_number(
     )
 
 
-def test_what_the_driver_refuses_is_told_in_its_words(libcuda: Path) -> None:
+def test_what_the_driver_refuses_is_reported_in_its_words(libcuda: Path) -> None:
     lines = encode(libcuda, "0xbad0, 'fp32', (16, 1), (64,), (16, 1)")
     assert "flashgen.errors.DriverError: cuTensorMapEncodeTiled failed: LAUNCH_FAILED: in words" in lines

@@ -40,5 +40,5 @@ def test_tiles_of_keys_add_in_groups_where_the_first_ones_are_the_longest(mask: 
         main = backward(mask=MASKS[mask], deterministic=promised)
         groups = {c.name: c.value for c in main.config}.get("order_group")
         assert groups == (8 if promised and mask == "causal" else None)
-        told = [line for line in choice_lines(main) if "tiles of keys add in groups of 8" in line]
-        assert len(told) == (groups is not None)
+        lines = [line for line in choice_lines(main) if "tiles of keys add in groups of 8" in line]
+        assert len(lines) == (groups is not None)

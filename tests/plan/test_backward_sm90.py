@@ -140,7 +140,7 @@ def test_a_log_sum_exp_is_divided_by_the_scale_where_logits_are_products() -> No
 
 
 @pytest.mark.parametrize("dims", NARROW_DIMS)
-def test_the_copy_engine_is_told_of_the_tiles_of_the_plan(dims: tuple[int, int]) -> None:
+def test_tensor_maps_describe_the_tiles_of_the_plan(dims: tuple[int, int]) -> None:
     kernel = backward(head_dim=dims[0], head_dim_v=dims[1])
     queries, keys = (int(kernel.constant(name)) for name in ("tile_q", "tile_kv"))
     boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}

@@ -86,7 +86,7 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
         assert kernel.smem["p"].bytes == value(kernel, "p_slots") * rows["k"] * rows["q"] * 4
     else:
         assert kernel.smem["stats"].bytes == 2 * 4 * rows["q"]
-        # Slots of K and V are told by one count.
+        # Slots of K and V share one count.
         assert all(slots[name] & (slots[name] - 1) == 0 for name in ("k", "v"))
 
 
@@ -118,7 +118,7 @@ def test_with_a_score_p_is_rounded_before_its_registers_are_free() -> None:
 
 
 @pytest.mark.parametrize("dims", WIDE_DIMS)
-def test_the_copy_engine_is_told_of_the_tiles_of_the_plan(dims: tuple[int, int]) -> None:
+def test_tensor_maps_describe_the_tiles_of_the_plan(dims: tuple[int, int]) -> None:
     for role in ROLES:
         kernel = backward(dims, role)
         queries, keys = value(kernel, "tile_q"), value(kernel, "tile_kv")

@@ -114,7 +114,7 @@ def test_the_next_tile_is_drawn_late_where_it_is_known_how_many_keys_are_left() 
     assert {s for s in (2, 3) if forward(schedule=fg.Schedule(stages=s)).constant("keys_lead")} == {2}
 
 
-def test_the_copy_engine_is_told_of_the_tiles_of_the_plan() -> None:
+def test_tensor_maps_describe_the_tiles_of_the_plan() -> None:
     kernel = forward(192, head_dim_v=128)
     boxes = {box.tensor: (box.rows, box.columns, box.swizzle) for box in kernel.boxes}
     keys = kernel.constant("tile_kv")

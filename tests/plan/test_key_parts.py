@@ -82,7 +82,7 @@ def test_sixteen_rounds_for_fifteen_and_a_half_are_not_taken(head_dim: int, leng
     assert (counts["tile_parts"], counts["tiles"] - counts["whole_tiles"]) == (parts, cut)  # type: ignore[operator]
 
 
-def test_both_kernels_are_told_of_what_the_workspace_has_behind_the_sums_of_dq() -> None:
+def test_both_kernels_get_what_the_workspace_has_behind_the_sums_of_dq() -> None:
     made = plan(fg.AttentionSpec(128), None, ARCH)
     problem = Problem(4, 16, 16, 4096, 4096)
     prepare, main = (tile_counts(made.kernel(role), problem) for role in ("prepare", "main"))

@@ -45,11 +45,11 @@ def test_the_workspace_does_not_grow_with_heads_that_are_not_under_way() -> None
     assert workspaces(made, many)["head_counts"] == 1 + 2 * 64 * 33
 
 
-def test_both_kernels_are_told_of_the_same_number_of_heads() -> None:
+def test_both_kernels_get_the_same_number_of_heads() -> None:
     made = plan(fg.AttentionSpec(64, mask=fg.causal()), None, "sm_90a")
     problem = Problem(9, 24, 12, 300, 700)
-    told = {tile_counts(made.kernel(role), problem)["sum_heads"] for role in ("prepare", "main")}
-    (heads,) = told
+    counts = {tile_counts(made.kernel(role), problem)["sum_heads"] for role in ("prepare", "main")}
+    (heads,) = counts
     tiles = -(-300 // int(made.kernel("main").constant("tile_q")))
     floats = int(made.kernel("prepare").constant("workspace_floats"))
     assert workspaces(made, problem)["dq_accum"] == int(heads) * tiles * floats

@@ -64,7 +64,7 @@ def test_a_named_mask_allows_what_its_definition_does(name: str, lengths: tuple[
     assert np.array_equal(allowed(mask, *lengths), by_definition(rule, *lengths))
 
 
-def test_documents_are_told_apart_by_their_ids() -> None:
+def test_documents_are_distinguished_by_their_ids() -> None:
     assert np.array_equal(
         allowed(masks.document(IDS), 12, 12), by_definition(lambda b, h, q, k, at: IDS[b, q] == IDS[b, k], 12, 12)
     )

@@ -89,12 +89,12 @@ def test_determinism_follows_torch_unless_asked(
 
 
 @pytest.mark.parametrize("of", ["both", "lse alone"])
-@pytest.mark.parametrize("door", ["function", "program", "operator", "program operator", "compiled"])
-def test_the_lse_is_differentiable(emulated: Any, inputs: Any, reference: Any, of: str, door: str) -> None:
+@pytest.mark.parametrize("path", ["function", "program", "operator", "program operator", "compiled"])
+def test_the_lse_is_differentiable(emulated: Any, inputs: Any, reference: Any, of: str, path: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     q, k, v = inputs()
-    score = fg.Score.of(lambda s, b, h, q, k: s * 1.0) if "program" in door else None
+    score = fg.Score.of(lambda s, b, h, q, k: s * 1.0) if "program" in path else None
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         return fg.attention(q, k, v, score=score, return_lse=True)
@@ -104,7 +104,7 @@ def test_the_lse_is_differentiable(emulated: Any, inputs: Any, reference: Any, o
             return attend(q, k, v)
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    call = compiled if door == "compiled" else through_operator if "operator" in door else attend
+    call = compiled if path == "compiled" else through_operator if "operator" in path else attend
     (out, lse), (exact, exact_lse) = call(q, k, v), reference(q, k, v)
     do, dlse = torch.randn_like(out), torch.randn_like(lse)
     actual, expected = (lse * dlse).sum(), (exact_lse * dlse).sum()
@@ -115,13 +115,13 @@ def test_the_lse_is_differentiable(emulated: Any, inputs: Any, reference: Any, o
         assert close(found, wanted)
 
 
-@pytest.mark.parametrize("door", ["function", "operator", "program"])
-def test_autocast_casts_to_its_dtype(emulated: Any, inputs: Any, door: str) -> None:
+@pytest.mark.parametrize("path", ["function", "operator", "program"])
+def test_autocast_casts_to_its_dtype(emulated: Any, inputs: Any, path: str) -> None:
     q, k, v = (x.detach().float().requires_grad_() for x in inputs())
-    score = fg.softcap(20.0) if door == "program" else None
+    score = fg.softcap(20.0) if path == "program" else None
 
     def attend(q: Any, k: Any, v: Any) -> Any:
-        return torch.ops.flashgen.forward(q, k, v)[0] if door == "operator" else fg.attention(q, k, v, score=score)
+        return torch.ops.flashgen.forward(q, k, v)[0] if path == "operator" else fg.attention(q, k, v, score=score)
 
     with torch.autocast("cpu", torch.bfloat16):
         out = attend(q, k, v)

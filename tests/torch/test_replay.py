@@ -224,7 +224,7 @@ def test_what_looks_at_operators_sees_them(emulated: Any) -> None:
     assert torch.equal(each[1], plain)
 
 
-def test_options_are_looked_at_anew(emulated: Any) -> None:
+def test_options_are_read_again(emulated: Any) -> None:
     q, caches, seqlens = halves(2, 1, 4, 16), halves(2, 2, 40, 2, 16).unbind(), torch.tensor([9, 9], dtype=torch.int32)
     for _ in range(2):
         kvcache(q, *caches, cache_seqlens=seqlens, num_splits=1, softmax_scale=1.0)
@@ -235,7 +235,7 @@ def test_options_are_looked_at_anew(emulated: Any) -> None:
     assert torch.equal(windowed, kvcache(q, *caches, cache_seqlens=seqlens, num_splits=1, window_size=(4, 0)))
 
 
-def test_a_number_in_a_tensor_is_looked_at_anew(emulated: Any, reference: Any) -> None:
+def test_a_number_in_a_tensor_is_read_again(emulated: Any, reference: Any) -> None:
     (q, k, v), cap = qkv(), torch.tensor(4.0)
     first = fg.flash_attn_func(q, k, v, softcap=cap)
     assert torch.equal(first, fg.flash_attn_func(q, k, v, softcap=4.0))
@@ -293,7 +293,7 @@ def test_packed_sequences_of_the_second_call_are_its_own(
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_how_many_keys_are_in_pages_is_looked_at_each_time(emulated: Any) -> None:
+def test_the_number_of_keys_in_pages_is_read_each_time(emulated: Any) -> None:
     q, pages, table = halves(6, 4, 16), halves(2, 6, 5, 2, 16).unbind(), torch.tensor([[4, 0, 2], [1, 5, 3]]).int()
     starts = torch.tensor([0, 2, 6], dtype=torch.int32)
 

@@ -1,4 +1,4 @@
-"""Sequences that lie behind one another, in torch: each as if it were alone, for every door and every name."""
+"""Sequences that lie behind one another, in torch: each as if it were alone, for every path and every name."""
 
 from __future__ import annotations
 

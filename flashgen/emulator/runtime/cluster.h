@@ -163,8 +163,8 @@ inline void watch_cluster(Thread& thread, const ClusterRange& range, u32 bytes, 
 
 // ---- Returning
 
-// Race mode, when a block's last thread returns: who touched its shared memory from outside must have told it
-// so.
+// Race mode, when a block's last thread returns: an access to its shared memory from outside must be ordered
+// before that.
 inline void require_remote_accesses_over(const Block& block) {
   for (u32 index = 0; index < block.remote.size(); ++index) {
     const RemoteAccess& access = block.remote[index];

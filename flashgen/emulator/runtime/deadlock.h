@@ -60,9 +60,9 @@ inline void describe_block(TextBuffer& text, const Block& block) {
   for (size_t first = 0; first < block.threads.size(); ++first) {
     const Thread& leader = block.threads[first];
     if (!waits(leader)) continue;
-    bool told = false;
-    for (size_t i = 0; i < first && !told; ++i) told = wait_alike(block.threads[i], leader);
-    if (told) continue;
+    bool reported = false;
+    for (size_t i = 0; i < first && !reported; ++i) reported = wait_alike(block.threads[i], leader);
+    if (reported) continue;
     i32 count = 0;
     u32 warps = 0;
     for (const Thread& thread : block.threads) {

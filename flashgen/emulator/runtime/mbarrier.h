@@ -216,8 +216,8 @@ inline Thread* first_asker() {
   return first;
 }
 
-// Nothing happens any more: somebody who only asked is told that the phase has not ended. False when nobody
-// did, or all have asked so often that asking will not help.
+// No thread can run: a thread that only tests a barrier gets the answer that the phase has not ended. False
+// when nobody did, or all have asked so often that asking will not help.
 inline bool answer_a_question() {
   constexpr u64 kPatience = 64;
   const u64 threads = runtime.blocks.size() * static_cast<u64>(runtime.launch.threads);

@@ -132,7 +132,7 @@ struct Barrier {
   Site site;
 };
 
-// Race mode: what a thread knew when it told others.
+// Race mode: what a thread knew when it published to others.
 struct Message {
   std::vector<u32> clocks;
   ForeignKnowledge foreign;
@@ -147,7 +147,7 @@ struct NamedBarrier {
   u32 sleepers[kMaxWarps];  // and who of them waits
   bool votes;               // named_barrier_any
   bool any;                 // of the conditions that have arrived
-  Message told;
+  Message published;
 };
 
 struct MBarrier {

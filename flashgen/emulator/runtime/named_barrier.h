@@ -64,7 +64,7 @@ inline void join_named_barrier(Thread& thread, NamedBarrier& barrier, i32 number
   if (how != Joining::arrives) barrier.sleepers[thread.warp_idx] |= lane;
   ++barrier.arrived;
   // An arrival tells of what came before it, not of what comes after.
-  if (runtime.launch.race) publish(thread, barrier.told);
+  if (runtime.launch.race) publish(thread, barrier.published);
 }
 
 inline void release_named_barrier(Block& block, NamedBarrier& barrier) {
@@ -72,19 +72,19 @@ inline void release_named_barrier(Block& block, NamedBarrier& barrier) {
     for (u32 rest = barrier.sleepers[warp]; rest != 0; rest &= rest - 1) {
       Thread& thread = block.threads[warp * kWarpSize + lowest(rest)];
       thread.any_at_barrier = barrier.any;
-      if (runtime.launch.race) learn(thread, barrier.told);
+      if (runtime.launch.race) learn(thread, barrier.published);
       if (thread.state == State::waiting) make_ready(thread);
     }
     barrier.lanes[warp] = barrier.sleepers[warp] = 0;
   }
   barrier.arrived = barrier.expected = 0;
-  barrier.told = {};
+  barrier.published = {};
 }
 
 inline void start_named_barriers(Block& block) {
   for (NamedBarrier& barrier : block.named_barriers) {
     barrier.arrived = barrier.expected = 0;
-    barrier.told = {};
+    barrier.published = {};
     memset(barrier.lanes, 0, sizeof barrier.lanes);
     memset(barrier.sleepers, 0, sizeof barrier.sleepers);
   }

@@ -1,4 +1,4 @@
-"""Nodes that only the scores of kernels have, where a pair is told by how far it is from another one."""
+"""Nodes that only the scores of kernels have, where a pair is given by its distance from another one."""
 
 # ruff: noqa: D102 (a node is made by __new__, and the class says what of)
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Framework(Protocol):
         """
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """What ``allocate`` is told of a contiguous array, in the library's own terms."""
+        """The arguments of ``allocate`` for a contiguous array, in the library's own terms."""
 
     def allocate(self, like: Any, layouts: Sequence[Any], stream: int) -> tuple[list[Any], list[int]]:
         """New arrays on the device of ``like``, and their addresses."""

@@ -1,4 +1,4 @@
-"""The tensor maps of a call: which tensors the copy engine takes boxes of, and how it is told of them.
+"""The tensor maps of a call: which tensors the copy engine copies boxes of, and how their maps are encoded.
 
 Encoding a map takes the driver longer than a whole launch may take, so it is done when a call is prepared; a
 launch only writes the tensor's address into it. For GPUs nothing documents where it goes, so ``address_can_be_written``
@@ -35,7 +35,7 @@ _SAMPLES = (
 def encoded_maps(
     plan: KernelPlan, problem: Problem, arrays: Sequence[ArrayInfo], target: Target, device: int
 ) -> dict[str | None, Value] | None:
-    """The kernel's tensor maps by parameter; None where it cannot be told of these tensors by such."""
+    """The kernel's tensor maps by parameter; None where no tensor map can describe these tensors."""
     grid = plan.grid(problem)
     if not plan.boxes or not all(grid):
         return {}

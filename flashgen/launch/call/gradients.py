@@ -1,4 +1,4 @@
-"""Gradients of captured float tensors, as results of a call: what is allocated, and what kernels are told."""
+"""Gradients of captured float tensors, as results of a call: what is allocated, and which arguments kernels get."""
 
 from __future__ import annotations
 

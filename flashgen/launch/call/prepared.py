@@ -53,7 +53,7 @@ class Call(NamedTuple):
     steps: tuple[Step, ...]
     #: Results, then workspaces.
     outputs: tuple[Output, ...]
-    #: What is allocated, as the arrays' library is told of it.
+    #: What is allocated, in the terms of the arrays' library.
     layouts: tuple[Any, ...]
     #: Where workspaces begin in the last that is allocated, in bytes; empty where each has an array of its own.
     offsets: tuple[int, ...]
@@ -187,7 +187,7 @@ def _shape(kernel: Ready, started: tuple[int, int, int]) -> LaunchShape | None:
 
 
 def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
-    """What a kernel whose blocks take tiles from a counter is told of these, and of the sum that it adds to."""
+    """The arguments of a kernel whose blocks draw tiles from a counter, and of the sum that it adds to."""
     counts: dict[str | None, Value] = {} if plan.sums is None else {"sum_heads": plan.sums.heads(problem)}
     if plan.sums is not None and plan.sums.cuts is not None:
         cuts = plan.sums.cuts

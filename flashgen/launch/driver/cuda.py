@@ -170,7 +170,7 @@ class CudaDriver:
 
     def allocate_zeroed(self, nbytes: int) -> int:
         """Zeroed memory of the current context's device, for good; no graph that is being captured takes notice."""
-        # Unless told otherwise, allocating would break what any thread captures, and so would the default stream.
+        # By default, allocating would break what any thread captures, and so would the default stream.
         mode = self.call(
             "cuThreadExchangeStreamCaptureMode", self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         )

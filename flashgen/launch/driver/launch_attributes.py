@@ -53,7 +53,7 @@ class Configs(threading.local):
 
 
 def _config(api: Any, shape: LaunchShape) -> Any:
-    """All that the driver is told of a launch, but for the stream."""
+    """All that describes a launch to the driver, except the stream."""
     config = api.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
     config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1

@@ -1,4 +1,4 @@
-"""Tensor maps: what Hopper's copy engine is told of a tensor and of the box that it copies.
+"""Tensor maps: how Hopper's copy engine learns of a tensor and of the box that it copies.
 
 A description is validated when it is made, and encoded twice: by the driver for a GPU, and for the emulator
 in the layout that ``flashgen/emulator/runtime/tensor_map.h`` documents.

@@ -27,7 +27,7 @@ def goes_in_groups(spec: AttentionSpec) -> bool:
 
 
 def order_constants(spec: AttentionSpec) -> tuple[Constant, ...]:
-    """What the kernel is told of groups, if there are any."""
+    """The constant that names the group size, if there are groups."""
     group = Constant("order_group", _GROUP, "tiles of keys that add one way before as many add the other way")
     return (group,) if goes_in_groups(spec) else ()
 

@@ -32,7 +32,7 @@ class BackwardSm90(BackwardFrame):
 
     @property
     def switches(self) -> frozenset[str]:
-        """What the templates are told of the mask and the score."""
+        """The switches that describe the mask and the score to the templates."""
         mask = self.spec.mask
         named = (("masked", not mask.is_full), ("block_sparse", is_block_sparse(self.spec)), ("scales", self.scales))
         return frozenset(name for name, on in named if on)

@@ -139,7 +139,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 row.consumers > 2 or (running and spec.head_dim_v > 192),
                 "finished rows have one register of each lane, as registers are short",
             ),
-            Constant("ends_alone", row.ends_alone, "the last values of a tile have a turn of their own"),
+            Constant("ends_alone", row.ends_alone, "the last values of a tile are multiplied without the next scores"),
             Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
             Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few keys are left"),
             Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),

@@ -77,7 +77,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     """At most one byte more than ``MOST_BYTES``."""
-    # Opening a FIFO waits for a writer unless told not to.
+    # Opening a FIFO waits for a writer by default.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -52,7 +52,7 @@ class Filling:
         return cls(used, tuple(leftpad), tuple(rows), table, size, splits)
 
     def cache(self) -> KVCache:
-        """What a call is told."""
+        """The arguments of a call."""
         ends = [length + pad for (_, length), pad in zip(self.used, self.leftpad, strict=True)]
         seqlens, leftpad, rows = (np.array(x, np.int32) for x in (ends, self.leftpad, self.rows))
         return KVCache(seqlens, rows, leftpad, self._table(ends), num_splits=self.splits)

@@ -20,7 +20,7 @@ class Packing:
 
     rows: tuple[tuple[int, int], ...]
     used: tuple[tuple[int, int], ...]
-    #: Whether a call is told of what is used; it need not be where that is everything.
+    #: Whether a call gets the used lengths; it need not where all rows are used.
     says_used: bool
     #: Rows before the first sequence and after the last one, of queries and of keys.
     before: tuple[int, int] = (0, 0)
@@ -38,7 +38,7 @@ class Packing:
         return cls(rows, used, says_used, before, after)
 
     def sequences(self, len_q: int, len_kv: int) -> Sequences:
-        """What a call is told."""
+        """The arguments of a call."""
         starts, used = (np.array(pairs, np.int32).reshape(-1, 2).T.copy() for pairs in (self._starts(), self.used))
         counts = used if self.says_used else (None, None)
         return Sequences(starts[0], starts[1], len_q, len_kv, *counts)

@@ -1,6 +1,6 @@
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
-// told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
-// it is unrolled, and all that they do before takes longer.
+// distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
+// until it is unrolled, and all that they do before takes longer.
 #pragma once
 #include "flashgen/panel.cuh"
 

@@ -1,4 +1,4 @@
-// The one door to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
+// All access to the hardware: PTX on a GPU, the emulator's functions on a CPU, under the same names.
 #pragma once
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"

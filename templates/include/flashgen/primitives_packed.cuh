@@ -1,4 +1,4 @@
-// The same door for arithmetic of numbers that lie in a word by twos.
+// The same for arithmetic on two numbers packed in a word.
 #pragma once
 #include "flashgen/primitives.cuh"
 #if !defined(FLASHGEN_EMULATOR)

@@ -1,4 +1,4 @@
-// The same door for what Hopper adds: mbarriers, bulk copies, warpgroups, clusters, and grids that follow
+// The same for what Hopper adds: mbarriers, bulk copies, warpgroups, clusters, and grids that follow
 // each other.
 #pragma once
 #include "flashgen/primitives.cuh"

@@ -13,7 +13,7 @@ struct ScoreAndSlope {
   float slope;
 };
 
-// A score is asked for pairs of which the first one is told in full, and others by how far they are from it:
+// A score is asked for pairs of which the first one is given in full, and others by their distance from it:
 //
 //     Score::First                       a pair, with all that takes long to find out
 //     first_at(q, k)                     it
@@ -37,7 +37,7 @@ FLASHGEN_DEVICE void change_scores(Accumulator<row_blocks, column_blocks>& produ
   for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
     for (i32 group = 0; group < column_blocks; group += at_once) {
-      // Calls `use` with each logit and how its pair is told.
+      // Calls `use` with each logit and its pair.
       const auto for_each = [&](const auto& use) {
 #pragma unroll
         for (i32 n = group; n < smaller(group + at_once, column_blocks); ++n) {

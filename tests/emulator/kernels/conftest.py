@@ -248,7 +248,7 @@ class Run:
         return packed.ljust(kernel.params.bytes, b"\0")
 
     def tensor_map(self, box: Box) -> bytes:
-        """What the copy engine is told of an array."""
+        """The tensor map arguments of an array."""
         array, dtype = self.arrays[box.tensor], self.case.spec.dtype
         strides = tuple(stride // array.itemsize for stride in array.strides)
         info = ArrayInfo(box.tensor, array.ctypes.data, array.shape, strides, box.element or dtype, 0)

@@ -1,4 +1,4 @@
-// What bulk copies of boxes are told of a tensor.
+// How tensor maps describe tensors to bulk copies of boxes.
 #pragma once
 
 namespace flashgen {
