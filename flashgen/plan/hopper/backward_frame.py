@@ -1,4 +1,4 @@
-"""What the backward kernels for Hopper have in common, for heads of any width."""
+"""The common parts of the backward kernels for Hopper, for heads of any width."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashgen.spec import AttentionSpec, Schedule
 
 
 class BackwardSm90(BackwardFrame):
-    """The backward pass that a kernel for Hopper belongs to."""
+    """The backward pass of a kernel for Hopper."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class BackwardSm90(BackwardFrame):
 
     @property
     def scales(self) -> bool:
-        """Whether logits are nothing but scaled products, so that L can be taken off before the scale."""
+        """Whether logits are only scaled products, so that L can be subtracted before the scale."""
         return self.spec.score is None or not self.spec.score.changes_logits
 
     @property
@@ -81,7 +81,7 @@ class BackwardSm90(BackwardFrame):
         switches: Collection[str] = (),
         sums: SumRing | None = None,
     ) -> KernelPlan:
-        """A kernel of products: a warpgroup that copies, and two that compute."""
+        """A kernel with products: one warpgroup that copies, and two that compute."""
         return self.kernel(
             role,
             template,

@@ -17,13 +17,13 @@ from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec
 
 CONSUMERS = 2
-#: Of K_j where dK, dV and dQ are made together.
+#: Rows of K_j where one kernel computes dK, dV and dQ.
 TILE_KV = ROWS * CONSUMERS
-#: Of Q_i where dQ is made by itself.
+#: Rows of Q_i where a kernel computes only dQ.
 TILE_Q = ROWS * CONSUMERS
 #: Tiles of dS that wait for dQ.
 DS_SLOTS = 2
-#: What a warp hands to the copy engine of dQ at a time: 16 rows of 64 floats.
+#: The part of dQ that a warp hands to the copy engine at a time: 16 rows of 64 floats.
 DQ_BYTES = STORED_ROWS * PANEL * 4
 #: Floats of a line of the workspace; it comes and goes two lines at a time.
 SUM_LINE = 256
@@ -90,7 +90,7 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
 def _room(spec: AttentionSpec) -> tuple[int, int]:
     """Registers that producers want, and the most that consumers can have.
 
-    Producers make do with few, but not where a mask leaves holes and they look for them.
+    Producers need few, except to evaluate a block-sparse mask.
     """
     splits = dict(_SPLITS)
     if not is_block_sparse(spec):
@@ -215,7 +215,7 @@ def _query_held(spec: AttentionSpec, tile_kv: int) -> Held:
         ("S", tile_kv // 2),
         ("dP", tile_kv // 2),
         ("dS rounded", tile_kv // 4),
-        # A mask with holes is evaluated besides.
+        # The kernel also evaluates the block-sparse mask.
         ("addresses", 26 if spec.mask.is_band else 36),
     )
 

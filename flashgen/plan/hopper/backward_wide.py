@@ -1,5 +1,5 @@
 """Planning the backward kernels for Hopper of wide heads: one keeps keys and sums dK and dV, one keeps queries and sums
-dQ. Seven products instead of five, but every sum stays in registers: nothing is added in memory, in no order."""
+dQ. Seven products instead of five, but every sum stays in registers: nothing is added in memory."""
 
 from __future__ import annotations
 

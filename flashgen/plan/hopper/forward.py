@@ -1,4 +1,4 @@
-"""Planning the forward kernel for Hopper: specialised warpgroups, wgmma, the copy engine, blocks that stay."""
+"""Planning the forward kernel for Hopper: warp-specialized and persistent, by wgmma and TMA."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _BY_MAXIMA = (
 
 
 def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
-    """Why a spec runs by the kernels for all GPUs instead, in a clause; None where it need not."""
+    """Why a spec cannot use this kernel and runs by the portable one, as a clause; None if it can."""
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
         return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
@@ -66,7 +66,7 @@ def _is_asked(schedule: Schedule) -> bool:
 
 
 def is_planned(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
-    """Whether the forward kernel is this one; a PlanError where it was asked for and cannot be."""
+    """Whether this kernel is planned. A PlanError if the schedule asks for it and it cannot be."""
     reason = why_not(spec, schedule, arch, access_bytes)
     if reason is not None and _is_asked(schedule) and schedule.algorithm != "fa2":
         raise PlanError(f"algorithm='fa3' cannot be planned for {spec.describe()}: {reason}; leave algorithm out.")
@@ -179,7 +179,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("from_products", True),
                 ("in_products", in_products),
                 ("capped", capped),
-                # What a mask looks up for each pair has addresses, of all pairs of a tile at once if there is room.
+                # A mask that reads an element for each pair needs its address. Groups of pairs take fewer registers.
                 ("in_groups", looks_up_pairs(spec) and (changes_scores(spec) or row.looks_up_in_groups)),
                 ("fine_cap", fine_cap),
                 ("modest_cap", modest_cap),
@@ -233,7 +233,7 @@ def _draws_late(spec: AttentionSpec, row: Row) -> bool:
 
 
 def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:
-    """The forward plan as the schedule it amounts to."""
+    """The schedule that would give this plan."""
     return Schedule(
         tile_q=int(kernel.constant("tile_q")),
         tile_kv=int(kernel.constant("tile_kv")),

@@ -1,5 +1,5 @@
-"""The schedule table of the forward kernel for Hopper: a row for each pair of head dims with its reason, and what masks
-and scores take of it."""
+"""The schedule table of the forward kernel for Hopper: a row with its reason for each pair of head dims, and smaller
+tiles for masks and scores that need registers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Row:
     stages: int
     #: Slots for queries beyond those of one tile.
     q_ahead: int
-    #: Whether O has shared memory of its own and leaves by the copy engine.
+    #: Whether O has its own shared memory and is written by the copy engine.
     o_tile: bool
     #: Whether exponentials have registers of their own, so that the scores can be used again. They are those of the
     #: exponentials before where values come first.
@@ -32,7 +32,7 @@ class Row:
     registers: tuple[int, int] | None = None
     #: Whether each consumer's queries have a slot of their own.
     q_by_consumer: bool = False
-    #: Whether the last values of a tile of queries have a turn of their own, before the next tile's first scores.
+    #: Whether the last P V of a tile of queries is issued alone, before the next tile's first scores.
     ends_alone: bool = False
     #: Slots for keys beyond those of the stages.
     k_ahead: int = 0
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def q_rows(self) -> int:
-        """Queries of a slot."""
+        """Queries in a slot."""
         return ROWS if self.q_by_consumer else self.tile_q
 
     @property
@@ -71,7 +71,7 @@ class Row:
     @property
     def keys_lead(self) -> bool:
         """Whether the next tile's first keys come before the last values: with more stages both come early as it is."""
-        # Values that have a turn of their own are needed first.
+        # Values whose product is issued alone are needed first.
         return self.stages == 2 and not self.ends_alone
 
     def split(self) -> tuple[int, int]:
@@ -125,7 +125,7 @@ TABLE = {
     ),
 }
 
-#: Rows where no mask cuts tiles. At S = 512, 1k, 4k, 16k this one reaches 525, 607, 699, 721 TFLOP/s on an H200 where
+#: Rows for specs without a mask. At S = 512, 1k, 4k, 16k this one reaches 525, 607, 699, 721 TFLOP/s on an H200 where
 #: the other has 488, 579, 687, 720. With a causal mask it is the other way round: 318, 428, 589, 663 and 321, 429, 605,
 #: 675.
 UNCUT = {
@@ -159,7 +159,7 @@ CAPPED_KV = {(256, 256): 80}
 #: polynomial: at head_dim 192 without a mask 96 had 600 TFLOP/s at 8k where 112 have 628.
 ANY_CAP_KV = {**CAPPED_KV, (192, 192): 96}
 
-#: Keys of a tile where the mask asks something of one pair after another: few operations, and more.
+#: Keys of a tile where the mask tests single pairs: with few operations, and with more.
 ASKED_KV = {
     **{(64, 64): (96, 64), (96, 96): (96, 96), (128, 128): (96, 80)},
     **{(192, 128): (96, 80), (192, 192): (96, 112)},

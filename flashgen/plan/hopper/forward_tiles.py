@@ -1,4 +1,4 @@
-"""The tiles of the forward kernel for Hopper: what a spec makes of a row of the schedule table, and what that takes."""
+"""The tiles of the forward kernel for Hopper: the row of the schedule table for a spec, and the resources it takes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from flashgen.plan.model.plans import SmemMap
 from flashgen.plan.model.smem import SmemLayout
 from flashgen.spec import AttentionSpec, Schedule
 
-#: What a thread needs beside accumulators.
+#: Registers that a thread needs besides accumulators.
 _OTHER_REGISTERS = 30
 _CONSUMERS = (2, 3)
 #: Barriers and the slots that announce tiles are aligned to this.
@@ -44,7 +44,7 @@ _MOST_KEYS = 4 * 32
 
 
 def _row_by_mask(spec: AttentionSpec) -> Row:
-    """The row of the table that is for masks of this kind."""
+    """The table's row for masks of this kind."""
     dims = spec.head_dim, spec.head_dim_v
     if dims in DOCUMENTS and compares_documents(spec):
         return DOCUMENTS[dims]
@@ -54,7 +54,7 @@ def _row_by_mask(spec: AttentionSpec) -> Row:
 
 
 def row_of(spec: AttentionSpec) -> Row:
-    """The row of the table, with what the mask and the score take of its registers."""
+    """The table's row, adapted to the registers that the mask and the score take."""
     dims = spec.head_dim, spec.head_dim_v
     if dims in LOOKED_UP and looks_up_pairs(spec):
         row = LOOKED_UP[dims]
@@ -62,7 +62,7 @@ def row_of(spec: AttentionSpec) -> Row:
     row = _row_by_mask(spec)
     narrow = row.consumers == 3
     if is_block_sparse(spec):
-        # The producer looks at tiles of keys for everyone, and needs registers for it.
+        # The producer evaluates the mask for tiles of keys on behalf of all warps, which takes registers.
         registers = (56, 152) if narrow else (56, 224)
         tile_kv = row.tile_kv
         asked = asked_of_pairs(spec)
@@ -87,7 +87,7 @@ def row_of(spec: AttentionSpec) -> Row:
         row = replace(row, tile_kv=min(row.tile_kv, 112))
     if loads := pair_loads(spec):
         if narrow and spec.mask.has_lower and not is_block_sparse(spec):
-            # The producer has to tell which tiles two sides of a band cut.
+            # The producer computes which tiles the two sides of a band cut.
             row = replace(row, registers=(40, 152))
         comes_ahead = all_ahead(spec, loads)
         tiles = row.tile_kv_ahead if comes_ahead else row.tile_kv_reading
@@ -98,7 +98,7 @@ def row_of(spec: AttentionSpec) -> Row:
 
 
 def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
-    """The row as a schedule would have it."""
+    """The row with the values that a schedule sets."""
     row = row_of(spec)
     consumers = row.consumers
     if schedule.warps is not None and schedule.warps.consumers is not None:
@@ -112,7 +112,7 @@ def chosen_row(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Row:
         stages=schedule.stages or row.stages,
         registers=schedule.registers or (row.registers if consumers == row.consumers else None),
     )
-    # What was asked for may leave no room for what is only good to have.
+    # What the schedule asks for may leave no room for optional buffers.
     return next((r for r in _roomier(row) if smem_of(spec, r).bytes <= arch.max_smem_per_block), row)
 
 
@@ -165,7 +165,7 @@ def fault_of(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> str | None:
 
 
 def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
-    """What lies where in a block's shared memory."""
+    """The layout of a block's shared memory."""
     dim, dim_v = row_bytes(spec)
     layout = SmemLayout()
     layout.then("q", row.q_slots * row.q_rows * dim, f"Q_i, {row.q_slots} slots of {row.q_rows} rows")
@@ -208,7 +208,7 @@ def _scrubber_bytes(spec: AttentionSpec, row: Row) -> int:
 
 
 def books_of(row: Row) -> int:
-    """How many tiles of V there are of which it is noted what is bad."""
+    """How many tiles of V have a record of their bad values."""
     return row.stages if row.notes_each else 1
 
 

@@ -1,4 +1,4 @@
-"""What the forward kernel for Hopper asks about expressions: where scores add, what they read, what masks compare."""
+"""Properties of expressions for the forward kernel for Hopper: where scores add, what they read, what masks compare."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from flashgen.expr import Load
     from flashgen.expr.analysis.key_orders import Orders
 
-#: So many words for the keys of a row leave registers.
+#: With up to this many words for the keys of a row, there are registers left.
 _FEW_COMPARISONS = 2
-#: What a division of something that differs from pair to pair counts beside other operations.
+#: The cost of a division of a value that differs from pair to pair, in operations.
 _DIVISION = 4
 #: As cap_shares.cuh has it of shares of low caps: all of them in few instructions, from the first to the second, and
 #: exact ones in rows of any sums.

@@ -25,7 +25,7 @@ from flashgen.spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Which shortcuts a head_dim is better with."""
+    """The shortcuts that make a head_dim faster."""
 
     wanted: tuple[str, ...]
     reason: str
@@ -61,7 +61,7 @@ _NAMES = {
 
 
 def held(spec: AttentionSpec, tile_q: int, switches: Collection[str]) -> Held:
-    """What a thread of a consumer has in registers."""
+    """The registers of a consumer's thread."""
     # Of P rounded sparing consumers have three parts of four: two are multiplied when the third is rounded. If P's
     # floats are needed no longer, what is rounded takes their place, but for what is on its way.
     rounded = tile_q // 8 if "packed" in switches else tile_q // 4 * 3 // 4 if "sparing" in switches else tile_q // 4
@@ -156,7 +156,7 @@ def _why_not_packed(spec: AttentionSpec, tile_q: int) -> str | None:
         return f"a small P has lost bits in {spec.dtype}, and a large dP - D is infinite"
     if spec.score is not None and not spec.score.only_adds:
         return "dS has the slope of the score for a factor besides, and dV has not"
-    # P's floats of 128 queries are more than what those take who look for tiles.
+    # P's floats of 128 queries take more registers than evaluating the mask for tiles.
     if pair_loads(spec) and (not reads_pairs(spec) or (is_block_sparse(spec) and tile_q < 128)):
         return "what the score reads for each pair needs the registers"
     return None

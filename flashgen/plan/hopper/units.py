@@ -1,4 +1,4 @@
-"""What planning for Hopper has to know in every pass: the units of its instructions, and which specs they are for."""
+"""Common facts for planning on Hopper: the units of its instructions, and which specs the kernels support."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from flashgen.spec import AttentionSpec, Schedule
 #: Rows of a warpgroup's product, and its threads.
 ROWS = 64
 WARPGROUP = 128
-#: Columns of rows in shared memory that lie together.
+#: Columns of a panel, which lie together in shared memory.
 PANEL = 64
 #: Rows that one warp hands to the copy engine.
 STORED_ROWS = 16
 #: Tiles that a persistent block's warps know ahead.
 TILE_SLOTS = 2
-#: What the register file has for one block.
+#: Registers of the register file for one block.
 _REGISTERS = 65536
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
 
 
 def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
-    """What keeps either pass from Hopper's kernels, in a clause; None where nothing does."""
+    """Why neither pass can use the kernels for Hopper, as a clause; None if they can."""
     if schedule.algorithm == "fa2":
         return "its schedule says algorithm='fa2'"
     if not arch.has_wgmma:
@@ -57,7 +57,7 @@ def _dims(head_dim: int, head_dim_v: int) -> str:
 
 
 def registers_at_launch(warpgroups: int) -> int:
-    """Registers per thread that all warps of a block begin with; what roles have later is made of these."""
+    """Registers per thread that all warps of a block begin with; the roles redistribute these later."""
     return _REGISTERS // (WARPGROUP * warpgroups) // 8 * 8
 
 

@@ -15,10 +15,10 @@ from flashgen.plan.model.parts import Problem
 
 #: Multiprocessors of an H100 or H200; with fewer there is room to spare.
 BLOCKS = 132
-#: Steps that a part has at least, and how many its sums take besides.
+#: The fewest steps of a part, and the cost of its sums in steps.
 _LEAST_STEPS = 4
 _EXTRA_STEPS = 3
-#: Parts of a tile at most.
+#: The most parts of a tile.
 _MOST_PARTS = 32
 #: Warps that sum their rows of dK and dV, each for itself.
 _WARPS = 8
@@ -40,7 +40,7 @@ class KeyParts:
     blocks: int = BLOCKS
 
     def parts(self, problem: Problem) -> int:
-        """Into how many each of those tiles is cut that are left when every block has had as many whole ones."""
+        """The number of parts of each tile that remains after every block has had an equal number of whole tiles."""
         left = self._left(problem)
         if left in (0, self._tiles(problem)) or not self._have_room(left, problem):
             return 1
@@ -53,11 +53,11 @@ class KeyParts:
         return min(range(1, max(1, min(_MOST_PARTS, steps // _LEAST_STEPS)) + 1), key=duration)
 
     def whole_tiles(self, problem: Problem) -> int:
-        """Tiles that are not cut; they come first."""
+        """Tiles that are not cut. They come first."""
         return self._tiles(problem) - self._cut(problem)
 
     def whole_heads(self, problem: Problem) -> int:
-        """Heads of keys that have none of the others."""
+        """Heads of keys that have only whole tiles."""
         return self._whole_heads(self._cut(problem), problem)
 
     def heads(self, problem: Problem) -> int:

@@ -1,6 +1,6 @@
-// What the backward kernel for Hopper is made of that makes dK, dV and dQ together. Scores are transposed:
-// their rows are keys, 64 of them for a warpgroup, and their columns queries, so that P and dS are left
-// operands of dV and dK as they are, in registers.
+// The parts of the backward kernel for Hopper that computes dK, dV and dQ together. Scores are transposed:
+// their rows are keys, 64 for each warpgroup, and their columns are queries. So P and dS in registers are the
+// left operands of dV and dK without a transposition.
 #pragma once
 #include "flashgen/backward_step_sm90.cuh"
 #include "flashgen/contain.cuh"
@@ -49,13 +49,13 @@ struct QueryGradientShare {
   FLASHGEN_DEVICE static i32 columns(i32 consumer) {
     return smaller(kPanelColumns, head_dim - column(consumer));
   }
-  // Where a warp's part of a tile begins, and how much it is; warps of all consumers are counted.
+  // The offset and the size of a warp's part of a tile. Warps are counted over all consumers.
   FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
     const i32 consumer = warp / 4;
     return consumer * kWarpgroupRows * kPanelColumns + warp % 4 * warp_floats(consumer);
   }
   FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
-  // Where an element of the tile lies.
+  // The offset of an element of the tile.
   FLASHGEN_DEVICE static i32 place(i32 row, i32 column) {
     const i32 consumer = by_rows ? row / kWarpgroupRows : column / kPanelColumns;
     const i32 warp = row % kWarpgroupRows / kWarpRows, block = column % kPanelColumns / 8;
@@ -95,23 +95,23 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
+// Finished rows of a tile of dQ: those that one of the adding warps has added to.
 struct alignas(32) SumPart {
   // Where the results go.
   i32 column;
   i32 row;
   i32 head;
   i32 sequence;
-  // Where the sum is in the workspace, and of how many boxes; of none if there are no more.
+  // The place of the sum in the workspace, and its number of boxes: 0 after the last sum.
   i32 line;
   i32 boxes;
-  // If another head is still to have its place.
+  // Whether another head will use its place.
   bool is_needed_again;
   // Of the tile's.
   bool is_last;
 };
 
-// Part of a sum in shared memory. The copy engine knows the workspace as lines, of which it takes two at a
+// Part of a sum in shared memory. To the copy engine the workspace is an array of lines, copied two at a
 // time.
 struct SumLines {
   static constexpr i32 floats = 256;
@@ -166,7 +166,7 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
+// Whether this lane's elements of a warp's rows of a panelled tile hold NaN or infinities.
 template <class Tile>
 FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;

@@ -1,5 +1,5 @@
-// Steps of the backward kernels for Hopper: which tile of queries comes, and what becomes of its scores.
-// Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
+// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
+// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
 #pragma once
 #include "flashgen/block_sparse_tile.cuh"
 #include "flashgen/query_walk.cuh"
@@ -8,8 +8,8 @@
 
 namespace flashgen {
 
-// A tile of queries as the producer tells of it: which of the group's heads it is of, and for consumer i
-// whether some pair is not allowed (fact i).
+// A tile of queries as the producer announces it: which of the group's heads it belongs to, and for consumer
+// i whether some pair is not allowed (fact i).
 constexpr i32 kMemberFact = 8;
 FLASHGEN_DEVICE BlockSparseTile sparse_query_tile(Step step, bool is_last, u32 cut) {
   constexpr u32 consumers = (1u << kMemberFact) - 1;
@@ -40,7 +40,7 @@ FLASHGEN_DEVICE void round_strip(u32 (&rounded)[count / 8][4], const float (&str
   for (i32 i = 0; i < count / 2; ++i) rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
 }
 
-// P = exp(S - L) of products that L has been taken off from.
+// P = exp(S - L) of products from which L has been subtracted.
 template <i32 count>
 FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
 #pragma unroll
@@ -70,13 +70,13 @@ FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabil
   }
 }
 
-// What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
-// As P itself it has to be a zero.
+// Replaces P, or P times a slope, where the mask forbids the pair: a value that neither can have otherwise.
+// As P itself it must be a zero.
 constexpr u32 kForbidden = 0x80000000u;
 constexpr u32 kForbiddenSlope = 0x7fc0dea1u;
 
-// dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
-// seen, not even that it is not a number.
+// dS = P (dP - D), where D has already been subtracted from dP. For a forbidden pair the result must not
+// depend on dP, even if that is NaN.
 template <u32 forbidden, i32 count>
 FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
 #pragma unroll

@@ -2,13 +2,13 @@
 // tiles of keys add in the order in which they are given out. Of each tile of queries global memory holds
 // whose turn it is, as one more than the tile of keys that added last.
 //
-// Nobody waits in a circle. Blocks draw the tiles of keys in order, work on theirs in that order, and wait
-// for tiles of the same head only, which are drawn earlier. So the earliest tile that is not done waits for
-// nobody, however few blocks run.
+// There is no deadlock. Blocks draw the tiles of keys in order, process theirs in that order, and wait only
+// for tiles of the same head that are drawn earlier. So the earliest unfinished tile waits for no other,
+// however few blocks run.
 //
-// Mostly nobody waits at all. All tiles of keys go over the queries from the last to the first. Of two that
-// start together the later one is late by an addition, once, and stays behind; and where a mask moves tiles
-// of keys along the diagonal, the later one comes later anyway.
+// Waits are rare. All tiles of keys visit the queries from the last to the first. If two start together, the
+// later one waits for one addition, once, and stays behind. A mask along the diagonal makes the later one
+// come later anyway.
 #pragma once
 #include "flashgen/backward_sm90.cuh"
 
@@ -121,7 +121,7 @@ struct AddingOrder<0> {
   FLASHGEN_DEVICE static i32 last_turn(i32 end) { return end; }
 };
 
-// Whether a tile of keys adds to a tile of queries, by the same rule as walks go by.
+// Whether a tile of keys adds to a tile of queries, by the rule that walks use.
 template <BackwardSm90Config cfg, class Mask>
 FLASHGEN_DEVICE bool adds(const Mask& mask, i32 query_tile, i32 key_tile) {
   const i32 first_q = query_tile * cfg.tile_q, first_key = key_tile * cfg.tile_kv;
@@ -173,17 +173,16 @@ FLASHGEN_DEVICE u32 last_turn(const Mask& mask, i32 query_tile, i32 tiles, Threa
   return static_cast<u32>(AddingOrder<cfg.order_group>::last_turn(end));
 }
 
-// Until it is the turn of the tile of keys that waits for `turn`. Bulk additions that this thread issues
-// afterwards come after those of the tiles of keys before.
+// Waits until `turns` says `turn`. Bulk additions that this thread issues afterwards are ordered after those
+// of the previous tiles of keys.
 FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
   while (load_acquire(turns) != turn) {
   }
   fence_proxy_async_global();
 }
 
-// Has the copy engine add a consumer's share of a tile of dQ, or store it where it is the first. What all
-// warps have put out begins at `out`; it lies there as it does in the sum, but for gaps where a consumer has
-// fewer columns.
+// Issues a bulk addition of a consumer's share of a tile of dQ, or a bulk store if it is the first. The
+// shares of all warps begin at `out`, in the layout of the sum, with gaps where a consumer has fewer columns.
 template <class Shape>
 FLASHGEN_DEVICE void add_share(float* sum, u32 out, i32 consumer, bool is_first) {
   using Share = typename Shape::Share;

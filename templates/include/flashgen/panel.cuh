@@ -139,9 +139,9 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// The operands of the next product take the place of those of one that has been waited for. Assemblers would
-// write them to that place at once, while it is still being read, but for the sign of a number that is not
-// negative, which they do not know.
+// Moves the next product's operands into the registers of a product that has been waited for. Assemblers
+// would otherwise write them there earlier, while the registers are still read. They cannot know that the
+// sign used here is never set.
 template <i32 count>
 FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
   const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
@@ -179,7 +179,7 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
+// Issues out += P V, or out = P V unless `kept`, for 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
                                   bool kept = true) {

@@ -11,30 +11,29 @@
 
 namespace flashgen {
 
-// How far above its reference maximum a row may reach, in powers of two, where scores may be taken once more:
-// in half_t no further than it counts, else so far that values of up to 2^60 have finite products.
+// How far a row's maximum may exceed its reference maximum, in powers of two, where a tile may be recomputed.
+// In half_t the limit is its range; otherwise values of up to 2^60 must have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
 template <>
 constexpr float kSpan<half_t> = 15.0f;
-// A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
+// A lane's sum over its columns of a tile. All rows that grow further exceed it, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
 template <>
 constexpr float kGrown<half_t> = 0x1p14f;
-// The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
-// there.
+// As kSpan, where a bound moves reference maxima before exponentials are taken, and exponentials are scaled
+// afterwards.
 template <class T>
 constexpr float kScaledSpan = 59.0f;
 template <>
 constexpr float kScaledSpan<half_t> = 13.0f;
 
-// How many powers of two reference maxima are put ahead of maxima, which keeps them from having to move: no
-// more than leaves exponentials that count all their bits, small as they are, or enough of them. The further,
-// the less exact is the logarithm of a sum. So it is little where logits are near zero, more where they are
-// not, and most where they are shares of a cap: logarithms of their sums are large, and rows may go on to
-// that cap. Rows whose first logits are as far above zero as `wide` are likely to go too far beyond any of
-// these.
+// By how many powers of two a reference maximum is placed ahead of the maximum, so that it rarely has to
+// move. It must leave exponentials enough significant bits, small as they are. The further ahead, the less
+// exact is the logarithm of a sum. So the distance is `little` where logits are near zero, `more` where they
+// are not, and `most` where they are shares of a cap: logarithms of their sums are large, and rows may go on
+// to that cap. Rows whose first logits are at least `wide` above zero are likely to outgrow any of these.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
@@ -43,32 +42,31 @@ template <>
 struct Ahead<half_t> {
   static constexpr float little = 6.0f, more = little, most = little, wide = 27.0f;
 };
-// How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
+// Up to this distance from zero, in powers of two, a few of a row's first logits stand for all.
 constexpr float kFar = 12.0f;
 
-// How far above its reference maximum a row may reach, in powers of two, where a tile's exponentials are
-// looked at.
+// How far a row's maximum may exceed its reference maximum, in powers of two, where a tile's exponentials are
+// checked.
 constexpr float kFinite = 118.0f;
-// By how many powers of two a factor may lower what a row has so far without being 0.
+// The most powers of two by which one factor may lower a row's sum and output without making them 0.
 constexpr float kMostAtOnce = 120.0f;
 
-// What is done about a row that has grown far above its reference maximum, with the scores it has.
+// How to handle a row that grows far above its reference maximum.
 enum class Regrowth {
-  // It cannot: the reference maximum is the maximum so far, exactly, for which every score is looked at.
+  // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
   never,
-  // It cannot: reference maxima move where a bound on logits says that they might have to.
+  // It cannot happen: reference maxima move where a bound on logits says that they might have to.
   foreseen,
-  // It does not count: exponentials have registers of their own, and are made once more where such a bound,
-  // found beside them, says so.
+  // Exponentials have registers of their own. They are recomputed where such a bound requires it.
   checked,
-  // Exponentials that are too large have registers of their own, and are made once more.
+  // Exponentials have registers of their own. Too large ones are recomputed from the scores.
   keeps_scores,
-  // They took the place of scores, which the caller computes once more.
+  // Exponentials replace the scores, so the caller recomputes the scores first.
   recomputes_scores,
 };
 
-// How a tile is taken in: update_reference_max(), exponentiate(), and, where has_grown() and not watches(),
-// once more; then add().
+// The steps for a tile: update_reference_max(), exponentiate(), both again where has_grown() and not
+// watches(), and add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
 struct ReferenceMaxSoftmax {
   static constexpr float kNowhere = Logits::kNowhere;
@@ -76,13 +74,13 @@ struct ReferenceMaxSoftmax {
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
 
-  // How far above its reference maximum a row's maximum may be, in powers of two.
+  // How far a row's maximum may exceed its reference maximum, in powers of two.
   static constexpr float span = regrowth == Regrowth::never ? 0.0f : foresees ? kScaledSpan<T> : kSpan<T>;
 
   RowStatistics rows;
   // See update_reference_max().
   float factor[2];
-  // What there is to do before a tile's exponentials are taken, 0 if nothing; the same for all of a warp.
+  // The checks due before a tile's exponentials, 0 if none; the same for all lanes of a warp.
   u32 due;
 
   FLASHGEN_DEVICE void reset() {
@@ -94,7 +92,7 @@ struct ReferenceMaxSoftmax {
     }
   }
 
-  // Takes in one more logit per row, before all others; one lane of each row counts it.
+  // Adds one more logit per row, before all others. One lane of each row counts it.
   FLASHGEN_DEVICE void take_in_sink(float logit, const Logits& logits, Thread thread) {
     const bool counts = logit > -kInfinity;
     due = counts ? 0 : kNoReferenceMax;
@@ -105,8 +103,8 @@ struct ReferenceMaxSoftmax {
     }
   }
 
-  // Sees to it that rows have reference maxima near enough; whether the output so far is to be multiplied by
-  // `factor`.
+  // Moves reference maxima that are too far from the row's maximum. Returns whether the output so far must be
+  // multiplied by `factor`.
   FLASHGEN_DEVICE bool update_reference_max(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
     if constexpr (regrowth == Regrowth::never) {
@@ -122,36 +120,35 @@ struct ReferenceMaxSoftmax {
     return moves;
   }
 
-  // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
+  // Whether the output so far must be multiplied by `factor`; the same for all lanes of a warp.
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether update_reference_max() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-  // Up to where neither of a lane's two rows reaches far above its reference maximum.
+  // Up to this logit neither of a lane's rows exceeds its reference maximum too far.
   FLASHGEN_DEVICE float growth_limit() const {
     if constexpr (regrowth == Regrowth::never) return -kInfinity;
     return -maximum(-rows.reference_max[0], -rows.reference_max[1]) + (kScaledSpan<T> - 0.125f);
   }
-  // Whether a row with a logit of so many powers of two might be one that reaches far above its reference
-  // maximum.
+  // Whether a row with a logit of so many powers of two might exceed its reference maximum too far.
   FLASHGEN_DEVICE bool might_grow(float logit) const {
     if constexpr (regrowth == Regrowth::never) return true;
     return logit > growth_limit();
   }
-  // The same by the square of that number, which may be a NaN.
+  // The same, given the square of that number, which may be NaN.
   FLASHGEN_DEVICE bool might_grow_by_square(float square) const {
     const float limit = growth_limit();
     return !(square <= limit * maximum(limit, -limit));
   }
-  // Whether a reference maximum is so near the highest logit there is that no exponential can be infinite
-  // before it is looked at.
+  // Whether a reference maximum is so near the highest logit that no exponential can be infinite before it is
+  // checked.
   FLASHGEN_DEVICE static bool is_near(float highest, float reference_max) {
     return foresees && reference_max >= highest - kFinite;
   }
-  // Whether one of a lane's two rows has none.
+  // Whether one of a lane's two rows has no reference maximum yet.
   FLASHGEN_DEVICE bool has_no_reference_max() const {
     return rows.reference_max[0] == kNowhere || rows.reference_max[1] == kNowhere;
   }
-  // Whether a row has to have its reference maximum moved to a logit that was found in it.
+  // Whether a row's reference maximum must move to a logit found in the row.
   FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = span) const {
     return found > rows.reference_max[row] + distance;
   }
@@ -234,17 +231,18 @@ struct ReferenceMaxSoftmax {
     for (i32 i = 0; i < columns / 2; ++i) tile_sum[i / 2 % 2] += exponentials[i];
   }
 
-  // Whether this lane has a row that might reach too far above its reference maximum.
+  // Whether this lane has a row that might exceed its reference maximum too far.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
-  // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
-  // is taken in once more, and in some that follow.
+  // Called if any lane has such a row. Returns whether maxima were checked before, so that no row exceeds its
+  // reference maximum too far after all. Otherwise they are checked from now on: in this tile, which is
+  // recomputed, and in some that follow.
   FLASHGEN_DEVICE bool watches() {
     if (warp_any(due >= kWatchedTile)) return true;
     due |= kWatchedTiles;
     return false;
   }
 
-  // Whether this lane has a row that reaches far above its reference maximum, and nobody looks for it before.
+  // Whether this lane has a row that exceeds its reference maximum too far, with no check before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
     return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
   }
@@ -287,11 +285,11 @@ struct ReferenceMaxSoftmax {
   }
 
  private:
-  // What may be due: reference maxima, which some row does not have; and maxima, to be looked at in so many
-  // tiles. These cost about half as much as taking a tile in once more.
+  // What may be due: some row needs a reference maximum; and maxima are checked in so many tiles. The checks
+  // cost about half as much as recomputing a tile.
   static constexpr u32 kNoReferenceMax = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
 
-  // Of the tile that is being taken in, this lane's share of each row.
+  // This lane's share of each row's sum over the current tile.
   float tile_sum[2];
 
   // The largest score of a row, over every `every`-th block of columns.

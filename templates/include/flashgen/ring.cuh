@@ -6,19 +6,19 @@
 
 namespace flashgen {
 
-// Where someone is in a ring: how many slots have gone by.
+// A position in a ring: the number of slots passed so far.
 template <i32 slots>
 struct RingPlace {
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // Of the times round.
+  // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
@@ -28,7 +28,7 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
+  // Advances by at most the number of slots.
   FLASHGEN_DEVICE void advance(i32 by = 1) {
     count += static_cast<u32>(by);
     const bool wraps = at >= slots - by;
@@ -41,14 +41,14 @@ template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
 
-  // Where its barriers lie: full ones, then empty ones.
+  // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
-  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
     for (i32 i = 0; i < slots; ++i) {
@@ -56,10 +56,10 @@ struct Ring {
       mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
   FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
   FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival for a warp, when all its lanes are done with the slot.
+  // One arrival per warp, once all its lanes are done with the slot.
   FLASHGEN_DEVICE void release(Where at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));

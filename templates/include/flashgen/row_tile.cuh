@@ -1,5 +1,4 @@
-// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
-// tile.
+// Which tiles of queries, or of keys, a persistent block works on, in order.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -26,7 +25,7 @@ struct alignas(16) KeyTile {
   u8 part = 0;
   u8 parts = 1;
 
-  // Steps of the part where the whole tile has `steps`.
+  // The steps of this part, if the whole tile has `steps`.
   FLASHGEN_DEVICE i32 steps_of(i32 steps) const { return steps * (part + 1) / parts - steps * part / parts; }
 };
 
@@ -40,7 +39,7 @@ struct SectionPlace {
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another, and nothing left over.
+  // One head after another: no partial section.
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
   const i32 odd_heads = tiles / tiles_of_head % section_heads;
   const i32 even = number - odd_heads * tiles_of_head;
@@ -50,8 +49,8 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
-// blocks end at the same time.
+// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
+// at the same time.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
   const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
@@ -83,7 +82,7 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-// The same where the last tiles are cut into parts, which follow one another.
+// The same where the last tiles are cut into parts. The parts of a tile have consecutive numbers.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
   const i32 beyond = number - p.whole_tiles;
@@ -95,20 +94,20 @@ FLASHGEN_DEVICE KeyTile key_tile_or_part(const Params& p, i32 number) {
   return keys;
 }
 
-// The number of a further tile. The first ones are the blocks' own numbers.
+// Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-// Warns all blocks: the numbers that they draw from then on have this bit besides.
+// Warns all blocks of bad values: the numbers that they draw from then on have this bit set.
 constexpr i32 kWarning = -0x7fffffff - 1;
 template <class Params>
 FLASHGEN_DEVICE void warn_all(const Params& p) {
   atomic_or(p.counter, static_cast<u32>(kWarning));
 }
 
-// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
+// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
 FLASHGEN_DEVICE void leave_counters(const Params& p) {

@@ -1,4 +1,4 @@
-// Results of a warpgroup on their way to memory.
+// Writing a warpgroup's results to shared and global memory.
 #pragma once
 #include "flashgen/panel.cuh"
 #include "flashgen/stream.cuh"
