@@ -44,7 +44,7 @@
 //           335  Which pairs a mask allows, as bits.
 //           398  Arithmetic of two 16-bit numbers in a word (sm_90).
 //           414  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           498  What bulk copies of boxes are told of a tensor.
+//           498  How tensor maps describe tensors to bulk copies of boxes.
 //           507  Bulk copies.
 //           571  Blocks of a grid, and grids that follow each other.
 //           619  Dividing the register file among warpgroups (sm_90a).
@@ -52,7 +52,7 @@
 //           669  Matrix products of a warpgroup.
 //           931  Four products of a warpgroup, one after another in the same accumulators, as one statement.
 //           940  Tiles as the copy engine writes them and wgmma reads them.
-//          1099  Results of a warpgroup on their way to memory.
+//          1099  Writing a warpgroup's results to shared and global memory.
 //          1119  A step of the backward pass in chunks.
 //          1190  Walking over the tiles that a mask does not rule out.
 //          1240  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
@@ -60,9 +60,9 @@
 //          1337  Keeping NaN and infinity where they belong.
 //          1363  A strip of accumulators in memory as its lanes hold it.
 //          1384  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1448  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
-//          1518  What the backward kernel for Hopper is made of that makes dK, dV and dQ together.
-//          1716  The kernel: its configuration, parameters and text.
+//          1448  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1517  The parts of the backward kernel for Hopper that computes dK, dV and dQ together.
+//          1715  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -438,7 +438,7 @@ FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition)
 }
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are told apart by their parity, that of the first one being 0.
+// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -495,7 +495,7 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
 FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 #line 4 "flashgen/ptx/tensor_map.cuh"
-// What bulk copies of boxes are told of a tensor.
+// How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -1096,7 +1096,7 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
 }
 
 #line 6 "flashgen/strip.cuh"
-// Results of a warpgroup on their way to memory.
+// Writing a warpgroup's results to shared and global memory.
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
 // row() + 8 of the lanes have a factor each.
@@ -1189,7 +1189,7 @@ FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::col
 #line 5 "flashgen/walk.cuh"
 // Walking over the tiles that a mask does not rule out.
 //
-// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
 //
 //     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
 //     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
@@ -1197,9 +1197,9 @@ FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::col
 //     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
 //     allows(q, k)                          whether one pair is allowed
 
-// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
-// all of them call, and get the same.
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -1212,10 +1212,10 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that has looked at the tile.
+  // The lane that tested the tile.
   FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
-  // Goes on to the next tile; returns how many tiles were left out before it.
+  // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
     if constexpr (has_holes) {
@@ -1316,9 +1316,9 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   }
 };
 
-#line 19 "flashgen/backward_step_sm90.cuh"
-// Steps of the backward kernels for Hopper: which tile of queries comes, and what becomes of its scores.
-// Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
+#line 20 "flashgen/backward_step_sm90.cuh"
+// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
+// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
 
 // Every row of a strip becomes `columns`, which are one float for each column.
 template <i32 count>
@@ -1336,8 +1336,8 @@ FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns,
 #line 6 "flashgen/contain.cuh"
 // Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
 // value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
+// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
+// cleared before the product, and the results they should have reached become NaN afterwards.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
@@ -1384,19 +1384,19 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], T
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// Where someone is in a ring: how many slots have gone by.
+// A position in a ring: the number of slots passed so far.
 template <i32 slots>
 struct RingPlace {
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // Of the times round.
+  // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
@@ -1406,7 +1406,7 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
+  // Advances by at most the number of slots.
   FLASHGEN_DEVICE void advance(i32 by = 1) {
     count += static_cast<u32>(by);
     const bool wraps = at >= slots - by;
@@ -1419,14 +1419,14 @@ template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
 
-  // Where its barriers lie: full ones, then empty ones.
+  // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
-  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
     for (i32 i = 0; i < slots; ++i) {
@@ -1434,10 +1434,10 @@ struct Ring {
       mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
   FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
   FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival for a warp, when all its lanes are done with the slot.
+  // One arrival per warp, once all its lanes are done with the slot.
   FLASHGEN_DEVICE void release(Where at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
@@ -1445,8 +1445,7 @@ struct Ring {
 };
 
 #line 14 "flashgen/row_tile.cuh"
-// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
-// tile.
+// Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of keys of one head of keys and values of one sequence.
 struct alignas(16) KeyTile {
@@ -1462,7 +1461,7 @@ struct alignas(16) KeyTile {
 
 };
 
-#line 33
+#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1473,7 +1472,7 @@ struct SectionPlace {
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another, and nothing left over.
+  // One head after another: no partial section.
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
   const i32 odd_heads = tiles / tiles_of_head % section_heads;
   const i32 even = number - odd_heads * tiles_of_head;
@@ -1483,8 +1482,8 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
-// blocks end at the same time.
+// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
+// at the same time.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
   const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
@@ -1493,7 +1492,7 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {of_last / in_last, before + of_last % in_last};
 }
 
-#line 77
+#line 76
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -1503,8 +1502,8 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 111
-// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
+#line 110
+// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
 FLASHGEN_DEVICE void leave_counters(const Params& p) {
@@ -1515,9 +1514,9 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
 }
 
 #line 9 "flashgen/backward_sm90.cuh"
-// What the backward kernel for Hopper is made of that makes dK, dV and dQ together. Scores are transposed:
-// their rows are keys, 64 of them for a warpgroup, and their columns queries, so that P and dS are left
-// operands of dV and dK as they are, in registers.
+// The parts of the backward kernel for Hopper that computes dK, dV and dQ together. Scores are transposed:
+// their rows are keys, 64 for each warpgroup, and their columns are queries. So P and dS in registers are the
+// left operands of dV and dK without a transposition.
 
 constexpr i32 kPanelColumns = 64;
 
@@ -1558,13 +1557,13 @@ struct QueryGradientShare {
   FLASHGEN_DEVICE static i32 columns(i32 consumer) {
     return smaller(kPanelColumns, head_dim - column(consumer));
   }
-  // Where a warp's part of a tile begins, and how much it is; warps of all consumers are counted.
+  // The offset and the size of a warp's part of a tile. Warps are counted over all consumers.
   FLASHGEN_DEVICE static i32 warp_begin(i32 warp) {
     const i32 consumer = warp / 4;
     return consumer * kWarpgroupRows * kPanelColumns + warp % 4 * warp_floats(consumer);
   }
   FLASHGEN_DEVICE static i32 warp_floats(i32 consumer) { return kWarpRows * columns(consumer); }
-  // Where an element of the tile lies.
+  // The offset of an element of the tile.
   FLASHGEN_DEVICE static i32 place(i32 row, i32 column) {
     const i32 consumer = by_rows ? row / kWarpgroupRows : column / kPanelColumns;
     const i32 warp = row % kWarpgroupRows / kWarpRows, block = column % kPanelColumns / 8;
@@ -1604,23 +1603,23 @@ struct BackwardSm90Shape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// Rows of a tile of dQ with nothing more to be added to them: those of one of the warps that have added.
+// Finished rows of a tile of dQ: those that one of the adding warps has added to.
 struct alignas(32) SumPart {
   // Where the results go.
   i32 column;
   i32 row;
   i32 head;
   i32 sequence;
-  // Where the sum is in the workspace, and of how many boxes; of none if there are no more.
+  // The place of the sum in the workspace, and its number of boxes: 0 after the last sum.
   i32 line;
   i32 boxes;
-  // If another head is still to have its place.
+  // Whether another head will use its place.
   bool is_needed_again;
   // Of the tile's.
   bool is_last;
 };
 
-// Part of a sum in shared memory. The copy engine knows the workspace as lines, of which it takes two at a
+// Part of a sum in shared memory. To the copy engine the workspace is an array of lines, copied two at a
 // time.
 struct SumLines {
   static constexpr i32 floats = 256;
@@ -1675,7 +1674,7 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 
 // ---- Bad values, see contain.cuh
 
-// Whether rows of a panelled tile, as many as a warp has, hold NaN or infinities where this lane of it looks.
+// Whether this lane's elements of a warp's rows of a panelled tile hold NaN or infinities.
 template <class Tile>
 FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;

@@ -35,7 +35,7 @@
 //           274  Walking over the tiles that a mask does not rule out.
 //           324  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 //           407  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           462  What bulk copies of boxes are told of a tensor.
+//           462  How tensor maps describe tensors to bulk copies of boxes.
 //           471  Bulk copies.
 //           505  Blocks of a grid, and grids that follow each other.
 //           547  Dividing the register file among warpgroups (sm_90a).
@@ -44,13 +44,13 @@
 //           854  Four products of a warpgroup, one after another in the same accumulators, as one statement.
 //           863  Tiles as the copy engine writes them and wgmma reads them.
 //           966  Streaming tiles between global and shared memory.
-//           979  Results of a warpgroup on their way to memory.
+//           979  Writing a warpgroup's results to shared and global memory.
 //          1032  Steps of the backward kernels for Hopper.
 //          1150  A strip of accumulators in memory as its lanes hold it.
 //          1180  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1244  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
-//          1321  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
-//          1384  The kernel: its configuration, parameters and text.
+//          1244  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1320  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
+//          1383  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -273,7 +273,7 @@ struct Band {
 #line 5 "flashgen/walk.cuh"
 // Walking over the tiles that a mask does not rule out.
 //
-// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
 //
 //     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
 //     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
@@ -281,9 +281,9 @@ struct Band {
 //     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
 //     allows(q, k)                          whether one pair is allowed
 
-// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
-// all of them call, and get the same.
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -296,10 +296,10 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that has looked at the tile.
+  // The lane that tested the tile.
   FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
-  // Goes on to the next tile; returns how many tiles were left out before it.
+  // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
     if constexpr (has_holes) {
@@ -413,7 +413,7 @@ namespace flashgen {
 // ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are told apart by their parity, that of the first one being 0.
+// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -459,7 +459,7 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
 }
 
 #line 4 "flashgen/ptx/tensor_map.cuh"
-// What bulk copies of boxes are told of a tensor.
+// How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -947,7 +947,7 @@ FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
 }
 
 #line 182
-// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
+// Issues out += P V, or out = P V unless `kept`, for 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
                                   bool kept = true) {
@@ -976,7 +976,7 @@ struct GlobalRows {
 };
 
 #line 23 "flashgen/strip.cuh"
-// Results of a warpgroup on their way to memory.
+// Writing a warpgroup's results to shared and global memory.
 
 // The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
 // four words of what was everyone's words[q].
@@ -1028,9 +1028,9 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
   }
 }
 
-#line 19 "flashgen/backward_step_sm90.cuh"
-// Steps of the backward kernels for Hopper: which tile of queries comes, and what becomes of its scores.
-// Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
+#line 20 "flashgen/backward_step_sm90.cuh"
+// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
+// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
 
 // Every row of a strip becomes `columns`, which are one float for each column.
 template <i32 count>
@@ -1052,21 +1052,21 @@ FLASHGEN_DEVICE void round_strip(u32 (&rounded)[count / 8][4], const float (&str
   for (i32 i = 0; i < count / 2; ++i) rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
 }
 
-// P = exp(S - L) of products that L has been taken off from.
+// P = exp(S - L) of products from which L has been subtracted.
 template <i32 count>
 FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
 }
 
-#line 72
-// What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
-// As P itself it has to be a zero.
+#line 73
+// Replaces P, or P times a slope, where the mask forbids the pair: a value that neither can have otherwise.
+// As P itself it must be a zero.
 constexpr u32 kForbidden = 0x80000000u;
 
-#line 77
-// dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
-// seen, not even that it is not a number.
+#line 78
+// dS = P (dP - D), where D has already been subtracted from dP. For a forbidden pair the result must not
+// depend on dP, even if that is NaN.
 template <u32 forbidden, i32 count>
 FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
 #pragma unroll
@@ -1180,19 +1180,19 @@ FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Th
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// Where someone is in a ring: how many slots have gone by.
+// A position in a ring: the number of slots passed so far.
 template <i32 slots>
 struct RingPlace {
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // Of the times round.
+  // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
@@ -1202,7 +1202,7 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
+  // Advances by at most the number of slots.
   FLASHGEN_DEVICE void advance(i32 by = 1) {
     count += static_cast<u32>(by);
     const bool wraps = at >= slots - by;
@@ -1215,14 +1215,14 @@ template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
 
-  // Where its barriers lie: full ones, then empty ones.
+  // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
-  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
     for (i32 i = 0; i < slots; ++i) {
@@ -1230,10 +1230,10 @@ struct Ring {
       mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
   FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
   FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival for a warp, when all its lanes are done with the slot.
+  // One arrival per warp, once all its lanes are done with the slot.
   FLASHGEN_DEVICE void release(Where at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
@@ -1241,8 +1241,7 @@ struct Ring {
 };
 
 #line 14 "flashgen/row_tile.cuh"
-// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
-// tile.
+// Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of keys of one head of keys and values of one sequence.
 struct alignas(16) KeyTile {
@@ -1258,7 +1257,7 @@ struct alignas(16) KeyTile {
 
 };
 
-#line 33
+#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1269,7 +1268,7 @@ struct SectionPlace {
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another, and nothing left over.
+  // One head after another: no partial section.
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
   const i32 odd_heads = tiles / tiles_of_head % section_heads;
   const i32 even = number - odd_heads * tiles_of_head;
@@ -1279,8 +1278,8 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
-// blocks end at the same time.
+// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
+// at the same time.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
   const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
@@ -1289,7 +1288,7 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {of_last / in_last, before + of_last % in_last};
 }
 
-#line 77
+#line 76
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -1299,15 +1298,15 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 98
-// The number of a further tile. The first ones are the blocks' own numbers.
+#line 97
+// Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-#line 111
-// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
+#line 110
+// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
 FLASHGEN_DEVICE void leave_counters(const Params& p) {

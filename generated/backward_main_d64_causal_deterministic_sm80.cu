@@ -595,7 +595,7 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
 #line 5 "flashgen/walk.cuh"
 // Walking over the tiles that a mask does not rule out.
 //
-// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
 //
 //     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
 //     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
@@ -603,9 +603,9 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
 //     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
 //     allows(q, k)                          whether one pair is allowed
 
-// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
-// all of them call, and get the same.
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -618,10 +618,10 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that has looked at the tile.
+  // The lane that tested the tile.
   FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
-  // Goes on to the next tile; returns how many tiles were left out before it.
+  // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
     if constexpr (has_holes) {

@@ -4,25 +4,25 @@
 // rebuild  flashgen build --head-dim 256 --dtype bf16 --causal --arch sm_90a
 // for      sm_90a (H100, H200, with Hopper-only instructions)
 // plan     tile_q 128, tile_kv 64, 384 threads
-// roles    of 1 warpgroup one warp brings tiles, and three look through K (24 registers a thread); 2 compute,
-//          64 queries each (240)
+// roles    of 1 warpgroup one warp brings tiles, and three inspect K (24 registers a thread); 2 compute, 64
+//          queries each (240)
 // grid     no more blocks than run at once, 1 on each multiprocessor; they take one tile after another: 128
 //          query rows of a query head and batch entry
 // smem     231440 bytes
-//            q                    0 to  65536  Q_i
-//            do               65536 to 131072  dO_i
-//            k               131072 to 196608  K_j, 2 slots
-//            v               196608 to 229376  V_j, 1 slots
-//            stats           229376 to 230400  of each consumer what its rows subtract from their logits, and -D_i
-//            q_barriers      230400 to 230416  for each slot: it is full, it is empty
-//            do_barriers     230528 to 230544
-//            k_barriers      230656 to 230688
-//            v_barriers      230784 to 230800
-//            tile_barriers   230912 to 230944
-//            tiles           231040 to 231104  which tiles of queries come next
-//            scores_taken    231168 to 231184  all have their scores of K_j
-//            looked_through  231296 to 231312  K_j has no bad values any more
-//            written         231424 to 231440  results of a tile of queries are where they belong
+//            q                   0 to  65536  Q_i
+//            do              65536 to 131072  dO_i
+//            k              131072 to 196608  K_j, 2 slots
+//            v              196608 to 229376  V_j, 1 slots
+//            stats          229376 to 230400  of each consumer what its rows subtract from their logits, and -D_i
+//            q_barriers     230400 to 230416  for each slot: it is full, it is empty
+//            do_barriers    230528 to 230544
+//            k_barriers     230656 to 230688
+//            v_barriers     230784 to 230800
+//            tile_barriers  230912 to 230944
+//            tiles          231040 to 231104  which tiles of queries come next
+//            scores_taken   231168 to 231184  all have their scores of K_j
+//            inspected      231296 to 231312  K_j has no bad values any more
+//            written        231424 to 231440  results of a tile of queries are where they belong
 // because  the widest tile of keys of which two find room
 //
 // contents   57  Integer and 16-bit element types, without any CUDA header.
@@ -33,7 +33,7 @@
 //           185  Warp-level matrix products.
 //           204  Banded masks.
 //           403  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           464  What bulk copies of boxes are told of a tensor.
+//           464  How tensor maps describe tensors to bulk copies of boxes.
 //           473  Bulk copies.
 //           515  Blocks of a grid, and grids that follow each other.
 //           557  Dividing the register file among warpgroups (sm_90a).
@@ -42,13 +42,13 @@
 //           864  Four products of a warpgroup, one after another in the same accumulators, as one statement.
 //           873  Tiles as the copy engine writes them and wgmma reads them.
 //           993  Streaming tiles between global and shared memory.
-//          1006  Results of a warpgroup on their way to memory.
+//          1006  Writing a warpgroup's results to shared and global memory.
 //          1059  Steps of the backward kernels for Hopper.
 //          1096  Keeping NaN and infinity where they belong.
 //          1156  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1220  Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next tile.
-//          1318  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
-//          1425  The kernel: its configuration, parameters and text.
+//          1220  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1317  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
+//          1424  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -409,7 +409,7 @@ namespace flashgen {
 // ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are told apart by their parity, that of the first one being 0.
+// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -461,7 +461,7 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
 }
 
 #line 4 "flashgen/ptx/tensor_map.cuh"
-// What bulk copies of boxes are told of a tensor.
+// How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -974,7 +974,7 @@ FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
 }
 
 #line 182
-// Issues out += P V, or out = P V where it is not to be `kept`, of 64 rows of P in registers.
+// Issues out += P V, or out = P V unless `kept`, for 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
                                   bool kept = true) {
@@ -1003,7 +1003,7 @@ struct GlobalRows {
 };
 
 #line 23 "flashgen/strip.cuh"
-// Results of a warpgroup on their way to memory.
+// Writing a warpgroup's results to shared and global memory.
 
 // The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
 // four words of what was everyone's words[q].
@@ -1055,9 +1055,9 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
   }
 }
 
-#line 32 "flashgen/backward_step_sm90.cuh"
-// Steps of the backward kernels for Hopper: which tile of queries comes, and what becomes of its scores.
-// Where it matters, rows of these are keys, 64 of them for a warpgroup, and columns queries.
+#line 33 "flashgen/backward_step_sm90.cuh"
+// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
+// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
 
 // Rounds pairs of neighbours along a row.
 template <class T, i32 count>
@@ -1066,21 +1066,21 @@ FLASHGEN_DEVICE void round_strip(u32 (&rounded)[count / 8][4], const float (&str
   for (i32 i = 0; i < count / 2; ++i) rounded[i / 4][i % 4] = pack(T{}, strip[2 * i], strip[2 * i + 1]);
 }
 
-// P = exp(S - L) of products that L has been taken off from.
+// P = exp(S - L) of products from which L has been subtracted.
 template <i32 count>
 FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
 }
 
-#line 72
-// What stands for P, or for P times a slope, where the mask forbids the pair: no value that either can have.
-// As P itself it has to be a zero.
+#line 73
+// Replaces P, or P times a slope, where the mask forbids the pair: a value that neither can have otherwise.
+// As P itself it must be a zero.
 constexpr u32 kForbidden = 0x80000000u;
 
-#line 77
-// dS = P (dP - D), for dP that D has been taken off from. Where a pair is forbidden nothing of dP is to be
-// seen, not even that it is not a number.
+#line 78
+// dS = P (dP - D), where D has already been subtracted from dP. For a forbidden pair the result must not
+// depend on dP, even if that is NaN.
 template <u32 forbidden, i32 count>
 FLASHGEN_DEVICE void multiply_where_allowed(float (&dp)[count], const float (&p)[count]) {
 #pragma unroll
@@ -1095,8 +1095,8 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
 #line 6 "flashgen/contain.cuh"
 // Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
 // value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
+// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
+// cleared before the product, and the results they should have reached become NaN afterwards.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
@@ -1156,19 +1156,19 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// Where someone is in a ring: how many slots have gone by.
+// A position in a ring: the number of slots passed so far.
 template <i32 slots>
 struct RingPlace {
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // Of the times round.
+  // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
@@ -1178,7 +1178,7 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
+  // Advances by at most the number of slots.
   FLASHGEN_DEVICE void advance(i32 by = 1) {
     count += static_cast<u32>(by);
     const bool wraps = at >= slots - by;
@@ -1191,14 +1191,14 @@ template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
 
-  // Where its barriers lie: full ones, then empty ones.
+  // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
-  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
     for (i32 i = 0; i < slots; ++i) {
@@ -1206,10 +1206,10 @@ struct Ring {
       mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
   FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
   FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival for a warp, when all its lanes are done with the slot.
+  // One arrival per warp, once all its lanes are done with the slot.
   FLASHGEN_DEVICE void release(Where at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
@@ -1217,8 +1217,7 @@ struct Ring {
 };
 
 #line 6 "flashgen/row_tile.cuh"
-// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
-// tile.
+// Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
 struct alignas(16) RowTile {
@@ -1242,7 +1241,7 @@ struct alignas(16) KeyTile {
 
 };
 
-#line 33
+#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1253,7 +1252,7 @@ struct SectionPlace {
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another, and nothing left over.
+  // One head after another: no partial section.
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
   const i32 odd_heads = tiles / tiles_of_head % section_heads;
   const i32 even = number - odd_heads * tiles_of_head;
@@ -1263,8 +1262,8 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
-// blocks end at the same time.
+// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
+// at the same time.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
   const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
@@ -1296,15 +1295,15 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 98
-// The number of a further tile. The first ones are the blocks' own numbers.
+#line 97
+// Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-#line 111
-// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
+#line 110
+// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
 FLASHGEN_DEVICE void leave_counters(const Params& p) {
@@ -1486,10 +1485,10 @@ constexpr u32 kDoBarriers = 230528;
 constexpr u32 kKBarriers = 230656;
 constexpr u32 kVBarriers = 230784;
 constexpr u32 kTileBarriers = 230912;
-constexpr u32 kTiles = 231040;          // which tiles of queries come next
-constexpr u32 kScoresTaken = 231168;    // all have their scores of K_j
-constexpr u32 kLookedThrough = 231296;  // K_j has no bad values any more
-constexpr u32 kWritten = 231424;        // results of a tile of queries are where they belong
+constexpr u32 kTiles = 231040;        // which tiles of queries come next
+constexpr u32 kScoresTaken = 231168;  // all have their scores of K_j
+constexpr u32 kInspected = 231296;    // K_j has no bad values any more
+constexpr u32 kWritten = 231424;      // results of a tile of queries are where they belong
 
 }  // namespace smem
 
@@ -1542,9 +1541,9 @@ struct Shared {
     return reinterpret_cast<float*>(base + smem::kStats + consumer * Shape::stats_bytes);
   }
 #line 74
-  // End when all have the scores of a slot of K, and when the slot has been looked through.
+  // End when all have the scores of a slot of K, and when the inspectors are done with the slot.
   FLASHGEN_DEVICE u32 scores_taken(i32 slot) const { return shared_address(base + smem::kScoresTaken) + 8 * slot; }
-  FLASHGEN_DEVICE u32 looked_through(i32 slot) const { return shared_address(base + smem::kLookedThrough) + 8 * slot; }
+  FLASHGEN_DEVICE u32 inspected(i32 slot) const { return shared_address(base + smem::kInspected) + 8 * slot; }
   // Ends when all results of a tile of queries have been written.
   FLASHGEN_DEVICE u32 written(TileRing::Where at) const {
     return shared_address(base + smem::kWritten) + 8 * at.slot();
@@ -1657,7 +1656,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
 }
 
 #line 2 "kernels/backward_query_sm90/inspectors.j2"
-// ---- The inspectors: three warps that look through those tiles of K that the mask cuts through, for values
+// ---- The inspectors: three warps that search the tiles of K that the mask cuts through for values
 // that must not reach queries that do not attend to their keys. Scores want them as they are, so they are taken
 // out between these and dQ; and of dQ what they reach is marked when it has been written.
 
@@ -1687,8 +1686,8 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
   TileRing::Where tile_at;
   // Of the tile of queries.
   bool has_found = false;
-  // Looks through the slot of K if it `is_cut`.
-  const auto look_through = [&](bool is_cut) {
+  // Clears bad values from the slot of K if the mask cuts it.
+  const auto inspect_slot = [&](bool is_cut) {
     const i32 slot = k_at.slot();
     const Shape::KTile keys = shared.k.slot(slot);
     const bool is_bad = is_cut && warp_any(holds_bad_values<kInspectors>(shared.base, keys, warp, thread));
@@ -1700,7 +1699,7 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
       has_found = true;
     }
     warp_sync();
-    if (thread.lane == 0) mbarrier_arrive(shared.looked_through(slot));
+    if (thread.lane == 0) mbarrier_arrive(shared.inspected(slot));
     shared.k_ring.release(k_at, thread);
     k_at.advance();
   };
@@ -1713,7 +1712,7 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
     const Range keys = keys_of(p, tile.rows), uncut = uncut_keys(p, tile.rows);
     for (i32 key_tile = keys.begin; key_tile < keys.end; ++key_tile) {
       shared.k_ring.wait_full(k_at);
-      look_through(!uncut.has(key_tile));
+      inspect_slot(!uncut.has(key_tile));
     }
 #line 69
     mbarrier_wait(shared.written(tile_at), tile_at.parity());
@@ -1823,7 +1822,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       // Line 11: dQ_i += dS_ij K_j.
       const auto multiply_scores = [&](const Shape::RoundedScores& ds) {
 #line 113
-        mbarrier_wait(shared.looked_through(k_at.before().slot()), k_at.before().parity());
+        mbarrier_wait(shared.inspected(k_at.before().slot()), k_at.before().parity());
 #line 115
         issue_output(dq, ds, shared.k.slot(k_at.before().slot()));
       };
@@ -1897,7 +1896,7 @@ FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT 
 #line 123
     for (i32 slot = 0; slot < kConfig.k_slots; ++slot) {
       mbarrier_init(shared.scores_taken(slot), consumer_warps);
-      mbarrier_init(shared.looked_through(slot), inspectors);
+      mbarrier_init(shared.inspected(slot), inspectors);
     }
     for (u32 slot = 0; slot < 2; ++slot) mbarrier_init(shared.written({slot}), consumer_warps);
 #line 129

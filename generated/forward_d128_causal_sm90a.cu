@@ -9,22 +9,22 @@
 //          query rows of a query head and batch entry; they start while the grid before them ends, and wait
 //          for it
 // smem     231928 bytes
-//            q                   0 to  65536  Q_i, 2 slots of 128 rows
-//            k               65536 to 131072  K_j, 2 slots
-//            v              131072 to 196608  V_j, 2 slots
-//            o              196608 to 229376  O_i, on its way out
-//            sifting        229376 to 231488  which values of a tile are bad
-//            q_barriers     231488 to 231520  for each slot: it is full, it is empty
-//            k_barriers     231520 to 231552
-//            v_barriers     231552 to 231584
-//            tile_barriers  231584 to 231616
-//            tiles          231616 to 231648  which tiles of queries come next
-//            reaches        231648 to 231776  and where each consumer's keys lie
-//            doubts         231776 to 231928  which tiles of queries bad values may have reached
+//            q                      0 to  65536  Q_i, 2 slots of 128 rows
+//            k                  65536 to 131072  K_j, 2 slots
+//            v                 131072 to 196608  V_j, 2 slots
+//            o                 196608 to 229376  O_i, on its way out
+//            scrubber          229376 to 231488  which values of a tile are bad
+//            q_barriers        231488 to 231520  for each slot: it is full, it is empty
+//            k_barriers        231520 to 231552
+//            v_barriers        231552 to 231584
+//            tile_barriers     231584 to 231616
+//            tiles             231616 to 231648  which tiles of queries come next
+//            key_block_ranges  231648 to 231776  and where each consumer's keys lie
+//            recomputes        231776 to 231928  which tiles of queries bad values may have reached
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
 
 #line 5 "kernels/forward_sm90.cu.j2"
-// The products that it makes, by their columns: S and O.
+// The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
 
 #if defined(FLASHGEN_EMULATOR)
@@ -244,7 +244,7 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
 
 #line 33
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are told apart by their parity, that of the first one being 0.
+// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -309,7 +309,7 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
 }
 
 #line 4 "flashgen/ptx/tensor_map.cuh"
-// What bulk copies of boxes are told of a tensor.
+// How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -906,9 +906,9 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// The operands of the next product take the place of those of one that has been waited for. Assemblers would
-// write them to that place at once, while it is still being read, but for the sign of a number that is not
-// negative, which they do not know.
+// Moves the next product's operands into the registers of a product that has been waited for. Assemblers
+// would otherwise write them there earlier, while the registers are still read. They cannot know that the
+// sign used here is never set.
 template <i32 count>
 FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
   const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
@@ -917,20 +917,20 @@ FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[coun
 }
 
 #line 5 "flashgen/logits.cuh"
-// What a softmax takes exponentials of. The exponentials of a row are relative to its anchor: the row's
-// maximum so far, or a number near it. Each kind of logits has its own unit for anchors.
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as an anchor
-//     relative(s, shift, row) how far s is above anchor `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of anchors to powers of two, and back
-//     as_anchor(x)            logit x as an anchor
-//     natural_log(anchor, x)  the natural logarithm of 2^x times the anchor's factor
-//     kNowhere                the anchor of a row without an allowed key so far
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
 //     sums                    in how many sums each lane adds up a row's exponentials
 //     see(first, second)      called with each pair of scores
 //     replaced                whether exponentials replace scores that could be kept
 
-// Products that a scale turns into logits. Anchors are in powers of two, so that an exponent is one
+// Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
 struct ScaledProducts {
   // No logit is below it but -inf, whose exponential is 0.
@@ -944,7 +944,9 @@ struct ScaledProducts {
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
 #line 32
-  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return (anchor + x) * kLn2; }
+  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
+    return (reference_max + x) * kLn2;
+  }
 
   static constexpr i32 sums = 2;
   FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
@@ -970,8 +972,8 @@ FLASHGEN_DEVICE float row_total(float x) {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // The factor taken out of the row, in the unit of its logits' anchors.
-  float anchor[2];
+  // The factor taken out of the row, in the unit of its logits' reference maxima.
+  float reference_max[2];
   // This lane's share of the row's sum of exponentials.
   float sum[2];
 
@@ -981,14 +983,14 @@ struct RowStatistics {
     for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
   }
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
-  // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
-  // logarithm of all of the sum would be as far from zero, and rounded accordingly.
+  // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
+  // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
   template <class Logits>
   FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
-    const float finite = logits.natural_log(anchor[h] + logits.distance(power), rest);
+    const float finite = logits.natural_log(reference_max[h] + logits.distance(power), rest);
     return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };
@@ -1014,8 +1016,9 @@ struct FinishedRows<true> {
   FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
     rows.finish();
     const bool is_odd = (thread.lane & 1) != 0;
-    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
-    return {(thread.lane & 2) == 0 ? anchor : sum};
+    const float reference_max = is_odd ? rows.reference_max[1] : rows.reference_max[0],
+                sum = is_odd ? rows.sum[1] : rows.sum[0];
+    return {(thread.lane & 2) == 0 ? reference_max : sum};
   }
   FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
     const i32 first = thread.lane & ~3;
@@ -1024,125 +1027,126 @@ struct FinishedRows<true> {
   }
 };
 
-#line 6 "flashgen/anchored_softmax.cuh"
-// The online softmax with as little as possible done to each score. A row's exponentials are taken relative
-// to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
-// denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
-// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown.
-// The tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
-// elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
-// maximum in either case, so that its bits do not depend on the other rows that a warp has.
+#line 6 "flashgen/reference_max_softmax.cuh"
+// The online softmax with as little work per score as possible. A row's exponentials are taken relative to a
+// reference maximum. Any number near enough to the row's maximum gives the same result, because numerator and
+// denominator share the factor. One chosen ahead of the first tile's maximum usually serves the whole row, so
+// that no later tile needs shuffles or a rescale. If it does not serve, the row's sum grows too large. The
+// tile is then recomputed with a better reference maximum: from its scores where there are registers to keep
+// them, else from scores that the caller recomputes. Only a row's own maximum decides whether its reference
+// maximum moves, so a row's bits do not depend on the other rows of its warp.
 
-// How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
-// no further than it counts, else so far that values of up to 2^60 have finite products.
+// How far a row's maximum may exceed its reference maximum, in powers of two, where a tile may be recomputed.
+// In half_t the limit is its range; otherwise values of up to 2^60 must have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
 #line 20
-// A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
+// A lane's sum over its columns of a tile. All rows that grow further exceed it, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
 #line 25
-// The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
-// there.
+// As kSpan, where a bound moves reference maxima before exponentials are taken, and exponentials are scaled
+// afterwards.
 template <class T>
-constexpr float kReach = 59.0f;
+constexpr float kScaledSpan = 59.0f;
 
 #line 32
-// How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
-// leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
-// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
-// most where they are shares of a cap: logarithms of their sums are large, and rows may go on to that cap.
-// Rows whose first logits are as far above zero as `wide` are likely to go too far beyond any of these.
+// By how many powers of two a reference maximum is placed ahead of the maximum, so that it rarely has to
+// move. It must leave exponentials enough significant bits, small as they are. The further ahead, the less
+// exact is the logarithm of a sum. So the distance is `little` where logits are near zero, `more` where they
+// are not, and `most` where they are shares of a cap: logarithms of their sums are large, and rows may go on
+// to that cap. Rows whose first logits are at least `wide` above zero are likely to outgrow any of these.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
 #line 45
-// How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
+// Up to this distance from zero, in powers of two, a few of a row's first logits stand for all.
 constexpr float kFar = 12.0f;
 
-#line 53
-// What is done about a row that has grown far above its anchor, with the scores it has.
+#line 54
+// How to handle a row that grows far above its reference maximum.
 enum class Regrowth {
-  // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
+  // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
   never,
-  // It cannot: anchors move where a bound on logits says that they might have to.
+  // It cannot happen: reference maxima move where a bound on logits says that they might have to.
   foreseen,
-  // It does not count: exponentials have registers of their own, and are made once more where such a bound,
-  // found beside them, says so.
+  // Exponentials have registers of their own. They are recomputed where such a bound requires it.
   checked,
-  // Exponentials that are too large have registers of their own, and are made once more.
+  // Exponentials have registers of their own. Too large ones are recomputed from the scores.
   keeps_scores,
-  // They took the place of scores, which the caller computes once more.
-  retakes_scores,
+  // Exponentials replace the scores, so the caller recomputes the scores first.
+  recomputes_scores,
 };
 
-// How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
-// add().
+// The steps for a tile: update_reference_max(), exponentiate(), both again where has_grown() and not
+// watches(), and add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
-struct AnchoredSoftmax {
+struct ReferenceMaxSoftmax {
   static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
+  static constexpr bool checks = regrowth == Regrowth::checked;
 
-#line 77
-  // How far above its anchor a row's maximum may be, in powers of two.
-  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
+  // How far a row's maximum may exceed its reference maximum, in powers of two.
+  static constexpr float span = regrowth == Regrowth::never ? 0.0f : foresees ? kScaledSpan<T> : kSpan<T>;
 
   RowStatistics rows;
-  // See anchor().
+  // See update_reference_max().
   float factor[2];
-  // What there is to do before a tile's exponentials are taken, 0 if nothing; the same for all of a warp.
+  // The checks due before a tile's exponentials, 0 if none; the same for all lanes of a warp.
   u32 due;
 
   FLASHGEN_DEVICE void reset() {
-    due = kNoAnchor;
+    due = kNoReferenceMax;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = kNowhere;
+      rows.reference_max[h] = kNowhere;
       rows.sum[h] = 0.0f;
     }
   }
 
 #line 106
-  // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
+  // Moves reference maxima that are too far from the row's maximum. Returns whether the output so far must be
+  // multiplied by `factor`.
+  FLASHGEN_DEVICE bool update_reference_max(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
     if constexpr (regrowth == Regrowth::never) {
       follow_maximum(scores, logits);
       return true;
     }
     // Votes tell the assembler that warps do not diverge.
-    if (warp_any((due & kNoAnchor) != 0)) drop_anchor(scores, logits);
+    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max(scores, logits);
     if (!warp_any(due >= kWatchedTile)) return false;
     follow_maximum(scores, logits);
     const bool moves = rescales();
-    due = (due & kNoAnchor) | (moves ? kWatchedTiles : (due & ~kNoAnchor) - kWatchedTile);
+    due = (due & kNoReferenceMax) | (moves ? kWatchedTiles : (due & ~kNoReferenceMax) - kWatchedTile);
     return moves;
   }
 
-  // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
+  // Whether the output so far must be multiplied by `factor`; the same for all lanes of a warp.
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
-  // Whether anchor() would leave all as it is.
+  // Whether update_reference_max() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-#line 146
-  // Whether one of a lane's two rows has none.
-  FLASHGEN_DEVICE bool has_no_anchor() const {
-    return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
+#line 147
+  // Whether one of a lane's two rows has no reference maximum yet.
+  FLASHGEN_DEVICE bool has_no_reference_max() const {
+    return rows.reference_max[0] == kNowhere || rows.reference_max[1] == kNowhere;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = reach) const {
-    return found > rows.anchor[row] + distance;
+  // Whether a row's reference maximum must move to a logit found in the row.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = span) const {
+    return found > rows.reference_max[row] + distance;
   }
-  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor, const Logits& logits = {}) {
-    // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
-    const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
-    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.anchor[row] - anchor));
-    rows.anchor[row] = anchor;
+  FLASHGEN_DEVICE void move_reference_max(i32 row, float reference_max, const Logits& logits = {}) {
+    // Where reference maxima move in most tiles there is no branch for those that stay, whose factor is 1 as
+    // well.
+    const bool stays = regrowth != Regrowth::never && reference_max == rows.reference_max[row];
+    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.reference_max[row] - reference_max));
+    rows.reference_max[row] = reference_max;
     rows.sum[row] *= factor[row];
   }
 
-#line 179
+#line 182
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
   FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
@@ -1152,14 +1156,14 @@ struct AnchoredSoftmax {
     return found + logits.distance(static_cast<float>(ahead));
   }
 
-  // What is subtracted from a row's logits. A row without an anchor subtracts 0 if exponentials are taken
-  // before all rows have anchors, or if kNowhere is -inf: -inf - -inf would be NaN.
+  // What is subtracted from a row's logits. A row without a reference maximum subtracts 0 if exponentials are
+  // taken before all rows have reference maxima, or if kNowhere is -inf: -inf - -inf would be NaN.
   FLASHGEN_DEVICE float shift(i32 row) const {
-    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.anchor[row];
+    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
   }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
-    return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
+    return rows.reference_max[row] == kNowhere ? 0.0f : rows.reference_max[row];
   }
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
@@ -1188,20 +1192,21 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-#line 231
-  // Whether this lane has a row that might reach too far above its anchor.
+#line 234
+  // Whether this lane has a row that might exceed its reference maximum too far.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
-  // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
-  // is taken in once more, and in some that follow.
+  // Called if any lane has such a row. Returns whether maxima were checked before, so that no row exceeds its
+  // reference maximum too far after all. Otherwise they are checked from now on: in this tile, which is
+  // recomputed, and in some that follow.
   FLASHGEN_DEVICE bool watches() {
     if (warp_any(due >= kWatchedTile)) return true;
     due |= kWatchedTiles;
     return false;
   }
 
-#line 245
-  // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
-  // be multiplied by `factor`, as it may have been before.
+#line 249
+  // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
+  // then to be multiplied by `factor`, as it may have been before.
   FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
     float shrinks[2];
 #pragma unroll
@@ -1211,7 +1216,7 @@ struct AnchoredSoftmax {
       const i32 power = largest > kGrown<T> ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
-      rows.anchor[h] += static_cast<float>(power);
+      rows.reference_max[h] += static_cast<float>(power);
       rows.sum[h] *= shrinks[h];
       tile_sum[h] *= shrinks[h];
     }
@@ -1239,11 +1244,11 @@ struct AnchoredSoftmax {
   }
 
  private:
-  // What may be due: anchors, which some row does not have; and maxima, to be looked at in so many tiles.
-  // These cost about half as much as taking a tile in once more.
-  static constexpr u32 kNoAnchor = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
+  // What may be due: some row needs a reference maximum; and maxima are checked in so many tiles. The checks
+  // cost about half as much as recomputing a tile.
+  static constexpr u32 kNoReferenceMax = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
 
-  // Of the tile that is being taken in, this lane's share of each row.
+  // This lane's share of each row's sum over the current tile.
   float tile_sum[2];
 
   // The largest score of a row, over every `every`-th block of columns.
@@ -1256,39 +1261,40 @@ struct AnchoredSoftmax {
     return row_maximum(found);
   }
 
-  // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
-  // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
-  // those are masked.
-  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
-    drop_anchor_from<4>(scores, logits);
-    if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
+  // A reference maximum for rows that have none: ahead of the maximum of a quarter of the columns, which need
+  // only be near that of all; or of all, where that is far from zero, as the others may be as far, or no
+  // number, as those are masked.
+  FLASHGEN_DEVICE void set_reference_max(const Strip<columns>& scores, const Logits& logits) {
+    set_reference_max_from<4>(scores, logits);
+    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max_from<1>(scores, logits);
   }
   template <i32 every>
-  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
+  FLASHGEN_DEVICE void set_reference_max_from(const Strip<columns>& scores, const Logits& logits) {
     bool is_wide = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
       const float powers = logits.powers(found);
       const bool serves = every == 1 || maximum(powers, -powers) < kFar;
-      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found, logits), kNowhere);
+      if (rows.reference_max[h] == kNowhere && serves)
+        rows.reference_max[h] = maximum(ahead_of(found, logits), kNowhere);
       is_wide = is_wide || powers > Ahead<T>::wide;
     }
-    if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
+    if (!warp_any(has_no_reference_max())) due &= ~kNoReferenceMax;
     // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
     if (every == 1 && warp_any(is_wide)) due |= kWatchedTiles;
   }
 
-  // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
-  // what such rows had before is not lost where it counts.
+  // Moves the reference maxima of rows that reach too far above them to the maximum, or ahead of it: little,
+  // so that what such rows had before is not lost where it counts.
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
       if constexpr (regrowth == Regrowth::never) {
-        if (has_grown_to(found, h)) move_anchor(h, found, logits);
-      } else if (has_grown_to(found, h, logits.distance(reach))) {
-        move_anchor(h, found + logits.distance(Ahead<T>::little), logits);
+        if (has_grown_to(found, h)) move_reference_max(h, found, logits);
+      } else if (has_grown_to(found, h, logits.distance(span))) {
+        move_reference_max(h, found + logits.distance(Ahead<T>::little), logits);
       }
     }
   }
@@ -1509,8 +1515,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 #line 5 "flashgen/issue_in_fours.cuh"
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
-// told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
-// it is unrolled, and all that they do before takes longer.
+// distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
+// until it is unrolled, and all that they do before takes longer.
 
 template <class QTile, class KTile, i32 step = 0>
 FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
@@ -1574,19 +1580,19 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// Where someone is in a ring: how many slots have gone by.
+// A position in a ring: the number of slots passed so far.
 template <i32 slots>
 struct RingPlace {
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // Of the times round.
+  // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
@@ -1596,7 +1602,7 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
+  // Advances by at most the number of slots.
   FLASHGEN_DEVICE void advance(i32 by = 1) {
     count += static_cast<u32>(by);
     const bool wraps = at >= slots - by;
@@ -1609,14 +1615,14 @@ template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
 
-  // Where its barriers lie: full ones, then empty ones.
+  // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
-  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
     for (i32 i = 0; i < slots; ++i) {
@@ -1624,10 +1630,10 @@ struct Ring {
       mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
   FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
   FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival for a warp, when all its lanes are done with the slot.
+  // One arrival per warp, once all its lanes are done with the slot.
   FLASHGEN_DEVICE void release(Where at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
@@ -1635,8 +1641,7 @@ struct Ring {
 };
 
 #line 6 "flashgen/row_tile.cuh"
-// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
-// tile.
+// Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
 struct alignas(16) RowTile {
@@ -1660,7 +1665,7 @@ struct alignas(16) KeyTile {
 
 };
 
-#line 33
+#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1671,7 +1676,7 @@ struct SectionPlace {
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another, and nothing left over.
+  // One head after another: no partial section.
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
   const i32 odd_heads = tiles / tiles_of_head % section_heads;
   const i32 even = number - odd_heads * tiles_of_head;
@@ -1681,8 +1686,8 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
-// blocks end at the same time.
+// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
+// at the same time.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
   const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
@@ -1700,7 +1705,7 @@ FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
   return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
 }
 
-#line 77
+#line 76
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -1710,21 +1715,21 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 98
-// The number of a further tile. The first ones are the blocks' own numbers.
+#line 97
+// Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-// Warns all blocks: the numbers that they draw from then on have this bit besides.
+// Warns all blocks of bad values: the numbers that they draw from then on have this bit set.
 constexpr i32 kWarning = -0x7fffffff - 1;
 template <class Params>
 FLASHGEN_DEVICE void warn_all(const Params& p) {
   atomic_or(p.counter, static_cast<u32>(kWarning));
 }
 
-// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
+// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
 FLASHGEN_DEVICE void leave_counters(const Params& p) {
@@ -1735,7 +1740,7 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
 }
 
 #line 6 "flashgen/strip.cuh"
-// Results of a warpgroup on their way to memory.
+// Writing a warpgroup's results to shared and global memory.
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
 // row() + 8 of the lanes have a factor each.
@@ -1792,8 +1797,8 @@ struct ForwardSm90Shape {
   // What a slot for queries holds: a tile of them, or each consumer's part by itself.
   using QTile = PanelTile<T, cfg.q_rows, cfg.head_dim>;
   static constexpr i32 q_parts = cfg.tile_q / cfg.q_rows;
-  // How many are begun when a tile is told of; the others come behind the tile's first keys. With one slot it
-  // is told of late, when the slot is about to be free.
+  // How many parts are loaded when a tile is announced. The others follow the tile's first keys. With one
+  // slot the tile is announced late, when the slot is about to be free.
   static constexpr i32 q_parts_ahead = cfg.q_slots == 1 ? 1 : smaller(q_parts, cfg.q_slots - q_parts);
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
@@ -1805,8 +1810,8 @@ struct ForwardSm90Shape {
                                        : cfg.foresees
                                            ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
-                                                          : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
+                                                          : Regrowth::recomputes_scores;
+  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
   using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
@@ -1836,7 +1841,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // Where tiles of keys are listed.
+  // Only with a block-sparse mask.
   TileFacts facts;
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;
@@ -1846,18 +1851,18 @@ struct Step {
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
 };
 
-// Where the keys of a tile of queries lie, as the producer tells one consumer: the tiles of keys that the
-// whole tile attends to; those of this consumer, and of them those that all of its queries attend to.
-struct alignas(16) Reach {
+// The key tiles of a tile of queries, as the producer announces them to one consumer: those that the whole
+// tile attends to, those that this consumer attends to, and those that all of its queries attend to.
+struct alignas(16) KeyBlockRange {
   Range tile_keys;
   Range keys;
   Range full_keys;
 };
 
-// What a tile of queries that exists is to all. Values that the mask cuts are sifted if there have been bad
-// ones, in some kernels also in a block's first tile; of a plain tile they are used as they come, and of one
-// of which all that the mask cuts is over.
-constexpr i32 kSiftedTile = 1, kPlainTile = 2, kSeenTile = 3;
+// How a tile of queries, if it exists, uses V. A scrubbed tile uses scrubbed values where the mask cuts: once
+// bad values have been found, and in some kernels in a block's first tile. A plain tile uses values as
+// loaded. So does a scrubbed one after the last step that the mask cuts (kSeenTile).
+constexpr i32 kScrubbedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
 // ---- The output
 
@@ -1867,15 +1872,16 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-#line 6 "flashgen/doubts.cuh"
-// Which tiles of queries may have been spoilt by values that some of their queries must not attend to.
+#line 6 "flashgen/recompute_list.cuh"
+// Which tiles of queries a block computes a second time, because bad values (contain.cuh) in V may have
+// reached queries that must not attend to them.
 //
-// To look through V before it is used takes time, and there is hardly ever anything to find. But a bad value
-// (contain.cuh) in a tile of keys shows in every row that is multiplied by it, whatever the probability: so V
-// is used as it comes as long as results are finite, but in some kernels for a block's first tile of queries.
-// Where results are not, or something bad is found in that first tile, the tiles of V that the mask cuts are
-// sifted from then on (sifting.cuh), and behind the last tile of queries the block takes those since the
-// first doubtful one once more. All other blocks are warned, and sift from their next tile on.
+// Scrubbing V before its first use costs time, and bad values are rare. A bad value in a tile of keys shows
+// in every row that is multiplied by the tile, whatever the probability. So consumers multiply V as loaded,
+// and check that their results are finite. Some kernels scrub V for a block's first tile of queries anyway.
+// Once a result is not finite, or the scrubbing warps find a bad value, the block scrubs all tiles of V that
+// the mask cuts (scrubber.cuh). After its last tile of queries it recomputes those since the first reported
+// one that used V unscrubbed. All other blocks are warned, and scrub from their next tile on.
 
 // Whether all of one of a lane's two rows of a strip are finite.
 template <i32 count>
@@ -1888,8 +1894,9 @@ FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count], i32 row) {
   return zero[0] + zero[1] == 0.0f;
 }
 
-// Whether a lane's results show something bad in V, which is bad in all rows: one of two tells. But a row
-// whose sum of exponentials is no number has no results that are, whatever V holds, and says nothing of it.
+// Whether a lane's results show a bad value in V. Such a value shows in all rows, so one of the lane's two
+// rows suffices. A row whose sum of exponentials is NaN has only NaN results and shows nothing, so the other
+// is used.
 template <i32 count>
 FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (&sums)[2]) {
   // Without a branch, behind which the assembler would take lanes for divergent.
@@ -1898,98 +1905,98 @@ FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (
   return (is_number[0] & are_bad[0]) | (!is_number[0] & is_number[1] & are_bad[1]);
 }
 
-// `slots` are those of the ring by which warps learn which tile of queries is next. The `judges` are the
-// warps that compute, the last ones of a block.
-template <i32 slots, i32 judges>
-struct Doubts {
-  // Another voice is that of warps which sift, who spoil no tile.
-  static constexpr i32 kVoices = judges + 1;
-  static_assert(kVoices <= kWarpSize, "a lane asks what each of them says");
-  static constexpr i32 kFirstJudge = 4;
-  // A warp doubts tile n before it reads of n + 2, and is heard when the next tile is told of, at the latest
-  // when the slot of that one is filled again. So there are no more than 2 + slots tiles since the first
-  // doubtful one, and one more has a place.
+// `slots` is the number of slots of the ring that announces tiles of queries. The consumer warps are the last
+// warps of a block.
+template <i32 slots, i32 consumer_warps>
+struct RecomputeList {
+  // The scrubbing warps also report, by one more barrier. They never trigger a recompute.
+  static constexpr i32 kReporters = consumer_warps + 1;
+  static_assert(kReporters <= kWarpSize, "each lane tests one barrier");
+  static constexpr i32 kFirstConsumerWarp = 4;
+  // A warp reports tile n before it reads tile n + 2 from the ring. The producer sees the report when it
+  // announces the next tile, or at the latest when it fills that tile's slot again. So at most 2 + slots
+  // unscrubbed tiles follow the first reported one.
   static constexpr u32 kPlaces = 4 * slots;
   static constexpr u32 kNotYet = ~0u;
-  // A number that no tile has.
+  // Not the number of any tile.
   static constexpr i32 kNone = 0x7fffffff;
 
-  // The only phase ends when a voice says that there are bad values, ...
-  alignas(8) u64 doubted[kVoices];
-  // ... and when all have no further tile to doubt.
+  // One barrier per reporter. Its only phase ends when the reporter has found bad values.
+  alignas(8) u64 reported[kReporters];
+  // Its only phase ends when no consumer has a further tile to report.
   u64 settled;
-  // The first tile that each judge doubts.
-  i32 first[judges];
-  // The last tiles whose values were used as they came, and how many there were in all.
+  // The first tile that each consumer warp reports.
+  i32 first[consumer_warps];
+  // The last tiles that used V unscrubbed, and how many there were in all.
   i32 tiles[kPlaces];
-  u32 unseen;
-  // Which of these is taken once more next; kNotYet before that is known.
+  u32 unscrubbed;
+  // Which of these is recomputed next; kNotYet until that is known.
   u32 next;
 
-  // ---- To be called once each: by one thread, ...
+  // ---- Initialization: by one thread, ...
 
   FLASHGEN_DEVICE void init_barriers() {
-    for (i32 voice = 0; voice < kVoices; ++voice) mbarrier_init(shared_address(&doubted[voice]), 1);
-    mbarrier_init(shared_address(&settled), judges * kWarpSize);
+    for (i32 reporter = 0; reporter < kReporters; ++reporter)
+      mbarrier_init(shared_address(&reported[reporter]), 1);
+    mbarrier_init(shared_address(&settled), consumer_warps * kWarpSize);
   }
   // ... and by the lanes of another warp.
   FLASHGEN_DEVICE void begin(Thread thread) {
-    if (thread.lane < judges) first[thread.lane] = kNone;
+    if (thread.lane < consumer_warps) first[thread.lane] = kNone;
     if (thread.lane == 0) {
-      unseen = 0;
+      unscrubbed = 0;
       next = kNotYet;
     }
   }
 
-  // ---- For a warp that computes. It works addresses out when it needs them, as it has no registers to keep
-  // them.
+  // ---- For consumer warps. They compute addresses on use, because they have no registers to keep them in.
 
-  // Gives true for one lane of one that has not doubted before: of tiles since the first one it says nothing
-  // more.
-  FLASHGEN_DEVICE bool doubt(i32 tile, Thread thread) {
-    const i32 judge = opaque(thread.warp) - kFirstJudge;
-    if (thread.lane != 0 || first[judge] != kNone) return false;
-    first[judge] = tile;
-    mbarrier_arrive(shared_address(&doubted[judge]));
+  // Only a warp's first report counts, because all later tiles are recomputed too. Returns true in one lane
+  // of a warp that had not reported before.
+  FLASHGEN_DEVICE bool report(i32 tile, Thread thread) {
+    const i32 warp = opaque(thread.warp) - kFirstConsumerWarp;
+    if (thread.lane != 0 || first[warp] != kNone) return false;
+    first[warp] = tile;
+    mbarrier_arrive(shared_address(&reported[warp]));
     return true;
   }
-  // Each lane by itself, as each has read what is written from then on.
+  // Called by every lane, because every lane has read what is overwritten from then on.
   FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
 
-  // ---- For one thread of those who sift, once: there are bad values.
-  FLASHGEN_DEVICE void warn() { mbarrier_arrive(shared_address(&doubted[judges])); }
+  // ---- For one thread of the scrubbing warps, once: they have found bad values.
+  FLASHGEN_DEVICE void report_found() { mbarrier_arrive(shared_address(&reported[consumer_warps])); }
 
-  // ---- For the one thread that tells of tiles.
+  // ---- For the one thread that announces tiles.
 
-  // Which tile is told of next; and, once that is known, that its values are used as they come.
-  FLASHGEN_DEVICE void note(i32 tile) { tiles[unseen % kPlaces] = tile; }
-  FLASHGEN_DEVICE void is_unseen() { ++unseen; }
-  // Whether all doubts are known that there will be, when so many tiles have been told of: all have read what
-  // was in the last one's slot before, and were done with those two before that.
-  FLASHGEN_DEVICE bool are_known(u32 told) const { return unseen + slots + 2 <= told; }
-  // From now on doubtful tiles are drawn, the first one first.
+  // Which tile is announced next; and, once that is known, that it uses V unscrubbed.
+  FLASHGEN_DEVICE void note(i32 tile) { tiles[unscrubbed % kPlaces] = tile; }
+  FLASHGEN_DEVICE void count_unscrubbed() { ++unscrubbed; }
+  // Whether no further report can come, when so many tiles have been announced. All warps have then read the
+  // previous content of the last one's slot, and finished the two tiles before that.
+  FLASHGEN_DEVICE bool are_known(u32 announced) const { return unscrubbed + slots + 2 <= announced; }
+  // From now on draw() returns the tiles to recompute, beginning with the first reported one.
   FLASHGEN_DEVICE void repeat() {
     i32 tile = kNone;
 #pragma unroll 1
-    for (i32 judge = 0; judge < judges; ++judge) tile = smaller(tile, first[judge]);
+    for (i32 warp = 0; warp < consumer_warps; ++warp) tile = smaller(tile, first[warp]);
     next = static_cast<u32>(tile);
   }
   FLASHGEN_DEVICE bool repeats() const { return next != kNotYet; }
-  FLASHGEN_DEVICE i32 draw() { return next < unseen ? tiles[next++ % kPlaces] : kNone; }
+  FLASHGEN_DEVICE i32 draw() { return next < unscrubbed ? tiles[next++ % kPlaces] : kNone; }
 
-  // ---- For a warp.
+  // ---- For all lanes of any warp.
 
-  // Whether some tile is in doubt by now.
-  FLASHGEN_DEVICE bool are_some(Thread thread) const {
-    return warp_any(mbarrier_test_wait(shared_address(&doubted[smaller(thread.lane, judges)]), 0));
+  // Whether any warp has reported bad values so far.
+  FLASHGEN_DEVICE bool has_reports(Thread thread) const {
+    return warp_any(mbarrier_test_wait(shared_address(&reported[smaller(thread.lane, consumer_warps)]), 0));
   }
 
-  // When it is done with the last tile: whether those in doubt were among those before.
+  // After the last tile: whether the tiles to recompute were among those announced before it.
   FLASHGEN_DEVICE bool have_come() const { return warp_any(next != kNotYet); }
-  // Waits for those who may doubt, and says whether some tile is in doubt.
+  // Waits until no further report can come. Returns whether there may be tiles to recompute.
   FLASHGEN_DEVICE bool are_left(Thread thread) const {
     mbarrier_wait(shared_address(&settled), 0);
-    return are_some(thread);
+    return has_reports(thread);
   }
 };
 
@@ -2012,11 +2019,11 @@ FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
 
 }  // namespace flashgen
 #endif
-#line 7 "flashgen/sifting.cuh"
-// Sifting tiles of V that a mask cuts through and that may hold bad values (contain.cuh). Warps that have
-// nothing else to do take these out, down to zeros, so that products with the tile spread nothing, and note
-// them down as bits. A product of these with the bits of allowed pairs says which results they should have
-// reached.
+#line 7 "flashgen/scrubber.cuh"
+// Scrubbing: the warps beside the producer, which are otherwise idle, clear bad values (contain.cuh) from
+// tiles of V that a mask cuts through. Cleared values become zeros, so that products with the tile spread
+// nothing, and their places are recorded as bits. A product of these bits with the bits of allowed pairs
+// finds the results that the bad values should have reached.
 
 namespace flashgen {
 
@@ -2134,16 +2141,16 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
   }
 }
 
-// What those who sift, who have tiles brought and who use them share. `stages` are the slots for tiles. All
-// who have read or written something say so themselves, and not one lane for its warp: so tools can follow
-// it.
+// The shared state of the producer, the scrubbing warps and the consumers. `stages` is the number of slots
+// for tiles. Every lane that reads or writes shared memory arrives itself, rather than one lane for its warp,
+// so that race detectors can follow the order.
 //
-// What is found in a tile is noted down until all have marked what it should have reached: of one tile after
-// another, or, if there are `books` for all slots, of the tile in each.
+// What is found in a tile is kept until all consumers have marked the results that it should have reached.
+// There is one record (`books`) for each slot, or one that all tiles use in turn.
 template <class Tile, i32 stages, i32 books>
-struct Sifting {
-  static_assert(books == 1 || books == stages, "a slot has a book, or all share one");
-  // The warps beside the one that has tiles brought.
+struct Scrubber {
+  static_assert(books == 1 || books == stages, "one record for each slot, or one for all");
+  // The warps beside the producer.
   static constexpr i32 kFirstWarp = 1;
   static constexpr i32 kWarps = 3;
   // Behind the last tile.
@@ -2152,36 +2159,36 @@ struct Sifting {
   using Bits = BadBits<Tile::rows, Tile::cols>;
 
   alignas(16) u8 bits[books][Bits::bytes];
-  // The copy engine has brought a tile that is to be sifted, ...
+  // The copy engine has written a tile to scrub, ...
   alignas(8) u64 brought[stages];
-  // ... it has been, and is where it was for who has tiles brought, ...
+  // ... it has been scrubbed, which the producer waits for, ...
   u64 handed_on[stages];
-  // ... and for who uses it; ...
-  u64 sifted[books];
-  // ... and all have marked their results.
+  // ... and which consumers wait for; ...
+  u64 scrubbed[books];
+  // ... and all consumers have marked their results.
   u64 marked[books];
-  // How many have been sent; the one thread that sends them has no registers for it.
+  // How many tiles have been sent. The thread that sends them has no register for it.
   u32 sent;
-  // Whether each warp has found some bad value in it.
+  // Whether each scrubbing warp has found a bad value in the tile.
   alignas(4) u8 found[books][4];
-  // The slot that each lies in.
+  // The slot of each tile.
   u8 slots[stages];
 
-  // By the thread that sends tiles.
+  // Called by one thread.
   FLASHGEN_DEVICE void init(u32 markers) {
     for (i32 i = 0; i < stages; ++i) {
       mbarrier_init(shared_address(&brought[i]), 1);
       mbarrier_init(shared_address(&handed_on[i]), kWarps * kWarpSize);
     }
     for (i32 i = 0; i < books; ++i) {
-      mbarrier_init(shared_address(&sifted[i]), kWarps * kWarpSize);
+      mbarrier_init(shared_address(&scrubbed[i]), kWarps * kWarpSize);
       mbarrier_init(shared_address(&marked[i]), markers);
       found[i][kWarps] = 0;
     }
     sent = 0;
   }
 
-  // ---- For the one thread that has tiles brought: the barrier that is to count the bytes of one.
+  // ---- For the producer's thread: returns the barrier that counts the bytes of a tile.
   FLASHGEN_DEVICE u32 send(i32 slot) {
     const u32 place = sent % stages;
     mbarrier_wait(shared_address(&handed_on[place]), sent / stages % 2 ^ 1);
@@ -2189,23 +2196,23 @@ struct Sifting {
     ++sent;
     return shared_address(&brought[place]);
   }
-  // Until all are sifted that have been sent so far.
-  FLASHGEN_DEVICE void wait_sifted() const {
+  // Waits until all tiles sent so far are scrubbed.
+  FLASHGEN_DEVICE void wait_scrubbed() const {
     if (sent > 0) mbarrier_wait(shared_address(&handed_on[(sent - 1) % stages]), (sent - 1) / stages % 2);
   }
 
-  // ---- For those who sift: the slot of the next tile, once it is there.
+  // ---- For the scrubbing warps: waits for the next tile, and returns its slot.
   FLASHGEN_DEVICE i32 receive(Where at) const {
     mbarrier_wait(shared_address(&brought[at.slot()]), at.parity());
     return slots[at.slot()];
   }
-  // Whether an odd number of tiles have been noted in its book. All who sift have noted the last of these, as
-  // its slot has been used since, and none has noted this one before all have asked.
+  // Whether an odd number of tiles have used this record. All scrubbing warps have recorded the last of them,
+  // since its slot has been reused. None records this tile before all have asked.
   FLASHGEN_DEVICE bool is_odd(Where at, i32 slot) const {
-    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&sifted[slot % books]), 0);
+    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&scrubbed[slot % books]), 0);
   }
-  // Each takes every third part of a tile, once what was noted of another is not needed any more.
-  FLASHGEN_DEVICE void sift(u8* tile, i32 slot, bool is_odd, Thread self) {
+  // Each warp scrubs every third part of a tile, once the record's previous content is no longer needed.
+  FLASHGEN_DEVICE void scrub(u8* tile, i32 slot, bool is_odd, Thread self) {
     const i32 book = slot % books;
     mbarrier_wait(shared_address(&marked[book]), !is_odd);
     if (self.lane == 0) found[book][self.again().warp - kFirstWarp] = false;
@@ -2215,29 +2222,29 @@ struct Sifting {
       if (warp_any(bad.are_some()) && thread.lane == 0) found[book][thread.warp - kFirstWarp] = true;
       write(part, bad, Bits{bits[book]}, thread);
     });
-    // The tensor cores read the tile by another way.
+    // The tensor cores read the tile through the async proxy.
     fence_proxy_async_shared();
-    mbarrier_arrive(shared_address(&sifted[book]));
+    mbarrier_arrive(shared_address(&scrubbed[book]));
   }
-  // One of them, which hands the tile on, waits for the others.
+  // The warp that hands the tile on waits for the others.
   FLASHGEN_DEVICE void wait_for_all(i32 slot, bool is_odd) const {
-    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
+    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
   }
-  FLASHGEN_DEVICE void end_sifting(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
+  FLASHGEN_DEVICE void end_scrubbing(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
 
-  // ---- Of the tile in a slot, for one of those who sifted it and those who use it.
+  // ---- For one scrubbing warp and the consumers: what was found in the tile in a slot.
   FLASHGEN_DEVICE bool has_found(i32 slot) const {
     return *reinterpret_cast<const u32*>(found[slot % books]) != 0;
   }
   FLASHGEN_DEVICE Bits book_of(i32 slot) { return {bits[slot % books]}; }
 
-  // ---- For those who use a tile, each lane by itself, when it is there.
+  // ---- For every lane of the consumers, once the tile is full.
   FLASHGEN_DEVICE void begin_marking(i32 slot) const {
-    // How many have been noted is known by those before: of this one nobody has ended its marks.
+    // The phase of `marked` says how many tiles have used the record: nobody has ended marking this one yet.
     const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % books]), 0);
-    mbarrier_wait(shared_address(&sifted[slot % books]), is_odd);
+    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
   }
-  // By each lane once, for tiles that do not concern it as well.
+  // Every lane calls this once for every tile, even one that its consumer skips.
   FLASHGEN_DEVICE void end_marking(i32 slot) { mbarrier_arrive(shared_address(&marked[slot % books])); }
 
  private:
@@ -2334,7 +2341,7 @@ constexpr ForwardSm90Config kConfig{
     .tile_kv = 128,   // B_c: keys per step
     .stages = 2,      // tiles of values under way at once
     .k_slots = 2,     // and of keys
-    .books = 1,       // and tiles of values of which it is noted what is bad
+    .books = 1,       // and records of bad values, each of one tile of values
     .q_rows = 128,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -2349,7 +2356,7 @@ constexpr ForwardSm90Config kConfig{
     .foresees = false,         // how far rows may grow is known before exponentials are taken
     .holds_waits = true,       // exponentials overlap the products, as registers allow
     .packs_finished = false,   // finished rows have one register of each lane, as registers are short
-    .ends_alone = false,       // the last values of a tile have a turn of their own
+    .ends_alone = false,       // the last values of a tile are multiplied without the next scores
     .keys_lead = true,         // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
     .has_lower = false,        // the mask ends on the left
@@ -2389,14 +2396,14 @@ constexpr u32 kQ = 0;               // Q_i, 2 slots of 128 rows
 constexpr u32 kK = 65536;           // K_j, 2 slots
 constexpr u32 kV = 131072;          // V_j, 2 slots
 constexpr u32 kO = 196608;          // O_i, on its way out
-constexpr u32 kSifting = 229376;    // which values of a tile are bad
+constexpr u32 kScrubber = 229376;   // which values of a tile are bad
 constexpr u32 kQBarriers = 231488;  // for each slot: it is full, it is empty
 constexpr u32 kKBarriers = 231520;
 constexpr u32 kVBarriers = 231552;
 constexpr u32 kTileBarriers = 231584;
-constexpr u32 kTiles = 231616;    // which tiles of queries come next
-constexpr u32 kReaches = 231648;  // and where each consumer's keys lie
-constexpr u32 kDoubts = 231776;   // which tiles of queries bad values may have reached
+constexpr u32 kTiles = 231616;           // which tiles of queries come next
+constexpr u32 kKeyBlockRanges = 231648;  // and where each consumer's keys lie
+constexpr u32 kRecomputes = 231776;      // which tiles of queries bad values may have reached
 
 }  // namespace smem
 
@@ -2411,8 +2418,8 @@ using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 #line 55
-using TileDoubts = Doubts<kConfig.tile_slots, Shape::consumer_warps>;
-using ValueSifting = Sifting<Shape::VTile, kConfig.stages, kConfig.books>;
+using TileRecomputes = RecomputeList<kConfig.tile_slots, Shape::consumer_warps>;
+using ValueScrubber = Scrubber<Shape::VTile, kConfig.stages, kConfig.books>;
 
 #line 59
 // Everything that the warps of a block share.
@@ -2441,17 +2448,19 @@ struct Shared {
     };
   }
 #line 91
-  FLASHGEN_DEVICE Reach& reach(TileRing::Where at, i32 consumer) const {
-    return reinterpret_cast<Reach*>(base + smem::kReaches)[at.slot() * kConfig.consumers + consumer];
+  FLASHGEN_DEVICE KeyBlockRange& key_blocks(TileRing::Where at, i32 consumer) const {
+    return reinterpret_cast<KeyBlockRange*>(base + smem::kKeyBlockRanges)[at.slot() * kConfig.consumers + consumer];
   }
 #line 96
-  static_assert(smem::kSifting + sizeof(ValueSifting) <= smem::kQBarriers, "the plan leaves room for what is sifted");
-  FLASHGEN_DEVICE ValueSifting& sifting() const { return *reinterpret_cast<ValueSifting*>(base + smem::kSifting); }
+  static_assert(smem::kScrubber + sizeof(ValueScrubber) <= smem::kQBarriers, "the plan leaves room for scrubbing");
+  FLASHGEN_DEVICE ValueScrubber& scrubber() const { return *reinterpret_cast<ValueScrubber*>(base + smem::kScrubber); }
 #line 99
-  FLASHGEN_DEVICE TileDoubts& doubts() const { return *reinterpret_cast<TileDoubts*>(base + smem::kDoubts); }
+  FLASHGEN_DEVICE TileRecomputes& recomputes() const {
+    return *reinterpret_cast<TileRecomputes*>(base + smem::kRecomputes);
+  }
 };
 
-#line 103
+#line 105
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -2459,16 +2468,16 @@ FLASHGEN_DEVICE i32 end_q(const Params& p, const RowTile& rows) {
   return smaller(rows.first_q + kConfig.tile_q, p.len_q);
 }
 
-// The tiles of keys between the first and the last that some query of the tile may attend to; one at least,
-// as a tile that attends to nothing has results too.
+// The tiles of keys between the first and the last that some query of the tile may attend to. At least one, because
+// a tile that attends to nothing has results too.
 FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   const Range keys = mask_of(p, rows).key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 118
-// Whether the mask cuts through a tile of keys for some query of the tile, so that its values may be sifted. The
-// end of the keys does not count: zeros lie beyond.
+#line 120
+// Whether the mask cuts through a tile of keys for some query of the tile, so that its values may need scrubbing. The
+// end of the keys does not count: zeros lie beyond it.
 FLASHGEN_DEVICE bool is_cut(const Params& p, const RowTile& rows, i32 key_tile) {
   const i32 first_key = key_tile * kConfig.tile_kv;
   return !mask_of(p, rows).is_full(rows.first_q, end_q(p, rows), first_key,
@@ -2480,7 +2489,7 @@ FLASHGEN_DEVICE Range queries_of(const Params& p, const RowTile& rows, i32 consu
   const i32 row = rows.first_q + consumer * kWarpgroupRows;
   return {row, larger(row + 1, smaller(row + kWarpgroupRows, p.len_q))};
 }
-FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consumer) {
+FLASHGEN_DEVICE KeyBlockRange key_blocks_of(const Params& p, const RowTile& rows, i32 consumer) {
   const Range queries = queries_of(p, rows, consumer);
   // Rows beyond the last query attend to nothing.
   const bool are_some = queries.begin < p.len_q;
@@ -2489,65 +2498,65 @@ FLASHGEN_DEVICE Reach reach_of(const Params& p, const RowTile& rows, i32 consume
   return {keys_of(p, rows), keys, mask_of(p, rows).full_key_tiles(queries.begin, queries.end, kConfig.tile_kv)};
 }
 
-#line 141
-// How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
+#line 143
+// A warp's position in the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 145
-  // Which consumer's reach it follows, and that of the tile of queries that was begun last.
+#line 147
+  // Which consumer it is, and the consumer's key blocks for the tile of queries that was begun last.
   i32 consumer;
-  Reach reach;
-#line 149
+  KeyBlockRange key_blocks;
+#line 151
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
-#line 153
-  // From which kind of tile of queries on values are used as they come: compilers would make a stream for each constant.
+#line 155
+  // From this kind of tile of queries on, V is used as loaded. Opaque: compilers would copy the stream per constant.
   i32 plain = opaque(kPlainTile);
 
-#line 157
+#line 159
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 160
-    reach = shared.reach(tile_at, consumer);
 #line 162
+    key_blocks = shared.key_blocks(tile_at, consumer);
+#line 164
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 168
+#line 170
     if (step.exists()) {
-      const Range keys = reach.tile_keys;
+      const Range keys = key_blocks.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 174
+#line 176
     return step;
   }
 
-  // The step after one whose keys have been passed by k_at; the first one after one that does not exist.
+  // The step after `step`, once k_at has passed its keys. After a step that does not exist, the first one.
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 185
-    --next.key_tile;
 #line 187
+    --next.key_tile;
+#line 189
     return next;
   }
 
-#line 191
-  // Behind the last step, the first one of tiles of queries that are taken once more, if there are any still to come.
+#line 193
+  // After the last step: the first step of the tiles of queries to recompute, if any are still to come.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
-    const bool have_come = shared.doubts().have_come();
-    shared.doubts().settle();
-    if (have_come || !shared.doubts().are_left(thread)) return {};
+    const bool have_come = shared.recomputes().have_come();
+    shared.recomputes().settle();
+    if (have_come || !shared.recomputes().are_left(thread)) return {};
     return next_tile(p, shared, thread);
   }
 };
 
 #line 2 "kernels/forward_sm90/producer.j2"
-// ---- The producer: one warp that draws tiles of queries and has the copy engine bring Q, K and V. One lane
-// waits and copies: another that came late to a barrier could miss a whole round.
+// ---- The producer: one warp that draws tiles of queries and issues the bulk copies of Q, K and V. Only one lane waits
+// and copies: another lane that came late to a barrier could miss a phase.
 FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread thread) {
   const bool elected = thread.lane == 0;
   QRing::Where q_at;
@@ -2555,11 +2564,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   VRing::Where v_at;
   TileRing::Where tile_at;
 #line 11
-  // Whether there are bad values in some block's tiles, as far as it is known here.
-  bool doubts_some = false;
+  // Whether any block has found bad values, as far as this one knows.
+  bool has_bad_values = false;
 
 #line 15
-  // Parts of a tile of queries, each as soon as its slot has been let go of.
+  // Loads parts of a tile of queries, each as soon as its slot is free.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i) {
       if (elected) {
@@ -2572,58 +2581,58 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
-  // A tile of values, when its slot has been let go of; it may have to be sifted.
-  const auto load_values = [&](i32 tile, i32 head, i32 sequence, bool is_sifted) {
+  // Loads a tile of values once its slot is free; it may need scrubbing.
+  const auto load_values = [&](i32 tile, i32 head, i32 sequence, bool is_scrubbed) {
     if (elected) {
       shared.v_ring.wait_empty(v_at);
 #line 33
       u32 full = shared.v_ring.full(v_at);
-      if (is_sifted) full = shared.sifting().send(v_at.slot());
+      if (is_scrubbed) full = shared.scrubber().send(v_at.slot());
 #line 38
       mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
       shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
     }
     v_at.advance();
   };
-  // The number of a further tile of queries.
+  // Draws the number of the next tile of queries.
   const auto draw = [&]() {
 #line 46
-    if (shared.doubts().repeats()) return shared.doubts().draw();
+    if (shared.recomputes().repeats()) return shared.recomputes().draw();
 #line 48
     return draw_tile(p);
   };
-  // Tells everyone which tile is next, and starts on those of its queries that have room.
+  // Announces the next tile to all warps, and loads those of its queries that have room.
   const auto announce = [&](i32 drawn) {
 #line 53
     const i32 number = drawn & ~kWarning;
-    doubts_some |= (drawn & kWarning) != 0;
+    has_bad_values |= (drawn & kWarning) != 0;
 #line 57
     RowTile rows = {};
     if (number < p.tiles) {
-      // Short keys and values of more heads stay in the cache, too.
+      // If keys are short, K and V of more heads stay in the cache.
       const i32 last_heads = (p.len_kv <= kConfig.doubles_to * p.group ? 2 : 1) * kConfig.section_heads;
       const SectionPlace place = place_in_sections<kConfig.section_heads>(number, p.tiles, p.q_tiles, last_heads);
       rows = row_tile_at<kConfig.tile_q, true>(p, place);
     }
 #line 68
-    // Of the end they are told when it is known that no tile is taken once more before it.
+    // The end is announced only when it is known that no tile is recomputed before it.
     if (!rows.exists) return rows;
-    if (elected) shared.doubts().note(number);
+    if (elected) shared.recomputes().note(number);
     if (thread.lane < kConfig.consumers) shared.tile_ring.wait_empty(tile_at);
-    // All who may doubt have read what was in the slot before.
+    // All consumer warps have read the slot's previous content.
     warp_sync();
 #line 81
-    doubts_some |= shared.doubts().are_some(thread);
-    if (doubts_some) {
-      rows.exists = kSiftedTile;
+    has_bad_values |= shared.recomputes().has_reports(thread);
+    if (has_bad_values) {
+      rows.exists = kScrubbedTile;
     } else {
       rows.exists = kPlainTile;
-      if (elected) shared.doubts().is_unseen();
+      if (elected) shared.recomputes().count_unscrubbed();
     }
 #line 90
-    // A lane for each consumer's reach. Each arrives by itself, so none can be a round late.
+    // One lane for each consumer's key blocks. Each lane arrives, so none can miss a phase.
     if (thread.lane < kConfig.consumers) {
-      shared.reach(tile_at, thread.lane) = reach_of(p, rows, thread.lane);
+      shared.key_blocks(tile_at, thread.lane) = key_blocks_of(p, rows, thread.lane);
       if (elected) shared.tiles[tile_at.slot()] = rows;
 #line 101
       mbarrier_arrive(shared.tile_ring.full(tile_at));
@@ -2633,42 +2642,42 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return rows;
   };
 #line 108
-  // Tells everyone that there is no other.
-  const auto tell_end = [&]() {
+  // Announces that there is no further tile.
+  const auto announce_end = [&]() {
     if (thread.lane < kConfig.consumers) {
       shared.tile_ring.wait_empty(tile_at);
 #line 113
-      shared.reach(tile_at, thread.lane) = {};
+      shared.key_blocks(tile_at, thread.lane) = {};
 #line 115
       if (elected) shared.tiles[tile_at.slot()] = {};
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
   };
-  // Behind the last tile of queries: whether some are taken once more. Mostly it is known by then which ones, and they
-  // come as others do; else when all are done.
+  // After the last tile of queries: whether some are recomputed. Usually it is known by then which ones, and they
+  // follow at once. Otherwise they follow when all warps are done.
   const auto begins_again = [&]() {
-    const bool is_again = warp_any(elected && shared.doubts().repeats());
-    const bool are_known = warp_any(elected && shared.doubts().are_known(tile_at.count));
+    const bool is_again = warp_any(elected && shared.recomputes().repeats());
+    const bool are_known = warp_any(elected && shared.recomputes().are_known(tile_at.count));
     if (is_again || !are_known) {
-      tell_end();
-      if (is_again || !shared.doubts().are_left(thread)) return false;
+      announce_end();
+      if (is_again || !shared.recomputes().are_left(thread)) return false;
     }
-    if (elected) shared.doubts().repeat();
+    if (elected) shared.recomputes().repeat();
     warp_sync();
     return true;
   };
 
 #line 2 "kernels/forward_sm90/producer_ranges.j2"
-  // Values come behind the keys of the next step. Where keys lead, also from one tile of queries to the next: which
-  // tile of them is still to be brought, if any, and of which head.
+  // The values of a step are loaded after the keys of the next one. With keys_lead that holds across tiles of queries
+  // too. These say which tile of values is still to be loaded, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
 #line 6
-  bool left_is_sifted = false;
+  bool left_is_scrubbed = false;
 
 #line 9
   // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
-  // is told of in one place: compilers make a copy of each, and take their time for it.
+  // is announced in one place: compilers make a copy of each, and take their time for it.
   RowTile rows = {};
   i32 drawn = block_idx_x();
   for (;;) {
@@ -2685,15 +2694,15 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       k_at.advance();
     };
 #line 27
-    const auto is_sifted = [&](i32 tile) {
-      return rows.exists == kSiftedTile && is_cut(p, rows, tile);
+    const auto is_scrubbed = [&](i32 tile) {
+      return rows.exists == kScrubbedTile && is_cut(p, rows, tile);
     };
 #line 31
-    // Elsewhere the head is known, and the tile, and there are no registers to spare.
+    // Without keys_lead the head and the tile are known, which saves registers.
     const auto load_values_left = [&](i32 tile) {
       const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
       if (left < 0) return;
-      load_values(left, kConfig.keys_lead ? left_head : head_kv, kConfig.keys_lead ? left_sequence : rows.sequence, kConfig.keys_lead ? left_is_sifted : is_sifted(left));
+      load_values(left, kConfig.keys_lead ? left_head : head_kv, kConfig.keys_lead ? left_sequence : rows.sequence, kConfig.keys_lead ? left_is_scrubbed : is_scrubbed(left));
 #line 37
       values_left = -1;
     };
@@ -2708,11 +2717,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
         const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
         if (draws && elected) drawn = draw();
       }
-      // The last values may have time until the next first keys have come, but not where room for the next queries
-      // may come only after them.
+      // The last values may wait until the next tile's first keys are loaded, unless the next queries get a slot only
+      // after those values.
       if (!is_over || !kConfig.keys_lead || !announced || !next.exists) load_values_left(tile);
-      // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
-      // without a slot behind the first keys, which have room sooner.
+      // The next tile's queries are loaded as soon as all copies that free their slots are issued. Queries without a
+      // slot follow the first keys, which have room sooner.
       if (!is_over && is_first) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
       const bool is_time = !kConfig.draws_late || tile <= keys.begin + 1;
       if (!announced && (is_over || (!is_first && kConfig.q_slots > 1 && is_time))) {
@@ -2724,7 +2733,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       left_head = head_kv;
       left_sequence = rows.sequence;
 #line 66
-      left_is_sifted = is_sifted(tile);
+      left_is_scrubbed = is_scrubbed(tile);
     }
 #line 69
     rows = next;
@@ -2737,37 +2746,37 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   }
 #line 141 "kernels/forward_sm90/producer.j2"
   if (elected) {
-    // Counters are left behind the last warning of this block.
-    shared.sifting().wait_sifted();
-    mbarrier_arrive(shared.sifting().send(ValueSifting::kNoSlot));
+    // The block resets the counters only after its last warning.
+    shared.scrubber().wait_scrubbed();
+    mbarrier_arrive(shared.scrubber().send(ValueScrubber::kNoSlot));
   }
 #line 147
   if (elected) leave_counters(p);
 }
 
-#line 2 "kernels/forward_sm90/sifter.j2"
-// ---- Those who sift: the three warps beside the producer, which have nothing to do before there may be bad values.
-// They hand on what the producer sends them.
-FLASHGEN_DEVICE void sift(const Params& p, const Shared& shared, Thread thread) {
-  ValueSifting& sifting = shared.sifting();
-  ValueSifting::Where at;
+#line 2 "kernels/forward_sm90/scrubber.j2"
+// ---- The scrubbing warps: three warps beside the producer, idle until bad values may exist. They clear the bad values
+// from the tiles of V that the producer sends them, and hand the tiles on to the consumers.
+FLASHGEN_DEVICE void scrub(const Params& p, const Shared& shared, Thread thread) {
+  ValueScrubber& scrubber = shared.scrubber();
+  ValueScrubber::Where at;
   bool has_warned = false;
   for (;;) {
-    const i32 slot = sifting.receive(at);
-    if (slot == ValueSifting::kNoSlot) return;
-    const bool is_odd = sifting.is_odd(at, slot);
-    sifting.sift(shared.base + smem::kV + slot * Shape::VTile::bytes, slot, is_odd, thread);
-    if (thread.index() == ValueSifting::kFirstWarp * kWarpSize) {
-      sifting.wait_for_all(slot, is_odd);
-      const bool has_found = sifting.has_found(slot);
+    const i32 slot = scrubber.receive(at);
+    if (slot == ValueScrubber::kNoSlot) return;
+    const bool is_odd = scrubber.is_odd(at, slot);
+    scrubber.scrub(shared.base + smem::kV + slot * Shape::VTile::bytes, slot, is_odd, thread);
+    if (thread.index() == ValueScrubber::kFirstWarp * kWarpSize) {
+      scrubber.wait_for_all(slot, is_odd);
+      const bool has_found = scrubber.has_found(slot);
       if (has_found && !has_warned) {
-        shared.doubts().warn();
+        shared.recomputes().report_found();
         warn_all(p);
       }
       has_warned |= has_found;
       mbarrier_arrive(shared.v_ring.full_of(slot));
     }
-    sifting.end_sifting(at);
+    scrubber.end_scrubbing(at);
     at.advance();
   }
 }
@@ -2790,8 +2799,8 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 
 #line 33
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
-  // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
-  // and hold up the next consumer's.
+  // Whether reference maxima may move in the next tile of keys. A vote in each step would come between its last
+  // products and delay the next consumer's.
   bool is_due = true;
 #line 38
   const auto begin_rows = [&](const Step& step) {
@@ -2800,29 +2809,30 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     is_due = true;
   };
 #line 71
-  // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
-  // never written.
-  const auto has_mask = [&](const Step& step) {
+  // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, but never
+  // written.
+  const auto needs_mask = [&](const Step& step) {
 #line 78
-    if (!at.reach.full_keys.has(step.key_tile)) return true;
+    if (!at.key_blocks.full_keys.has(step.key_tile)) return true;
 #line 80
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
 #line 83
-  // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
-  const auto take_turn = [&]() {
+  // The warp scheduler barriers of FlashAttention-3: warpgroups issue products in turn, so that one multiplies while
+  // another computes exponentials.
+  const auto warp_scheduler_barrier_sync = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
   };
-  const auto pass_turn = [&]() {
+  const auto warp_scheduler_barrier_arrive = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 94
+#line 95
   const auto multiply_keys = [&]() {
-    // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
+    // With one slot the descriptors of Q_i are the same in every step. Opaque, so that they are not kept in registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
     issue_scores(scores, shared.q.slot(q_at.slot()).from_row(first_row), shared.k.slot(at.k_at.slot()));
   };
-  // K_j, and with the last one Q_i, are not needed any more.
+  // K_j, and with the last one Q_i, are no longer needed.
   const auto release_keys = [&](const Step& step) {
     shared.k_ring.release(at.k_at, thread);
     at.k_at.advance();
@@ -2831,81 +2841,81 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 109
-  // Whether bad values have been taken out of V_j, as the mask cuts through it for some query of the tile.
-  const auto is_sifted = [&](const Step& step) {
+#line 110
+  // Whether V_j is scrubbed of bad values, because the mask cuts through it for some query of the tile.
+  const auto is_scrubbed = [&](const Step& step) {
     return step.rows.exists < at.plain && is_cut(p, step.rows, step.key_tile);
   };
-#line 138
-  // What stands for pairs that the mask forbids.
+#line 139
+  // Replaces the scores of pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 153
-    if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
+#line 154
+    if (needs_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 157
-  // Bits of those that it allows.
+#line 158
+  // The bits of the pairs that the mask allows.
   const auto find_pairs = [&](u32 (&allowed)[2], const Step& step, Thread thread) {
-#line 167
+#line 168
     const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
     find_allowed<kConfig.tile_kv / 8>(allowed, mask_of(p, step.rows), row, key, thread);
   };
-#line 172
-  // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
-  // scores are on their way, as all that stands between these and the next products takes time in every step.
-  const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 176
+#line 173
+  // Whether the mask may forbid pairs or reference maxima may move. In most steps neither holds, so one branch tests
+  // both. It is computed while the scores are under way: what comes between them and the next products delays every step.
+  const auto needs_check = [&](const Step& step) { return opaque(needs_mask(step) || is_due) != 0; };
+#line 177
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
-  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 179
+  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool checks) {
+#line 180
     wgmma_pin(scores);
-#line 181
+#line 182
     release_keys(step);
-#line 190
+#line 191
     Logits logits{p.scale_log2};
     bool rescales = false;
-#line 196
+#line 197
 #pragma unroll 1
     for (;;) {
-#line 201
-      if (looks) {
+#line 202
+      if (checks) {
         apply_mask(step, -kInfinity);
-        rescales = softmax.anchor(scores, logits);
+        rescales = softmax.update_reference_max(scores, logits);
         is_due = warp_any(!softmax.is_settled());
       }
       softmax.exponentiate(scores, probabilities, logits);
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
-      looks = true;
+      checks = true;
     }
-#line 234
+#line 235
     softmax.add(shared.q.address);
     return rescales;
   };
 #line 2 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
-    // Addresses are worked out here, and not kept in registers all the while.
+    // Addresses are computed here, rather than kept in registers throughout.
     const Thread thread = self.again();
     const i32 warp_row = (thread.warp - 4) * 16;
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
 #line 16
-    // The tile after it has been read of.
+    // The next tile has been read from the ring.
     const i32 tile_number = static_cast<i32>(at.tile_at.count) - 2;
 #line 19
     const bool is_plain = step.rows.exists == kPlainTile;
     if (is_plain && warp_any(!is_finite_row(out, 0)) && warp_any(shows_bad_values(out, rows.sum))) {
-      if (shared.doubts().doubt(tile_number, thread)) warn_all(p);
+      if (shared.recomputes().report(tile_number, thread)) warn_all(p);
     }
 #line 24
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
 #line 26
-    // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
+    // By the copy engine, 16 rows per warp. They have left shared memory before the next ones are written there.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
 #line 29
     if (thread.lane == 0) {
-      // Those of a tile that is taken once more come after the first ones.
+      // A recomputed tile's results are written after its first ones.
       if (is_plain) {
         bulk_wait_read<0>();
       } else {
@@ -2922,7 +2932,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       bulk_commit();
     }
 #line 53
-    // Behind the results, whose way out begins with a wait for all that was stored before.
+    // After the results, whose copy begins with a wait for all previous stores.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
 #pragma unroll
@@ -2930,26 +2940,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h, Logits{p.scale_log2});
       }
     }
-    // Lanes are together again: without a word of it the assembler takes them for divergent in all that follows.
+    // Lanes have reconverged. Without this the assembler takes them for divergent from here on.
     warp_sync();
   };
 
 #line 2 "kernels/forward_sm90/stream.j2"
   clear(out);
-  // Before the first turn stands one that nobody takes.
-  if (consumer == kConfig.consumers - 1) pass_turn();
+  // The first consumer may issue products at once.
+  if (consumer == kConfig.consumers - 1) warp_scheduler_barrier_arrive();
   const auto release_values = [&]() {
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
 #line 15
-  // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
+  // The step whose probabilities are ready and whose values are not yet multiplied, if any, and the next step.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
 #line 21
-  bool looks = false;
+  bool checks = false;
 
 #line 27
   // Line 10: O_i += P_ij V_j.
@@ -2957,9 +2967,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 32
     const Shape::VTile values = shared.v.slot(at.v_at.slot());
     issue_output_in_fours(out, probabilities, values, step.continues != 0);
-    pass_turn();
+    warp_scheduler_barrier_arrive();
   };
-  // The first scores, with nothing to overlap, and out of turn.
+  // The first scores overlap nothing, and need no warp scheduler barrier.
   const auto begin = [&]() {
 #line 42
     step = Step::none();
@@ -2968,13 +2978,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
 #line 51
-    looks = needs_look(next);
+    checks = needs_check(next);
 #line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them, while the values before are multiplied.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
-    const bool rescales = take_scores(next, probabilities, looks);
+    const bool rescales = take_scores(next, probabilities, checks);
 #line 59
     wgmma_wait<0>();
     wgmma_pin(out);
@@ -2994,10 +3004,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
-    take_turn();
+    warp_scheduler_barrier_sync();
     multiply_keys();
   };
-  // ... and what there is to be done while products are on their way.
+  // ... and the work to do while products are under way.
   const auto prepare_next = [&](bool ends) {
     finished = {};
     if (ends) {
@@ -3005,37 +3015,37 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       begin_rows(next);
     }
 #line 90
-    looks = needs_look(next);
+    checks = needs_check(next);
   };
 #line 94
-  // Of a step whose values have been sifted, before they are multiplied: results that bad ones should have reached become
-  // NaN, and stay it whatever is added.
+  // For a step with scrubbed values, before they are multiplied: results that bad values should have reached become
+  // NaN, and stay NaN whatever is added.
   const auto mark = [&]() {
     shared.v_ring.wait_full(at.v_at);
     const i32 slot = at.v_at.slot();
-    shared.sifting().begin_marking(slot);
+    shared.scrubber().begin_marking(slot);
     if (step.continues == 0) clear(out);
     step.continues = 1;
-    if (warp_any(shared.sifting().has_found(slot))) {
+    if (warp_any(shared.scrubber().has_found(slot))) {
       const Thread thread = self.again();
       u32 allowed[2];
       find_pairs(allowed, step, thread);
-      mark_reached(out, shared.sifting().book_of(slot), allowed, thread);
+      mark_reached(out, shared.scrubber().book_of(slot), allowed, thread);
     }
-    shared.sifting().end_marking(slot);
+    shared.scrubber().end_marking(slot);
   };
 #line 111
-  // Whether the next step is computed here, and its scores with this step's values.
+  // Whether the next step's scores are computed together with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
 #line 116
-    // One question in most steps.
+    // One test suffices in most steps.
     if (smaller(step.rows.exists, next.rows.exists) < at.plain) {
-      if (warp_any(is_sifted(step))) {
+      if (warp_any(is_scrubbed(step))) {
         mark();
 #line 121
       } else if (!step.is_last()) {
-        // What the mask cuts comes first.
+        // The tiles that the mask cuts come first.
         next.rows.exists = kSeenTile;
       }
 #line 126
@@ -3058,13 +3068,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-    take_turn();
+    warp_scheduler_barrier_sync();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
   };
 #line 165
-  // Behind the last step: perhaps tiles of queries are taken once more.
+  // After the last step there may be tiles of queries to recompute.
   const auto end_stream = [&]() {
     next = at.once_more(p, shared, thread);
     begin_rows(next);
@@ -3079,7 +3089,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     begin();
 #line 199
     take_in(probabilities);
-    // Twice in the loop's body, so that what one step writes is what the next one reads.
+    // Two steps in the loop's body, so that one reads the registers that the other writes.
     Shape::Probabilities odd;
     if (goes_on()) {
       for (;;) {
@@ -3106,13 +3116,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     if (!next.exists()) end_stream();
   }
 #line 244
-  // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
-  if (self.again().warp / 4 == 1) take_turn();
-#line 247
+  // Every arrival needs a sync: the first consumer completes the last one. Until here no register holds which consumer
+  // this is.
+  if (self.again().warp / 4 == 1) warp_scheduler_barrier_sync();
+#line 248
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 220 "kernels/forward_sm90.cu.j2"
+#line 222 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3122,42 +3133,42 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.q_ring.init(1, Shape::q_readers);
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps);
-    // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
+    // All lanes read a slot that announces a tile of queries, and each releases it.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * consumer_warps);
-#line 232
-    shared.doubts().init_barriers();
-    shared.sifting().init(kWarpSize * consumer_warps);
-#line 235
+#line 234
+    shared.recomputes().init_barriers();
+    shared.scrubber().init(kWarpSize * consumer_warps);
+#line 237
     fence_mbarrier_init();
   }
-#line 238
-  if (thread.warp == 2) shared.doubts().begin(thread);
 #line 240
+  if (thread.warp == 2) shared.recomputes().begin(thread);
+#line 242
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
   }
   block_sync();
-  // The grids before this one may be at work until here, and the next one may start from here on.
+  // The previous grids may run until here, and the next one may start from here on.
   griddep_wait();
   griddep_launch_dependents();
 
-#line 267
-  // The registers that copying does not need go to those who compute.
+#line 269
+  // Registers that the copying warps do not need go to the consumers.
   if (thread.warp >= 4) {
-#line 251
+#line 253
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
-#line 269
+#line 271
   } else {
-#line 255
-    setmaxnreg_dec<kConfig.producer_registers>();
 #line 257
+    setmaxnreg_dec<kConfig.producer_registers>();
+#line 259
     if (thread.warp == 0) {
       produce(p, shared, thread);
     } else {
-      sift(p, shared, thread);
+      scrub(p, shared, thread);
     }
   }
 }

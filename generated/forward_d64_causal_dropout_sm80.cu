@@ -26,11 +26,11 @@
 //           673  Streaming tiles between global and shared memory.
 //           875  Keeping NaN and infinity where they belong.
 //           960  What a softmax takes exponentials of.
-//           991  The online softmax.
-//          1123  What the forward kernel is made of.
-//          1182  Philox 4x32-10.
-//          1213  Dropout.
-//          1317  The kernel: its configuration, parameters and text.
+//           993  The online softmax.
+//          1126  What the forward kernel is made of.
+//          1185  Philox 4x32-10.
+//          1216  Dropout.
+//          1320  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -622,7 +622,7 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
 #line 5 "flashgen/walk.cuh"
 // Walking over the tiles that a mask does not rule out.
 //
-// A mask says which pairs of a query and a key are allowed. Kernels ask it five things:
+// A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
 //
 //     Mask::has_holes                       whether a tile within the ranges below may hold no allowed pair
 //     key_tiles(q_begin, q_end, tile)       the tiles of keys that some query of the range may attend to
@@ -630,9 +630,9 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
 //     is_empty(q_begin, q_end, k_begin, k_end), is_full(...)   whether no pair, every pair is allowed
 //     allows(q, k)                          whether one pair is allowed
 
-// The tiles of a range, one after another; those for which `visited(tile)` is false are left out. A walk
-// starts before its first tile. The lanes of a warp look at 32 tiles at once, some perhaps beyond the last:
-// all of them call, and get the same.
+// Iterates over the tiles of a range, without those for which `visited(tile)` is false. A walk starts before
+// its first tile. The lanes of a warp test 32 tiles at once, some perhaps beyond the last. All lanes call,
+// and get the same result.
 template <bool has_holes>
 struct Walk {
   i32 tile;
@@ -645,10 +645,10 @@ struct Walk {
       : tile(tiles.begin - 1), end(tiles.end), group(tiles.begin - kWarpSize), others(0) {}
 
   FLASHGEN_DEVICE bool over() const { return tile >= end; }
-  // The lane that has looked at the tile.
+  // The lane that tested the tile.
   FLASHGEN_DEVICE i32 lane() const { return (tile - group) % kWarpSize; }
 
-  // Goes on to the next tile; returns how many tiles were left out before it.
+  // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
     if constexpr (has_holes) {
@@ -874,8 +874,8 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
 #line 6 "flashgen/contain.cuh"
 // Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
 // value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are looked through first. If one holds a bad value, which is rare, the bad values are
-// taken out before the product, and what they should have reached becomes NaN afterwards.
+// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
+// cleared before the product, and the results they should have reached become NaN afterwards.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
@@ -957,20 +957,20 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 }
 
 #line 5 "flashgen/logits.cuh"
-// What a softmax takes exponentials of. The exponentials of a row are relative to its anchor: the row's
-// maximum so far, or a number near it. Each kind of logits has its own unit for anchors.
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as an anchor
-//     relative(s, shift, row) how far s is above anchor `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of anchors to powers of two, and back
-//     as_anchor(x)            logit x as an anchor
-//     natural_log(anchor, x)  the natural logarithm of 2^x times the anchor's factor
-//     kNowhere                the anchor of a row without an allowed key so far
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
 //     sums                    in how many sums each lane adds up a row's exponentials
 //     see(first, second)      called with each pair of scores
 //     replaced                whether exponentials replace scores that could be kept
 
-// Products that a scale turns into logits. Anchors are in powers of two, so that an exponent is one
+// Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
 struct ScaledProducts {
 #line 23
@@ -983,7 +983,9 @@ struct ScaledProducts {
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
 #line 32
-  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return (anchor + x) * kLn2; }
+  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
+    return (reference_max + x) * kLn2;
+  }
 
 };
 
@@ -1007,8 +1009,8 @@ constexpr float kMaximumLag = 8.0f;
 // Statistics of 16 * row_blocks rows; element [m][h] is that of the lane's row l/4 + 8h of block m.
 template <i32 row_blocks, class Logits>
 struct OnlineSoftmax {
-  // The running maximum of the row's logits, an anchor: the factor taken out of the row.
-  float anchor[row_blocks][2];
+  // The running maximum of the row's logits, a reference maximum: the factor taken out of the row.
+  float reference_max[row_blocks][2];
   // This lane's share of the row's sum of exponentials.
   float sum[row_blocks][2];
 
@@ -1017,7 +1019,7 @@ struct OnlineSoftmax {
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        anchor[m][h] = -kInfinity;
+        reference_max[m][h] = -kInfinity;
         sum[m][h] = 0.0f;
       }
     }
@@ -1052,7 +1054,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         highest[m][h] = logits.logit(highest[m][h], h);
-        lagging |= highest[m][h] > anchor[m][h] + Logits::distance(kMaximumLag);
+        lagging |= highest[m][h] > reference_max[m][h] + Logits::distance(kMaximumLag);
       }
     }
     if (warp_any(lagging)) rescale(highest, out);
@@ -1062,7 +1064,8 @@ struct OnlineSoftmax {
 #pragma unroll
     for (i32 m = 0; m < row_blocks; ++m) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) shift[m][h] = anchor[m][h] == -kInfinity ? 0.0f : anchor[m][h];
+      for (i32 h = 0; h < 2; ++h)
+        shift[m][h] = reference_max[m][h] == -kInfinity ? 0.0f : reference_max[m][h];
     }
 #pragma unroll
     for (i32 n = 0; n < columns; ++n) {
@@ -1092,7 +1095,7 @@ struct OnlineSoftmax {
 
   // Natural log of the sum of exponentials; -inf for a row that attended to nothing.
   FLASHGEN_DEVICE float log_sum_exp(i32 m, i32 h) const {
-    return sum[m][h] == 0.0f ? -kInfinity : Logits::natural_log(anchor[m][h], log2_approx(sum[m][h]));
+    return sum[m][h] == 0.0f ? -kInfinity : Logits::natural_log(reference_max[m][h], log2_approx(sum[m][h]));
   }
 
  private:
@@ -1105,9 +1108,9 @@ struct OnlineSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float tile_maximum = row_maximum(highest[m][h]);
-        const bool lags = tile_maximum > anchor[m][h] + Logits::distance(kMaximumLag);
-        const float factor = lags ? exp2_approx(Logits::powers(anchor[m][h] - tile_maximum)) : 1.0f;
-        if (lags) anchor[m][h] = tile_maximum;
+        const bool lags = tile_maximum > reference_max[m][h] + Logits::distance(kMaximumLag);
+        const float factor = lags ? exp2_approx(Logits::powers(reference_max[m][h] - tile_maximum)) : 1.0f;
+        if (lags) reference_max[m][h] = tile_maximum;
         sum[m][h] *= factor;
 #pragma unroll
         for (i32 n = 0; n < out_columns; ++n) {

@@ -21,7 +21,7 @@
 // because  three warpgroups, as exponentials and not products set the pace at this width
 
 #line 5 "kernels/forward_sm90.cu.j2"
-// The products that it makes, by their columns: S and O.
+// The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
 
 #if defined(FLASHGEN_EMULATOR)
@@ -226,7 +226,7 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
 
 #line 33
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are told apart by their parity, that of the first one being 0.
+// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -278,7 +278,7 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
 }
 
 #line 4 "flashgen/ptx/tensor_map.cuh"
-// What bulk copies of boxes are told of a tensor.
+// How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
 // __grid_constant__ parameters.
@@ -868,20 +868,20 @@ template <i32 n>
 using Rounded = u32[n / 16][4];
 
 #line 5 "flashgen/logits.cuh"
-// What a softmax takes exponentials of. The exponentials of a row are relative to its anchor: the row's
-// maximum so far, or a number near it. Each kind of logits has its own unit for anchors.
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
-//     logit(s, row)           accumulator s as an anchor
-//     relative(s, shift, row) how far s is above anchor `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of anchors to powers of two, and back
-//     as_anchor(x)            logit x as an anchor
-//     natural_log(anchor, x)  the natural logarithm of 2^x times the anchor's factor
-//     kNowhere                the anchor of a row without an allowed key so far
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
 //     sums                    in how many sums each lane adds up a row's exponentials
 //     see(first, second)      called with each pair of scores
 //     replaced                whether exponentials replace scores that could be kept
 
-// Products that a scale turns into logits. Anchors are in powers of two, so that an exponent is one
+// Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
 struct ScaledProducts {
   // No logit is below it but -inf, whose exponential is 0.
@@ -895,7 +895,9 @@ struct ScaledProducts {
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
 #line 32
-  FLASHGEN_DEVICE static float natural_log(float anchor, float x) { return (anchor + x) * kLn2; }
+  FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
+    return (reference_max + x) * kLn2;
+  }
 
   static constexpr i32 sums = 2;
   FLASHGEN_DEVICE void see(float /*first*/, float /*second*/) {}
@@ -921,8 +923,8 @@ FLASHGEN_DEVICE float row_total(float x) {
 
 // Statistics of a warp's 16 rows, of which each lane has two: l/4 and l/4 + 8.
 struct RowStatistics {
-  // The factor taken out of the row, in the unit of its logits' anchors.
-  float anchor[2];
+  // The factor taken out of the row, in the unit of its logits' reference maxima.
+  float reference_max[2];
   // This lane's share of the row's sum of exponentials.
   float sum[2];
 
@@ -932,14 +934,14 @@ struct RowStatistics {
     for (i32 h = 0; h < 2; ++h) sum[h] = row_total(sum[h]);
   }
   FLASHGEN_DEVICE float normalizer(i32 h) const { return sum[h] == 0.0f ? 0.0f : reciprocal_approx(sum[h]); }
-  // The whole powers of two in a sum are added to the anchor by themselves: where this is far ahead, a
-  // logarithm of all of the sum would be as far from zero, and rounded accordingly.
+  // The whole powers of two in a sum are added to the reference maximum by themselves: where this is far
+  // ahead, a logarithm of all of the sum would be as far from zero, and rounded accordingly.
   template <class Logits>
   FLASHGEN_DEVICE float log_sum_exp(i32 h, const Logits& logits) const {
     const u32 bits = bits_of(sum[h]);
     const float power = static_cast<float>(static_cast<i32>(bits >> 23) - 127);
     const float rest = log2_approx(float_of((bits & 0x7fffffu) | 0x3f800000u));
-    const float finite = logits.natural_log(anchor[h] + logits.distance(power), rest);
+    const float finite = logits.natural_log(reference_max[h] + logits.distance(power), rest);
     return sum[h] == 0.0f ? -kInfinity : sum[h] < kInfinity ? finite : sum[h];
   }
 };
@@ -965,8 +967,9 @@ struct FinishedRows<true> {
   FLASHGEN_DEVICE static FinishedRows of(RowStatistics rows, Thread thread) {
     rows.finish();
     const bool is_odd = (thread.lane & 1) != 0;
-    const float anchor = is_odd ? rows.anchor[1] : rows.anchor[0], sum = is_odd ? rows.sum[1] : rows.sum[0];
-    return {(thread.lane & 2) == 0 ? anchor : sum};
+    const float reference_max = is_odd ? rows.reference_max[1] : rows.reference_max[0],
+                sum = is_odd ? rows.sum[1] : rows.sum[0];
+    return {(thread.lane & 2) == 0 ? reference_max : sum};
   }
   FLASHGEN_DEVICE RowStatistics rows(Thread thread) const {
     const i32 first = thread.lane & ~3;
@@ -975,125 +978,126 @@ struct FinishedRows<true> {
   }
 };
 
-#line 6 "flashgen/anchored_softmax.cuh"
-// The online softmax with as little as possible done to each score. A row's exponentials are taken relative
-// to an anchor: any number near enough to the row's maximum gives the same result, since numerator and
-// denominator share the factor. An anchor found in the first tile, and put ahead of it, usually serves the
-// whole row, so that no tile needs shuffles or a rescaling. That it does not is seen by sums that have grown.
-// The tile is then taken once more, with a better anchor, from the scores where registers allow to keep them,
-// elsewhere from scores that the caller computes once more. Whether a row's anchor moves is up to its own
-// maximum in either case, so that its bits do not depend on the other rows that a warp has.
+#line 6 "flashgen/reference_max_softmax.cuh"
+// The online softmax with as little work per score as possible. A row's exponentials are taken relative to a
+// reference maximum. Any number near enough to the row's maximum gives the same result, because numerator and
+// denominator share the factor. One chosen ahead of the first tile's maximum usually serves the whole row, so
+// that no later tile needs shuffles or a rescale. If it does not serve, the row's sum grows too large. The
+// tile is then recomputed with a better reference maximum: from its scores where there are registers to keep
+// them, else from scores that the caller recomputes. Only a row's own maximum decides whether its reference
+// maximum moves, so a row's bits do not depend on the other rows of its warp.
 
-// How far above its anchor a row may reach, in powers of two, where scores may be taken once more: in half_t
-// no further than it counts, else so far that values of up to 2^60 have finite products.
+// How far a row's maximum may exceed its reference maximum, in powers of two, where a tile may be recomputed.
+// In half_t the limit is its range; otherwise values of up to 2^60 must have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
 #line 20
-// A lane's sum over its columns of a tile which rows that reach further certainly have, and few others.
+// A lane's sum over its columns of a tile. All rows that grow further exceed it, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
 #line 25
-// The same where maxima are looked at before, as far as they tell, and exponentials are scaled where they are
-// there.
+// As kSpan, where a bound moves reference maxima before exponentials are taken, and exponentials are scaled
+// afterwards.
 template <class T>
-constexpr float kReach = 59.0f;
+constexpr float kScaledSpan = 59.0f;
 
 #line 32
-// How many powers of two anchors are put ahead of maxima, which keeps them from having to move: no more than
-// leaves exponentials that count all their bits, small as they are, or enough of them. The further, the less
-// exact is the logarithm of a sum. So it is little where logits are near zero, more where they are not, and
-// most where they are shares of a cap: logarithms of their sums are large, and rows may go on to that cap.
-// Rows whose first logits are as far above zero as `wide` are likely to go too far beyond any of these.
+// By how many powers of two a reference maximum is placed ahead of the maximum, so that it rarely has to
+// move. It must leave exponentials enough significant bits, small as they are. The further ahead, the less
+// exact is the logarithm of a sum. So the distance is `little` where logits are near zero, `more` where they
+// are not, and `most` where they are shares of a cap: logarithms of their sums are large, and rows may go on
+// to that cap. Rows whose first logits are at least `wide` above zero are likely to outgrow any of these.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
 #line 45
-// How far from zero a row's first logits may be, in powers of two, for a few of them to stand for all.
+// Up to this distance from zero, in powers of two, a few of a row's first logits stand for all.
 constexpr float kFar = 12.0f;
 
-#line 53
-// What is done about a row that has grown far above its anchor, with the scores it has.
+#line 54
+// How to handle a row that grows far above its reference maximum.
 enum class Regrowth {
-  // It cannot: the anchor is the maximum so far, exactly, for which every score is looked at.
+  // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
   never,
-  // It cannot: anchors move where a bound on logits says that they might have to.
+  // It cannot happen: reference maxima move where a bound on logits says that they might have to.
   foreseen,
-  // It does not count: exponentials have registers of their own, and are made once more where such a bound,
-  // found beside them, says so.
+  // Exponentials have registers of their own. They are recomputed where such a bound requires it.
   checked,
-  // Exponentials that are too large have registers of their own, and are made once more.
+  // Exponentials have registers of their own. Too large ones are recomputed from the scores.
   keeps_scores,
-  // They took the place of scores, which the caller computes once more.
-  retakes_scores,
+  // Exponentials replace the scores, so the caller recomputes the scores first.
+  recomputes_scores,
 };
 
-// How a tile is taken in: anchor(), exponentiate(), and, where has_grown() and not watches(), once more; then
-// add().
+// The steps for a tile: update_reference_max(), exponentiate(), both again where has_grown() and not
+// watches(), and add().
 template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
-struct AnchoredSoftmax {
+struct ReferenceMaxSoftmax {
   static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
   static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
+  static constexpr bool checks = regrowth == Regrowth::checked;
 
-#line 77
-  // How far above its anchor a row's maximum may be, in powers of two.
-  static constexpr float reach = regrowth == Regrowth::never ? 0.0f : foresees ? kReach<T> : kSpan<T>;
+  // How far a row's maximum may exceed its reference maximum, in powers of two.
+  static constexpr float span = regrowth == Regrowth::never ? 0.0f : foresees ? kScaledSpan<T> : kSpan<T>;
 
   RowStatistics rows;
-  // See anchor().
+  // See update_reference_max().
   float factor[2];
-  // What there is to do before a tile's exponentials are taken, 0 if nothing; the same for all of a warp.
+  // The checks due before a tile's exponentials, 0 if none; the same for all lanes of a warp.
   u32 due;
 
   FLASHGEN_DEVICE void reset() {
-    due = kNoAnchor;
+    due = kNoReferenceMax;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      rows.anchor[h] = kNowhere;
+      rows.reference_max[h] = kNowhere;
       rows.sum[h] = 0.0f;
     }
   }
 
 #line 106
-  // Sees to it that rows have anchors near enough; whether the output so far is to be multiplied by `factor`.
-  FLASHGEN_DEVICE bool anchor(const Strip<columns>& scores, const Logits& logits) {
+  // Moves reference maxima that are too far from the row's maximum. Returns whether the output so far must be
+  // multiplied by `factor`.
+  FLASHGEN_DEVICE bool update_reference_max(const Strip<columns>& scores, const Logits& logits) {
     factor[0] = factor[1] = 1.0f;
     if constexpr (regrowth == Regrowth::never) {
       follow_maximum(scores, logits);
       return true;
     }
     // Votes tell the assembler that warps do not diverge.
-    if (warp_any((due & kNoAnchor) != 0)) drop_anchor(scores, logits);
+    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max(scores, logits);
     if (!warp_any(due >= kWatchedTile)) return false;
     follow_maximum(scores, logits);
     const bool moves = rescales();
-    due = (due & kNoAnchor) | (moves ? kWatchedTiles : (due & ~kNoAnchor) - kWatchedTile);
+    due = (due & kNoReferenceMax) | (moves ? kWatchedTiles : (due & ~kNoReferenceMax) - kWatchedTile);
     return moves;
   }
 
-  // Whether the output so far is to be multiplied by `factor`, the same for all of a warp.
+  // Whether the output so far must be multiplied by `factor`; the same for all lanes of a warp.
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
-  // Whether anchor() would leave all as it is.
+  // Whether update_reference_max() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-#line 146
-  // Whether one of a lane's two rows has none.
-  FLASHGEN_DEVICE bool has_no_anchor() const {
-    return rows.anchor[0] == kNowhere || rows.anchor[1] == kNowhere;
+#line 147
+  // Whether one of a lane's two rows has no reference maximum yet.
+  FLASHGEN_DEVICE bool has_no_reference_max() const {
+    return rows.reference_max[0] == kNowhere || rows.reference_max[1] == kNowhere;
   }
-  // Whether a row has to have its anchor moved to a logit that was found in it.
-  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = reach) const {
-    return found > rows.anchor[row] + distance;
+  // Whether a row's reference maximum must move to a logit found in the row.
+  FLASHGEN_DEVICE bool has_grown_to(float found, i32 row, float distance = span) const {
+    return found > rows.reference_max[row] + distance;
   }
-  FLASHGEN_DEVICE void move_anchor(i32 row, float anchor, const Logits& logits = {}) {
-    // Where anchors move in most tiles there is no branch for those that stay, whose factor is 1 as well.
-    const bool stays = regrowth != Regrowth::never && anchor == rows.anchor[row];
-    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.anchor[row] - anchor));
-    rows.anchor[row] = anchor;
+  FLASHGEN_DEVICE void move_reference_max(i32 row, float reference_max, const Logits& logits = {}) {
+    // Where reference maxima move in most tiles there is no branch for those that stay, whose factor is 1 as
+    // well.
+    const bool stays = regrowth != Regrowth::never && reference_max == rows.reference_max[row];
+    factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.reference_max[row] - reference_max));
+    rows.reference_max[row] = reference_max;
     rows.sum[row] *= factor[row];
   }
 
-#line 179
+#line 182
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
   FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
@@ -1103,14 +1107,14 @@ struct AnchoredSoftmax {
     return found + logits.distance(static_cast<float>(ahead));
   }
 
-  // What is subtracted from a row's logits. A row without an anchor subtracts 0 if exponentials are taken
-  // before all rows have anchors, or if kNowhere is -inf: -inf - -inf would be NaN.
+  // What is subtracted from a row's logits. A row without a reference maximum subtracts 0 if exponentials are
+  // taken before all rows have reference maxima, or if kNowhere is -inf: -inf - -inf would be NaN.
   FLASHGEN_DEVICE float shift(i32 row) const {
-    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.anchor[row];
+    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
   }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
-    return rows.anchor[row] == kNowhere ? 0.0f : rows.anchor[row];
+    return rows.reference_max[row] == kNowhere ? 0.0f : rows.reference_max[row];
   }
 
   // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
@@ -1139,20 +1143,21 @@ struct AnchoredSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-#line 231
-  // Whether this lane has a row that might reach too far above its anchor.
+#line 234
+  // Whether this lane has a row that might exceed its reference maximum too far.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
-  // If so for any lane: whether maxima were looked at, so that it does not. Else they are in this tile, which
-  // is taken in once more, and in some that follow.
+  // Called if any lane has such a row. Returns whether maxima were checked before, so that no row exceeds its
+  // reference maximum too far after all. Otherwise they are checked from now on: in this tile, which is
+  // recomputed, and in some that follow.
   FLASHGEN_DEVICE bool watches() {
     if (warp_any(due >= kWatchedTile)) return true;
     due |= kWatchedTiles;
     return false;
   }
 
-#line 245
-  // Moves the anchors of such rows, and scales a tile's exponentials with them. The output so far is then to
-  // be multiplied by `factor`, as it may have been before.
+#line 249
+  // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
+  // then to be multiplied by `factor`, as it may have been before.
   FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
     float shrinks[2];
 #pragma unroll
@@ -1162,7 +1167,7 @@ struct AnchoredSoftmax {
       const i32 power = largest > kGrown<T> ? static_cast<i32>(bits_of(largest) >> 23) - 127 : 0;
       shrinks[h] = float_of(static_cast<u32>(127 - power) << 23);
       factor[h] = rescales ? factor[h] * shrinks[h] : shrinks[h];
-      rows.anchor[h] += static_cast<float>(power);
+      rows.reference_max[h] += static_cast<float>(power);
       rows.sum[h] *= shrinks[h];
       tile_sum[h] *= shrinks[h];
     }
@@ -1190,11 +1195,11 @@ struct AnchoredSoftmax {
   }
 
  private:
-  // What may be due: anchors, which some row does not have; and maxima, to be looked at in so many tiles.
-  // These cost about half as much as taking a tile in once more.
-  static constexpr u32 kNoAnchor = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
+  // What may be due: some row needs a reference maximum; and maxima are checked in so many tiles. The checks
+  // cost about half as much as recomputing a tile.
+  static constexpr u32 kNoReferenceMax = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
 
-  // Of the tile that is being taken in, this lane's share of each row.
+  // This lane's share of each row's sum over the current tile.
   float tile_sum[2];
 
   // The largest score of a row, over every `every`-th block of columns.
@@ -1207,39 +1212,40 @@ struct AnchoredSoftmax {
     return row_maximum(found);
   }
 
-  // An anchor for rows that have none: ahead of the maximum of a quarter of the columns, which need only be
-  // near that of all; or of all, where that is far from zero, as the others may be as far, or no number, as
-  // those are masked.
-  FLASHGEN_DEVICE void drop_anchor(const Strip<columns>& scores, const Logits& logits) {
-    drop_anchor_from<4>(scores, logits);
-    if (warp_any((due & kNoAnchor) != 0)) drop_anchor_from<1>(scores, logits);
+  // A reference maximum for rows that have none: ahead of the maximum of a quarter of the columns, which need
+  // only be near that of all; or of all, where that is far from zero, as the others may be as far, or no
+  // number, as those are masked.
+  FLASHGEN_DEVICE void set_reference_max(const Strip<columns>& scores, const Logits& logits) {
+    set_reference_max_from<4>(scores, logits);
+    if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max_from<1>(scores, logits);
   }
   template <i32 every>
-  FLASHGEN_DEVICE void drop_anchor_from(const Strip<columns>& scores, const Logits& logits) {
+  FLASHGEN_DEVICE void set_reference_max_from(const Strip<columns>& scores, const Logits& logits) {
     bool is_wide = false;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, every), h);
       const float powers = logits.powers(found);
       const bool serves = every == 1 || maximum(powers, -powers) < kFar;
-      if (rows.anchor[h] == kNowhere && serves) rows.anchor[h] = maximum(ahead_of(found, logits), kNowhere);
+      if (rows.reference_max[h] == kNowhere && serves)
+        rows.reference_max[h] = maximum(ahead_of(found, logits), kNowhere);
       is_wide = is_wide || powers > Ahead<T>::wide;
     }
-    if (!warp_any(has_no_anchor())) due &= ~kNoAnchor;
+    if (!warp_any(has_no_reference_max())) due &= ~kNoReferenceMax;
     // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
     if (every == 1 && warp_any(is_wide)) due |= kWatchedTiles;
   }
 
-  // Moves the anchors of rows that reach too far above them to the maximum, or ahead of it: little, so that
-  // what such rows had before is not lost where it counts.
+  // Moves the reference maxima of rows that reach too far above them to the maximum, or ahead of it: little,
+  // so that what such rows had before is not lost where it counts.
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float found = logits.logit(highest(scores, h, 1), h);
       if constexpr (regrowth == Regrowth::never) {
-        if (has_grown_to(found, h)) move_anchor(h, found, logits);
-      } else if (has_grown_to(found, h, logits.distance(reach))) {
-        move_anchor(h, found + logits.distance(Ahead<T>::little), logits);
+        if (has_grown_to(found, h)) move_reference_max(h, found, logits);
+      } else if (has_grown_to(found, h, logits.distance(span))) {
+        move_reference_max(h, found + logits.distance(Ahead<T>::little), logits);
       }
     }
   }
@@ -1436,8 +1442,8 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 
 #line 5 "flashgen/issue_in_fours.cuh"
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
-// told apart by templates and not by a loop: arrays that a loop counts through are memory to compilers until
-// it is unrolled, and all that they do before takes longer.
+// distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
+// until it is unrolled, and all that they do before takes longer.
 
 template <class QTile, class KTile, i32 step = 0>
 FLASHGEN_DEVICE void issue_scores_from(Strip<KTile::rows>& scores, MatrixDescriptor left,
@@ -1501,19 +1507,19 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
-// Where someone is in a ring: how many slots have gone by.
+// A position in a ring: the number of slots passed so far.
 template <i32 slots>
 struct RingPlace {
   u32 count = 0;
 
   FLASHGEN_DEVICE i32 slot() const { return static_cast<i32>(count % slots); }
-  // Of the times round.
+  // The parity of the round.
   FLASHGEN_DEVICE u32 parity() const { return count / slots % 2; }
   FLASHGEN_DEVICE void advance(i32 by = 1) { count += static_cast<u32>(by); }
   FLASHGEN_DEVICE RingPlace before() const { return {count - 1}; }
 };
 
-// Where dividing by the number of slots is no matter of a shift, slot and parity are counted.
+// If the number of slots is no power of two, slot and parity are counted rather than computed by a division.
 template <i32 slots>
   requires((slots & (slots - 1)) != 0)
 struct RingPlace<slots> {
@@ -1523,7 +1529,7 @@ struct RingPlace<slots> {
 
   FLASHGEN_DEVICE i32 slot() const { return at; }
   FLASHGEN_DEVICE u32 parity() const { return round; }
-  // By no more than there are slots.
+  // Advances by at most the number of slots.
   FLASHGEN_DEVICE void advance(i32 by = 1) {
     count += static_cast<u32>(by);
     const bool wraps = at >= slots - by;
@@ -1536,14 +1542,14 @@ template <i32 slots>
 struct Ring {
   using Where = RingPlace<slots>;
 
-  // Where its barriers lie: full ones, then empty ones.
+  // The address of its barriers: full ones, then empty ones.
   u32 barriers;
 
   FLASHGEN_DEVICE u32 full(Where at) const { return full_of(at.slot()); }
   FLASHGEN_DEVICE u32 full_of(i32 slot) const { return barriers + 8 * slot; }
   FLASHGEN_DEVICE u32 empty(Where at) const { return barriers + 8 * (slots + at.slot()); }
 
-  // How many arrivals fill a slot, and how many empty it; one thread calls it, before any other use.
+  // Sets how many arrivals fill a slot and how many empty it. One thread calls this before any other use.
   FLASHGEN_DEVICE void init(u32 fillers, u32 emptiers) const {
 #pragma unroll
     for (i32 i = 0; i < slots; ++i) {
@@ -1551,10 +1557,10 @@ struct Ring {
       mbarrier_init(barriers + 8 * (slots + i), emptiers);
     }
   }
-  // A ring begins empty: the wait before the first round is for a phase that counts as ended.
+  // A ring begins empty: waits of the first round are for a phase that counts as ended.
   FLASHGEN_DEVICE void wait_empty(Where at) const { mbarrier_wait(empty(at), at.parity() ^ 1); }
   FLASHGEN_DEVICE void wait_full(Where at) const { mbarrier_wait(full(at), at.parity()); }
-  // One arrival for a warp, when all its lanes are done with the slot.
+  // One arrival per warp, once all its lanes are done with the slot.
   FLASHGEN_DEVICE void release(Where at, Thread thread) const {
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(empty(at));
@@ -1562,8 +1568,7 @@ struct Ring {
 };
 
 #line 6 "flashgen/row_tile.cuh"
-// Which tiles of queries, or of keys, a block works on, one after another, when blocks stay and take the next
-// tile.
+// Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
 struct alignas(16) RowTile {
@@ -1587,7 +1592,7 @@ struct alignas(16) KeyTile {
 
 };
 
-#line 33
+#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1598,7 +1603,7 @@ struct SectionPlace {
 };
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head) {
-  // One head after another, and nothing left over.
+  // One head after another: no partial section.
   if constexpr (section_heads == 1) return {number % tiles_of_head, number / tiles_of_head};
   const i32 odd_heads = tiles / tiles_of_head % section_heads;
   const i32 even = number - odd_heads * tiles_of_head;
@@ -1608,8 +1613,8 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {rest / section_heads, odd_heads + section * section_heads + rest % section_heads};
 }
 
-// The same with `last_heads` in the last section, as far as there are so many: the more, the more nearly
-// blocks end at the same time.
+// The same with up to `last_heads` heads in the last section. With more heads there, blocks end more nearly
+// at the same time.
 template <i32 section_heads>
 FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_of_head, i32 last_heads) {
   const i32 heads = tiles / tiles_of_head, in_last = smaller(heads, last_heads), before = heads - in_last;
@@ -1641,15 +1646,15 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 98
-// The number of a further tile. The first ones are the blocks' own numbers.
+#line 97
+// Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-#line 111
-// To be called once by each block, after its last draw: the last block leaves the counters at 0 for the next
+#line 110
+// Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
 FLASHGEN_DEVICE void leave_counters(const Params& p) {
@@ -1660,7 +1665,7 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
 }
 
 #line 6 "flashgen/strip.cuh"
-// Results of a warpgroup on their way to memory.
+// Writing a warpgroup's results to shared and global memory.
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
 // row() + 8 of the lanes have a factor each.
@@ -1717,8 +1722,8 @@ struct ForwardSm90Shape {
   // What a slot for queries holds: a tile of them, or each consumer's part by itself.
   using QTile = PanelTile<T, cfg.q_rows, cfg.head_dim>;
   static constexpr i32 q_parts = cfg.tile_q / cfg.q_rows;
-  // How many are begun when a tile is told of; the others come behind the tile's first keys. With one slot it
-  // is told of late, when the slot is about to be free.
+  // How many parts are loaded when a tile is announced. The others follow the tile's first keys. With one
+  // slot the tile is announced late, when the slot is about to be free.
   static constexpr i32 q_parts_ahead = cfg.q_slots == 1 ? 1 : smaller(q_parts, cfg.q_slots - q_parts);
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
   using VTile = PanelTile<T, cfg.tile_kv, cfg.head_dim_v>;
@@ -1730,8 +1735,8 @@ struct ForwardSm90Shape {
                                        : cfg.foresees
                                            ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
-                                                          : Regrowth::retakes_scores;
-  using Softmax = AnchoredSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
+                                                          : Regrowth::recomputes_scores;
+  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
   using Finished = FinishedRows<cfg.packs_finished>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
@@ -1761,7 +1766,7 @@ struct Step {
   i32 key_tile;
   // The last one of its tile of queries.
   i32 last_key_tile;
-  // Where tiles of keys are listed.
+  // Only with a block-sparse mask.
   TileFacts facts;
   // Whether one before it in the same tile of queries has been added to O.
   i32 continues;
@@ -1794,7 +1799,7 @@ constexpr ForwardSm90Config kConfig{
     .tile_kv = 128,   // B_c: keys per step
     .stages = 4,      // tiles of values under way at once
     .k_slots = 4,     // and of keys
-    .books = 4,       // and tiles of values of which it is noted what is bad
+    .books = 4,       // and records of bad values, each of one tile of values
     .q_rows = 192,    // queries of a slot: a tile, or each consumer's by themselves
     .q_slots = 2,     // slots for queries
     .tile_slots = 2,  // tiles of queries known ahead
@@ -1809,7 +1814,7 @@ constexpr ForwardSm90Config kConfig{
     .foresees = false,         // how far rows may grow is known before exponentials are taken
     .holds_waits = false,      // exponentials overlap the products, as registers allow
     .packs_finished = true,    // finished rows have one register of each lane, as registers are short
-    .ends_alone = false,       // the last values of a tile have a turn of their own
+    .ends_alone = false,       // the last values of a tile are multiplied without the next scores
     .keys_lead = false,        // the next tile's first keys come before the last values
     .draws_late = true,        // the next tile is drawn when few keys are left
     .has_lower = false,        // the mask ends on the left
@@ -1896,7 +1901,7 @@ struct Shared {
   }
 };
 
-#line 103
+#line 105
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -1904,54 +1909,54 @@ FLASHGEN_DEVICE i32 end_q(const Params& p, const RowTile& rows) {
   return smaller(rows.first_q + kConfig.tile_q, p.len_q);
 }
 
-// The tiles of keys between the first and the last that some query of the tile may attend to; one at least,
-// as a tile that attends to nothing has results too.
+// The tiles of keys between the first and the last that some query of the tile may attend to. At least one, because
+// a tile that attends to nothing has results too.
 FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   const Range keys = mask_of(p, rows).key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 141
-// How a warp follows the stream of steps: tile of queries after tile of queries, and for each of them its
+#line 143
+// A warp's position in the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 149
+#line 151
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
-#line 157
+#line 159
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 162
+#line 164
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 168
+#line 170
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 174
+#line 176
     return step;
   }
 
-  // The step after one whose keys have been passed by k_at; the first one after one that does not exist.
+  // The step after `step`, once k_at has passed its keys. After a step that does not exist, the first one.
   FLASHGEN_DEVICE Step after(const Step& step, const Params& p, const Shared& shared, Thread thread) {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 185
-    --next.key_tile;
 #line 187
+    --next.key_tile;
+#line 189
     return next;
   }
 };
 
 #line 2 "kernels/forward_sm90/producer.j2"
-// ---- The producer: one warp that draws tiles of queries and has the copy engine bring Q, K and V. One lane
-// waits and copies: another that came late to a barrier could miss a whole round.
+// ---- The producer: one warp that draws tiles of queries and issues the bulk copies of Q, K and V. Only one lane waits
+// and copies: another lane that came late to a barrier could miss a phase.
 FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread thread) {
   const bool elected = thread.lane == 0;
   QRing::Where q_at;
@@ -1960,7 +1965,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   TileRing::Where tile_at;
 
 #line 15
-  // Parts of a tile of queries, each as soon as its slot has been let go of.
+  // Loads parts of a tile of queries, each as soon as its slot is free.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i) {
       if (elected) {
@@ -1973,7 +1978,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       q_at.advance();
     }
   };
-  // A tile of values, when its slot has been let go of.
+  // Loads a tile of values once its slot is free.
   const auto load_values = [&](i32 tile, i32 head, i32 sequence) {
     if (elected) {
       shared.v_ring.wait_empty(v_at);
@@ -1985,12 +1990,12 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     }
     v_at.advance();
   };
-  // The number of a further tile of queries.
+  // Draws the number of the next tile of queries.
   const auto draw = [&]() {
 #line 48
     return draw_tile(p);
   };
-  // Tells everyone which tile is next, and starts on those of its queries that have room.
+  // Announces the next tile to all warps, and loads those of its queries that have room.
   const auto announce = [&](i32 number) {
 #line 65
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, false>(p, number);
@@ -2009,13 +2014,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
 
 #line 2 "kernels/forward_sm90/producer_ranges.j2"
-  // Values come behind the keys of the next step. Where keys lead, also from one tile of queries to the next: which
-  // tile of them is still to be brought, if any, and of which head.
+  // The values of a step are loaded after the keys of the next one. With keys_lead that holds across tiles of queries
+  // too. These say which tile of values is still to be loaded, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
 
 #line 9
   // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
-  // is told of in one place: compilers make a copy of each, and take their time for it.
+  // is announced in one place: compilers make a copy of each, and take their time for it.
   RowTile rows = {};
   i32 drawn = block_idx_x();
   for (;;) {
@@ -2032,7 +2037,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       k_at.advance();
     };
 #line 31
-    // Elsewhere the head is known, and the tile, and there are no registers to spare.
+    // Without keys_lead the head and the tile are known, which saves registers.
     const auto load_values_left = [&](i32 tile) {
       const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
       if (left < 0) return;
@@ -2051,11 +2056,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
         const bool draws = kConfig.draws_late && tile == smaller(keys.begin + 2, keys.end - 1);
         if (draws && elected) drawn = draw();
       }
-      // The last values may have time until the next first keys have come, but not where room for the next queries
-      // may come only after them.
+      // The last values may wait until the next tile's first keys are loaded, unless the next queries get a slot only
+      // after those values.
       if (!is_over || !kConfig.keys_lead || !announced || !next.exists) load_values_left(tile);
-      // The next tile's queries come as soon as nothing that frees their slots is still to be brought; those
-      // without a slot behind the first keys, which have room sooner.
+      // The next tile's queries are loaded as soon as all copies that free their slots are issued. Queries without a
+      // slot follow the first keys, which have room sooner.
       if (!is_over && is_first) load_queries(rows, Shape::q_parts_ahead, Shape::q_parts);
       const bool is_time = !kConfig.draws_late || tile <= keys.begin + 1;
       if (!announced && (is_over || (!is_first && kConfig.q_slots > 1 && is_time))) {
@@ -2098,8 +2103,8 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 
 #line 33
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
-  // Whether anchors may move in the next tile of keys. A vote in each step would be taken between its last products,
-  // and hold up the next consumer's.
+  // Whether reference maxima may move in the next tile of keys. A vote in each step would come between its last
+  // products and delay the next consumer's.
   bool is_due = true;
 #line 38
   const auto begin_rows = [&](const Step& step) {
@@ -2108,7 +2113,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     is_due = true;
   };
 #line 56
-  // Whether there is a step and it concerns this warpgroup. The last one of a tile always does, as results follow it.
+  // Whether the step exists and concerns this warpgroup. The last one of a tile always does, because results follow it.
   const auto is_mine = [&](const Step& step) {
 #line 65
     // Rows beyond the last query attend to nothing.
@@ -2116,27 +2121,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     return step.is_last() && step.exists();
   };
 #line 71
-  // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, and
-  // never written.
-  const auto has_mask = [&](const Step& step) {
+  // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, but never
+  // written.
+  const auto needs_mask = [&](const Step& step) {
 #line 80
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
 #line 83
-  // Products are issued in turns, so that one warpgroup multiplies while another computes exponentials.
-  const auto take_turn = [&]() {
+  // The warp scheduler barriers of FlashAttention-3: warpgroups issue products in turn, so that one multiplies while
+  // another computes exponentials.
+  const auto warp_scheduler_barrier_sync = [&]() {
     named_barrier_sync(1 + consumer, 2 * kWarpgroupSize);
   };
-  const auto pass_turn = [&]() {
+  const auto warp_scheduler_barrier_arrive = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 94
+#line 95
   const auto multiply_keys = [&]() {
-    // With one slot Q_i has the same descriptors in every step, and there are better uses for registers.
+    // With one slot the descriptors of Q_i are the same in every step. Opaque, so that they are not kept in registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
     issue_scores(scores, shared.q.slot(q_at.slot()).from_row(first_row), shared.k.slot(at.k_at.slot()));
   };
-  // K_j, and with the last one Q_i, are not needed any more.
+  // K_j, and with the last one Q_i, are no longer needed.
   const auto release_keys = [&](const Step& step) {
     shared.k_ring.release(at.k_at, thread);
     at.k_at.advance();
@@ -2145,48 +2151,48 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 138
-  // What stands for pairs that the mask forbids.
+#line 139
+  // Replaces the scores of pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 153
-    if (has_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
+#line 154
+    if (needs_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 172
-  // Whether pairs may be forbidden or anchors move, which one branch asks: in most steps neither. It is found out while
-  // scores are on their way, as all that stands between these and the next products takes time in every step.
-  const auto needs_look = [&](const Step& step) { return opaque(has_mask(step) || is_due) != 0; };
-#line 176
+#line 173
+  // Whether the mask may forbid pairs or reference maxima may move. In most steps neither holds, so one branch tests
+  // both. It is computed while the scores are under way: what comes between them and the next products delays every step.
+  const auto needs_check = [&](const Step& step) { return opaque(needs_mask(step) || is_due) != 0; };
+#line 177
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
-  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool looks) {
-#line 179
+  const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool checks) {
+#line 180
     wgmma_pin(scores);
-#line 181
+#line 182
     release_keys(step);
-#line 190
+#line 191
     Logits logits{p.scale_log2};
     bool rescales = false;
-#line 196
+#line 197
 #pragma unroll 1
     for (;;) {
-#line 201
-      if (looks) {
+#line 202
+      if (checks) {
         apply_mask(step, -kInfinity);
-        rescales = softmax.anchor(scores, logits);
+        rescales = softmax.update_reference_max(scores, logits);
         is_due = warp_any(!softmax.is_settled());
       }
       softmax.exponentiate(scores, probabilities, logits);
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
-      looks = true;
+      checks = true;
     }
-#line 234
+#line 235
     softmax.add(shared.q.address);
     return rescales;
   };
 #line 2 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
-    // Addresses are worked out here, and not kept in registers all the while.
+    // Addresses are computed here, rather than kept in registers throughout.
     const Thread thread = self.again();
     const i32 warp_row = (thread.warp - 4) * 16;
     const RowStatistics rows = finished.rows(thread);
@@ -2195,7 +2201,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 24
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
 #line 26
-    // By the copy engine, each warp its 16 rows; they are gone from shared memory before the next ones come.
+    // By the copy engine, 16 rows per warp. They have left shared memory before the next ones are written there.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
 #line 38
     if (thread.lane == 0) bulk_wait_read<0>();
@@ -2209,7 +2215,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       bulk_commit();
     }
 #line 53
-    // Behind the results, whose way out begins with a wait for all that was stored before.
+    // After the results, whose copy begins with a wait for all previous stores.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
 #pragma unroll
@@ -2217,26 +2223,26 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (row + 8 * h + thread.row() < p.len_q) lse[8 * h + thread.row()] = rows.log_sum_exp(h, Logits{p.scale_log2});
       }
     }
-    // Lanes are together again: without a word of it the assembler takes them for divergent in all that follows.
+    // Lanes have reconverged. Without this the assembler takes them for divergent from here on.
     warp_sync();
   };
 
 #line 2 "kernels/forward_sm90/stream.j2"
   clear(out);
-  // Before the first turn stands one that nobody takes.
-  if (consumer == kConfig.consumers - 1) pass_turn();
+  // The first consumer may issue products at once.
+  if (consumer == kConfig.consumers - 1) warp_scheduler_barrier_arrive();
   const auto release_values = [&]() {
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
 #line 15
-  // The step whose probabilities are there, if its values are still to be multiplied, and the one after it.
+  // The step whose probabilities are ready and whose values are not yet multiplied, if any, and the next step.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
 #line 21
-  bool looks = false;
+  bool checks = false;
 
 #line 27
   // Line 10: O_i += P_ij V_j.
@@ -2244,9 +2250,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 32
     const Shape::VTile values = shared.v.slot(at.v_at.slot());
     issue_output_in_fours(out, probabilities, values, step.continues != 0);
-    pass_turn();
+    warp_scheduler_barrier_arrive();
   };
-  // The first scores, with nothing to overlap, and out of turn.
+  // The first scores overlap nothing, and need no warp scheduler barrier.
   const auto begin = [&]() {
 #line 42
     step = Step::none();
@@ -2255,13 +2261,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
 #line 51
-    looks = needs_look(next);
+    checks = needs_check(next);
 #line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
-    const bool rescales = take_scores(next, probabilities, looks);
+    const bool rescales = take_scores(next, probabilities, checks);
 #line 63
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
@@ -2277,10 +2283,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
-    take_turn();
+    warp_scheduler_barrier_sync();
     multiply_keys();
   };
-  // ... and what there is to be done while products are on their way.
+  // ... and the work to do while products are under way.
   const auto prepare_next = [&](bool ends) {
     finished = {};
     if (ends) {
@@ -2288,10 +2294,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       begin_rows(next);
     }
 #line 90
-    looks = needs_look(next);
+    checks = needs_check(next);
   };
 #line 111
-  // Whether the next step is computed here, and its scores with this step's values.
+  // Whether the next step's scores are computed together with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
 #line 130
@@ -2321,7 +2327,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
-    take_turn();
+    warp_scheduler_barrier_sync();
     multiply_values(probabilities);
     wgmma_wait<0>();
     wgmma_pin(out);
@@ -2337,8 +2343,8 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       shared.k_ring.release(at.k_at, thread);
       at.k_at.advance();
       shared.v_ring.wait_full(at.v_at);
-      take_turn();
-      pass_turn();
+      warp_scheduler_barrier_sync();
+      warp_scheduler_barrier_arrive();
 #line 191
       release_values();
       const i32 continues = next.continues;
@@ -2348,7 +2354,7 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
 #line 197
     begin();
 #line 221
-    // The first scores of a stream have a text of their own, and the other one follows the products.
+    // The first scores of a stream have their own copy of the code. The other copy follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
 #line 225
@@ -2361,13 +2367,14 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     }
   }
 #line 244
-  // Nobody else takes the turn after the last one. Which consumer this is takes no register till here.
-  if (self.again().warp / 4 == 1) take_turn();
-#line 247
+  // Every arrival needs a sync: the first consumer completes the last one. Until here no register holds which consumer
+  // this is.
+  if (self.again().warp / 4 == 1) warp_scheduler_barrier_sync();
+#line 248
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 220 "kernels/forward_sm90.cu.j2"
+#line 222 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -2377,33 +2384,33 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.q_ring.init(1, Shape::q_readers);
     shared.k_ring.init(1, consumer_warps);
     shared.v_ring.init(1, consumer_warps);
-    // What tells of a tile of queries is read by all lanes, and each gives it back for itself.
+    // All lanes read a slot that announces a tile of queries, and each releases it.
     shared.tile_ring.init(1, kWarpSize * consumer_warps);
-#line 235
+#line 237
     fence_mbarrier_init();
   }
-#line 240
+#line 242
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
   }
   block_sync();
-  // The grids before this one may be at work until here, and the next one may start from here on.
+  // The previous grids may run until here, and the next one may start from here on.
   griddep_wait();
   griddep_launch_dependents();
 
-#line 267
-  // The registers that copying does not need go to those who compute.
+#line 269
+  // Registers that the copying warps do not need go to the consumers.
   if (thread.warp >= 4) {
-#line 251
+#line 253
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
-#line 269
+#line 271
   } else {
-#line 255
+#line 257
     setmaxnreg_dec<kConfig.producer_registers>();
-#line 263
+#line 265
     if (thread.warp == 0) produce(p, shared, thread);
   }
 }
