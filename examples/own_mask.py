@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--target", choices=("emulator", "gpu"), default="emulator")
     target = parser.parse_args().target
 
-    # 1. The map of tiles, from the formula alone: no kernel is built for it.
+    # 1. The map of tiles, from the formula and LANDMARK: no kernel is built for it.
     print(fg.explain(mask, tile=(32, 32), len_q=LENGTH, len_kv=LENGTH))
 
     # 2. The kernel. Tiles of 32 x 32 make small blocks, so that this small example has tiles to skip.
