@@ -1593,7 +1593,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
   }
 
 #line 274
-  // Lines 12 and 13: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
+  // Lines 12, 13 and 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
     store_accumulator(o_tile, warp_row, 0, out, thread, [&](i32 m, i32 h) { return softmax.normalizer(m, h); });
@@ -1611,7 +1611,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_pages_sm80(FLASHGEN_GRID_CONSTANT Par
   }
 
 #line 309
-  // Lines 14 and 15: write O_i to global memory.
+  // Line 14: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(
       o_tile, {p.o + place.sequence * p.o_batch + cached.first_q * p.o_row + place.head * p.o_head, p.o_row, cached.len_q}, first_q, thread);
