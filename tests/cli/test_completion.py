@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.drawn import diagonal
+
 COMMAND = "import sys; from flashgen.cli.main import main; sys.argv[0] = 'flashgen'; main()"
 
 
@@ -29,21 +31,20 @@ def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
     return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-@pytest.mark.parametrize(
-    ("typed", "offered", "not_offered"),
-    [
-        ("flashgen ", {"build", "check", "show", "explain", "list", "cache", "doctor"}, {"info"}),
-        ("flashgen bu", {"build"}, {"check"}),
-        ("flashgen cache ", {"info", "verify", "clear"}, {"build"}),
-        ("flashgen build --head", {"--head-dim", "--head-dim-v"}, {"--causal"}),
-        ("flashgen check --head-dim 64 --s", {"--seed", "--schedules", "--score", "--stages"}, {"--race"}),
-        ("flashgen show --what ", {"plan", "source", "ptx", "sass"}, {"build"}),
-    ],
-)
-def test_commands_options_and_values_are_completed(
-    home: Path, shell: str, typed: str, offered: set[str], not_offered: set[str]
-) -> None:
+#: What is typed -> what is offered, and what is not.
+COMPLETED: dict[str, tuple[set[str], set[str]]] = {
+    "flashgen ": ({"build", "check", "show", "explain", "list", "cache", "doctor"}, {"info"}),
+    "flashgen bu": ({"build"}, {"check"}),
+    "flashgen cache ": ({"info", "verify", "clear"}, {"build"}),
+    "flashgen build --head": ({"--head-dim", "--head-dim-v"}, {"--causal"}),
+    "flashgen check --head-dim 64 --s": ({"--seed", "--schedules", "--score", "--stages"}, {"--race"}),
+    "flashgen show --what ": ({"plan", "source", "ptx", "sass"}, {"build"}),
+}
+
+
+@pytest.mark.parametrize(("typed", "shell"), diagonal(list(COMPLETED), ["bash", "zsh", "fish"]))
+def test_commands_options_and_values_are_completed(home: Path, typed: str, shell: str) -> None:
+    offered, not_offered = COMPLETED[typed]
     words = typed.split(" ")
     asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1), "_TYPER_COMPLETE_ARGS": typed}
     asked |= {"_FLASHGEN_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}

@@ -212,8 +212,9 @@ def test_help_names_no_type_of_flags_and_loses_no_brackets(flashgen: Any, argume
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("--help",), ("--version",)], ids=" ".join)
 def test_output_that_cannot_be_written_is_one_line(own_cache: Path, arguments: tuple[str, ...]) -> None:
-    built = command("build", "--head-dim", "16", "--forward-only", "--no-verify", "--arch", "sm_80")
-    assert built.returncode == 0, built.stderr
+    if arguments[0] == "list":
+        built = command("build", "--head-dim", "16", "--forward-only", "--no-verify", "--arch", "sm_80")
+        assert built.returncode == 0, built.stderr
     with open("/dev/full", "w") as full:
         code = "from flashgen.cli.main import main; main()"
         done = subprocess.run(

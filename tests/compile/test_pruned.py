@@ -14,7 +14,7 @@ from flashgen.render.engine import rendered_lines
 from flashgen.render.golden import GOLDEN, Golden
 
 #: A developer's run compiles a few of them.
-ROWS = GOLDEN[:: 6 if os.environ.get("DRAWN_CASES", "sample") == "sample" else 1]
+ROWS = GOLDEN[:: 12 if os.environ.get("DRAWN_CASES", "sample") == "sample" else 1]
 
 
 def instructions(cubin: bytes) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from conformance import emulated
 from conformance.cases import CASES
 
 from flashgen.emulator.library import SCHEDULES
+from tests.drawn import some
 
 #: All but what is compared with: the first schedule, accesses not watched.
 MODES = [(schedule, race) for schedule in SCHEDULES for race in (False, True)][1:]
@@ -17,7 +18,8 @@ MODES = [(schedule, race) for schedule in SCHEDULES for race in (False, True)][1
 def test_every_schedule_and_race_mode_give_the_same_answer(name: str) -> None:
     case = CASES[name]
     plain = emulated.run(case)
-    for schedule, race in MODES:
+    # A developer's run has each case meet every other mode, and its neighbour the others.
+    for schedule, race in some(MODES, *MODES[list(CASES).index(name) % 2 :: 2]):
         answer = emulated.run(case, schedule=schedule, seed=1, race=race)
         assert case.disagreements(plain, answer) == [], f"sequential against {schedule}, race={race}"
 

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, SHOWN, Block, blocks
+from tests.drawn import some
 
 #: Torch of these pages: older versions lack functions that they show.
 OLDEST_TORCH = (2, 11)
+#: Pages whose commands compile much: DRAWN_CASES=ci runs them.
+SLOW = ("overrides", "build-ahead", "find-a-race")
 
 
 def is_run(block: Block, *, gpu: bool = False) -> bool:
@@ -37,7 +40,7 @@ def name(page: Path) -> str:
 def parameters() -> list[Any]:
     return [
         pytest.param(page, id=name(page), marks=[pytest.mark.torch] if uses_torch(page) else [])
-        for page in PAGES
+        for page in some(PAGES, *(page for page in PAGES if page.stem not in SLOW))
         if any(is_run(block) for block in blocks(page))
     ]
 

@@ -6,7 +6,6 @@ Cases are drawn from a seed, the same in every run; DRAWN_CASES says how many, a
 
 from __future__ import annotations
 
-from itertools import product
 from random import Random
 from typing import Any
 
@@ -21,9 +20,9 @@ from flashgen.plan.hopper.backward import HEAD_DIMS
 from flashgen.spec import Score
 from flashgen.verify import Case, Expectation, Mode, expect, run_case
 from flashgen.verify.trial import ORDERS
+from tests.drawn import diagonal, some
 from tests.kernels.test_forward_sm90 import (
     CASES,
-    LEVEL,
     LOGITS,
     LONGEST,
     NAME,
@@ -47,12 +46,12 @@ SPECS: dict[str, dict[str, Any]] = {
     "slopes": {"mask": fg.causal(), "score": fg.alibi(SLOPES)},
     "bias": {"score": fg.bias(BIAS)},
 }
-#: A developer's run takes each of these for one width, which is another one for each.
-DRAWN = [
-    (dims, name)
-    for number, name in enumerate(SPECS)
-    for dims in (HEAD_DIMS if LEVEL != "sample" else [HEAD_DIMS[number % len(HEAD_DIMS)]])
-]
+ALONE = ("window", "holes", "softcap")
+#: A developer's run takes some for one width, which is another one for each; tests below take most of the others.
+DRAWN = some(
+    [(dims, name) for name in SPECS for dims in HEAD_DIMS],
+    *((HEAD_DIMS[at], name) for at, name in enumerate(ALONE)),
+)
 
 
 def built(spec: fg.AttentionSpec, schedule: fg.Schedule | None = None) -> fg.Kernel:
@@ -79,7 +78,7 @@ def check(spec: fg.AttentionSpec, expected: Expectation, mode: Mode = Mode(), by
 # ---- Shapes, masks and orders
 
 
-@pytest.mark.parametrize(("dims", "name"), DRAWN)
+@pytest.mark.parametrize(("dims", "name"), DRAWN, ids=lambda x: x if isinstance(x, str) else f"{x[0]}x{x[1]}")
 def test_gradients_are_within_their_bounds_and_nothing_is_found(dims: tuple[int, int], name: str) -> None:
     random = Random(f"{dims} {name}")
     for number in range(CASES):
@@ -91,10 +90,7 @@ def test_gradients_are_within_their_bounds_and_nothing_is_found(dims: tuple[int,
         check(spec, expect(spec, case, any_values=True), drawn_mode(random), by)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    ("name", "race"), WATCHED if LEVEL == "sample" else list(product(("causal", "documents"), (False, True)))
-)
+@pytest.mark.parametrize(("name", "race", "order"), WATCHED)
 def test_every_order_of_warps_gives_the_same_bits_of_dk_and_dv(name: str, race: bool, order: Any) -> None:
     """More tiles than blocks and several heads of a group, so that each ring goes round; dQ is summed as they come."""
     spec = fg.AttentionSpec(64, **SPECS[name])
@@ -112,9 +108,9 @@ def test_every_order_of_warps_gives_the_same_bits_of_dk_and_dv(name: str, race: 
         assert all(result.check.ok for result in expected.judge((o, lse, *again)))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", some(ORDERS, "reverse", "random"))
 @pytest.mark.parametrize(
-    ("dims", "name"), [((256, 256), "causal"), ((192, 128), "documents")][: 1 if LEVEL == "sample" else 2]
+    ("dims", "name"), some([((256, 256), "causal"), ((192, 128), "documents")], ((256, 256), "causal"))
 )
 def test_every_order_of_warps_gives_the_same_bits_where_each_sum_is_one_warps(
     dims: tuple[int, int], name: str, order: Any
@@ -134,12 +130,13 @@ def test_every_order_of_warps_gives_the_same_bits_where_each_sum_is_one_warps(
     assert all(result.check.ok for result in expected.judge((o, lse, *first)))
 
 
-@pytest.mark.parametrize(
-    ("len_q", "len_kv"), [(1, 1), (1, 300), (300, 1), (0, 5), (5, 0), (193, 257), (257, 193), (64, 128), (129, 64)]
-)
-@pytest.mark.parametrize("name", ["causal", "top-left", "documents"])
-def test_lengths_that_differ(name: str, len_q: int, len_kv: int) -> None:
+LENGTHS = [(1, 1), (1, 300), (300, 1), (0, 5), (5, 0), (193, 257), (257, 193), (64, 128), (129, 64)]
+
+
+@pytest.mark.parametrize(("lengths", "name"), diagonal(LENGTHS, ["causal", "top-left", "documents"]))
+def test_lengths_that_differ(name: str, lengths: tuple[int, int]) -> None:
     """With rows that attend to nothing, and tiles of keys that nobody attends to."""
+    len_q, len_kv = lengths
     spec = fg.AttentionSpec(64, **SPECS[name])
     case = Case("lengths", len_q, len_kv, batch=2)
     check(spec, expect(spec, case, any_values=True), Mode("random", 3), NAME if len_q else OTHER)
@@ -163,7 +160,7 @@ def test_who_attends_to_nothing_or_is_not_attended_to_has_no_gradient(name: str,
 
 
 @pytest.mark.parametrize("group", [2, 3])
-@pytest.mark.parametrize("name", ["causal", "documents"])
+@pytest.mark.parametrize("name", some(["causal", "documents"], "documents"))
 def test_heads_of_a_group_add_up_in_one_pass(name: str, group: int) -> None:
     spec = fg.AttentionSpec(64, dtype="fp16", **SPECS[name])
     case = Case("groups", 150, 130, heads=2 * group, heads_kv=2)
@@ -207,15 +204,7 @@ def test_with_a_score_the_scale_may_be_almost_nothing() -> None:
 FILLS = ("spread", "huge", "large_logits", "flat", "sparse")
 
 
-@pytest.mark.parametrize(
-    ("dim", "fill"),
-    [
-        (dim, fill)
-        for i, dim in enumerate(DIMS)
-        for j, fill in enumerate(FILLS)
-        if LEVEL != "sample" or (i + j) % 2 == 0
-    ],
-)
+@pytest.mark.parametrize(("dim", "fill"), diagonal(DIMS, FILLS))
 def test_logits_may_be_hostile(dim: int, fill: Any) -> None:
     spec = fg.AttentionSpec(dim, dtype="fp16" if dim == 96 else "bf16", **SPECS["causal" if dim == 64 else "full"])
     check(spec, expect(spec, Case("hostile", 140, 200, heads=2, fill=fill), any_values=True))
@@ -256,7 +245,7 @@ SCORES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", some(SCORES, *list(SCORES)[::2]))
 def test_scores_may_be_hostile(name: str) -> None:
     """Of queries that do not exist, and of pairs that are forbidden, nothing is to be seen."""
     spec = fg.AttentionSpec(64, **SCORES[name])
@@ -266,7 +255,10 @@ def test_scores_may_be_hostile(name: str) -> None:
 # ---- Gradients of captured tensors
 
 
-@pytest.mark.parametrize(("dim", "name"), [(64, "slopes"), (64, "bias"), (64, "sink"), (256, "slopes")])
+CAPTURED = [(64, "slopes"), (64, "bias"), (64, "sink"), (256, "slopes")]
+
+
+@pytest.mark.parametrize(("dim", "name"), some(CAPTURED, (64, "bias"), (64, "sink"), (256, "slopes")))
 def test_gradients_of_captured_tensors_come_with_the_others(dim: int, name: str) -> None:
     score = {"slopes": fg.alibi(SLOPES), "bias": fg.bias(BIAS[:, :, :70, :150]), "sink": fg.sink(LOGITS)}[name]
     spec = fg.AttentionSpec(dim, mask=fg.causal(), score=score)

@@ -4,6 +4,7 @@ nowhere else."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,22 @@ import flashgen as fg
 from flashgen import oracle
 from flashgen.plan.hopper.units import HEAD_DIMS
 from flashgen.verify import Case, Mode
+from tests.drawn import diagonal, some
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built
-from tests.kernels.test_forward_sm90 import IDS, LEVEL, NAME, forward_spec, launches
+from tests.kernels.test_forward_sm90 import IDS, NAME, forward_spec, launches
 
 NAMES = ("causal", "window", "documents")
 
 
 def combined(dims: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Masks and head dims: a developer's run takes two masks for each, DRAWN_CASES=ci all."""
-    every = [(at, name, dim) for number, dim in enumerate(dims) for at, name in enumerate(NAMES, number)]
-    return [(name, dim) for at, name, dim in every if LEVEL != "sample" or at % len(NAMES)]
+    """Masks and head dims: a developer's run takes one mask for each, DRAWN_CASES=ci all."""
+    return diagonal(NAMES, dims)
 
 
 # ---- Results
 
 
-@pytest.mark.parametrize(("name", "dims"), combined(HEAD_DIMS))
+@pytest.mark.parametrize(("name", "dims"), combined(some(HEAD_DIMS, *HEAD_DIMS[::2])))
 def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: tuple[int, int]) -> None:
     """NaN and infinity in a key reach the queries that may attend to it, and no other, whose bits stay as they were."""
     dim, dim_v = dims
@@ -63,12 +64,11 @@ def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: t
 #: Keys of the first head of the first sequence: of its tile that is worked on first, or last, and of all.
 BAD_KEYS = {"first": [450], "last": [3], "all": list(range(0, 460, 37))}
 MODES = [Mode("random", seed=3), Mode(race=True), Mode("priority", seed=4, race=True)]
-BAD_KEY_CASES = [
-    (name, where) for i, name in enumerate(NAMES) for j, where in enumerate(BAD_KEYS) if LEVEL != "sample" or i == j
-]
+BAD_KEY_CASES = list(product(NAMES, BAD_KEYS, MODES))
+BAD_KEY_CASES = some(BAD_KEY_CASES, *zip(NAMES, BAD_KEYS, MODES, strict=True))
 
 
-@pytest.mark.parametrize("dims", HEAD_DIMS if LEVEL != "sample" else HEAD_DIMS[::2])
+@pytest.mark.parametrize("dims", some(HEAD_DIMS, *HEAD_DIMS[::2]))
 def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int, int]) -> None:
     """Rows of such queries say nothing of values, and some of a warp's or all of its first eight are; others keep their
     bits where no bad value reaches them."""
@@ -91,8 +91,7 @@ def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int,
     assert lse.tobytes() == clean_lse.tobytes()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize(("name", "where"), BAD_KEY_CASES)
+@pytest.mark.parametrize(("name", "where", "mode"), BAD_KEY_CASES, ids=str)
 def test_tiles_with_reported_bad_values_are_recomputed(name: str, where: str, mode: Mode) -> None:
     """Blocks work on more tiles than their list holds. What bad values reach is bad in the end, and nothing else."""
     spec = forward_spec(64, 64, **SPECS[name])
@@ -115,7 +114,7 @@ def test_tiles_with_reported_bad_values_are_recomputed(name: str, where: str, mo
 
 
 @pytest.mark.parametrize("mode", MODES[:2], ids=str)
-@pytest.mark.parametrize("dims", HEAD_DIMS if LEVEL != "sample" else HEAD_DIMS[::5])
+@pytest.mark.parametrize("dims", some(HEAD_DIMS, *HEAD_DIMS[::5]))
 def test_under_a_cap_each_value_of_a_tile_differs_from_all_others(dims: tuple[int, int], mode: Mode) -> None:
     """Tiles have other sizes there. Of each key another column is bad, or none: few, some or all of those of a tile."""
     dim, dim_v = dims
@@ -146,8 +145,9 @@ COSTLY = {
 }
 
 
-@pytest.mark.parametrize("mask", COSTLY)
-@pytest.mark.parametrize("dims", HEAD_DIMS if LEVEL != "sample" else [(64, 64), (128, 128), (256, 256)])
+@pytest.mark.parametrize(
+    ("dims", "mask"), some(product(HEAD_DIMS, COSTLY), *zip([(64, 64), (128, 128), (256, 256)], COSTLY, strict=True))
+)
 def test_what_a_costly_mask_allows_says_which_results_bad_values_reach(dims: tuple[int, int], mask: str) -> None:
     """All keys have a bad value, each in a column of its own, or few."""
     dim, dim_v = dims
@@ -170,11 +170,13 @@ def test_what_a_costly_mask_allows_says_which_results_bad_values_reach(dims: tup
     assert lse.tobytes() == clean_lse.tobytes()
 
 
-@pytest.mark.parametrize("where", BAD_KEYS)
-@pytest.mark.parametrize("mask", [fg.causal(), fg.window(700, 100)], ids=["causal", "window"])
-def test_blocks_whose_tiles_have_many_steps_end_without_recomputing(mask: fg.Mask, where: str) -> None:
+MANY_STEPS = {"causal": fg.causal(), "window": fg.window(700, 100)}
+
+
+@pytest.mark.parametrize(("name", "where"), diagonal(list(MANY_STEPS), list(BAD_KEYS)))
+def test_blocks_whose_tiles_have_many_steps_end_without_recomputing(name: str, where: str) -> None:
     """A block scrubs V for its first tile, and what it finds decides whether it scrubs for the second one."""
-    spec = forward_spec(256, 256, mask=mask)
+    spec = forward_spec(256, 256, mask=MANY_STEPS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(8)
     q, k, v = (random.standard_normal((1, 800, h, 256)).astype(dtype) for h in (2, 1, 1))
@@ -218,16 +220,17 @@ def test_rows_without_keys_are_zero_where_nothing_is_a_number(name: str, which: 
 # ---- Gradients
 
 
-@pytest.mark.parametrize(("name", "dim"), combined(DIMS))
+@pytest.mark.parametrize(("name", "dim"), combined(some(DIMS, *DIMS[::2])))
 def test_a_bad_value_reaches_gradients_of_those_that_attend_to_it(name: str, dim: int) -> None:
     """NaN and infinities in V reach dQ of queries that may attend to their keys, and what these reach; no other bit."""
     spec = fg.AttentionSpec(dim, **SPECS[name])
     stays_where_it_is_attended_to(spec, "v", Mode("random", seed=dim), 200)
 
 
-@pytest.mark.parametrize(
-    ("dim", "name"), [(64, "causal"), (96, "window"), (128, "documents"), (192, "documents"), (256, "causal")]
-)
+BAD_KEYS = [(64, "causal"), (96, "window"), (128, "documents"), (192, "documents"), (256, "causal")]
+
+
+@pytest.mark.parametrize(("dim", "name"), some(BAD_KEYS, *BAD_KEYS[::4]))
 def test_a_bad_key_reaches_gradients_of_those_that_attend_to_it(dim: int, name: str) -> None:
     stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
 

@@ -10,7 +10,6 @@ How many builds there are says DRAWN_CASES, as for the drawn cases; they are the
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +31,14 @@ from flashgen.spec.text.command import rebuild_command
 from flashgen.verify import Case, Mode, Tally, Tiles, Trial, expect, run_case, trial_text
 from flashgen.verify.cases.layouts import LAYOUTS
 from flashgen.verify.trial import ORDERS, SIDES
+from tests.drawn import IS_SAMPLE, LEVEL, some
 
 ARCHS = ("sm_80", "sm_75", "sm_90a")
 #: Each part starts afresh from a seed of its own, and has no more builds than Hypothesis draws before it turns to
 #: variations of what it has drawn.
-PARTS = {"sample": 1, "ci": 12, "nightly": 500}[os.environ.get("DRAWN_CASES", "sample")]
-BUILDS = 10
+PARTS = {"sample": 1, "ci": 12, "nightly": 500}[LEVEL]
+#: A developer's run stops sooner.
+BUILDS = 4 if IS_SAMPLE else 10
 MOST_TRIALS = 8
 #: Several tiles of most schedules, and still quick to emulate.
 LONGEST = 200
@@ -298,7 +299,7 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", some(SMALLEST, "several tiles"))
 def test_a_failure_shrinks_to_a_small_one(name: str) -> None:
     wanted, smallest = SMALLEST[name]
     _, found = find_drawn(lambda build, trial: wanted(trial.case), Phase.generate, Phase.shrink)
@@ -306,6 +307,6 @@ def test_a_failure_shrinks_to_a_small_one(name: str) -> None:
     assert set(found[:-1]) <= {Trial(ONE)}
 
 
-@pytest.mark.parametrize("name", REACHED)
+@pytest.mark.parametrize("name", some(REACHED, *list(REACHED)[::4]))
 def test_what_is_drawn_reaches(name: str) -> None:
     find_drawn(REACHED[name], Phase.generate)

@@ -6,7 +6,6 @@ together, each chosen by a captured number: a build costs as much as many launch
 
 from __future__ import annotations
 
-import os
 from random import Random
 from typing import Any
 
@@ -23,8 +22,8 @@ from flashgen.expr.tree.build import binary
 from flashgen.expr.tree.captured import load
 from flashgen.spec import Mask, Score, score
 from flashgen.spec.masks import named as masks
+from tests.drawn import LEVEL, diagonal, some
 
-LEVEL = os.environ.get("DRAWN_CASES", "sample")
 BATCH, HEADS, HEADS_KV = 2, 4, 2
 RANDOM = np.random.default_rng(0)
 IDS = np.sort(RANDOM.integers(0, 4, (BATCH, 150))).astype(np.int32)
@@ -103,51 +102,45 @@ SCORES: dict[str, Score] = {
 SAMPLE = (
     "documents",
     "bits",
-    "causal documents",
-    "prefix",
-    "dilated",
     "global",
-    "chunked",
-    "padding",
-    "one head sees nothing",
 )
 FAMILIES = (("sm_75", "fp16", 64), ("sm_80", "fp32", 40), ("sm_90", "bf16", 128), ("sm_120", "fp16", 64))
 
 
-@pytest.mark.parametrize("name", MASKS if LEVEL != "sample" else SAMPLE)
+@pytest.mark.parametrize("name", some(MASKS, *SAMPLE))
 def test_a_mask_is_obeyed(name: str) -> None:
     check(fg.AttentionSpec(32, mask=MASKS[name]), 150, 150)
 
 
-@pytest.mark.parametrize("name", MASKS if LEVEL != "sample" else ["causal documents", "narrow blocks"])
+@pytest.mark.parametrize("name", some(MASKS, "narrow blocks"))
 def test_a_mask_is_obeyed_without_atomics_and_without_races(name: str) -> None:
     check(fg.AttentionSpec(32, mask=MASKS[name], deterministic=True), 150, 150, race=True)
 
 
-@pytest.mark.parametrize("name", SCORES if LEVEL != "sample" else ["bias", "relative", "sink", "waves", "everything"])
+@pytest.mark.parametrize("name", some(SCORES, "bias", "waves", "everything"))
 def test_a_score_is_applied_and_differentiated(name: str) -> None:
     check(fg.AttentionSpec(32, mask=fg.causal(), score=SCORES[name]), 130, 150, schedule="random", seed=1)
 
 
-@pytest.mark.parametrize("name", SCORES if LEVEL != "sample" else ["bias", "everything"])
+@pytest.mark.parametrize("name", some(SCORES, "everything"))
 def test_a_score_is_applied_and_differentiated_without_atomics(name: str) -> None:
     check(fg.AttentionSpec(32, mask=MASKS["causal documents"], score=SCORES[name], deterministic=True), 150, 150)
 
 
-@pytest.mark.parametrize(("arch", "dtype", "dim"), FAMILIES if LEVEL != "sample" else FAMILIES[::2])
+@pytest.mark.parametrize(("arch", "dtype", "dim"), some(FAMILIES, FAMILIES[0]))
 def test_every_family_of_kernels_takes_masks_and_scores(arch: str, dtype: str, dim: int) -> None:
     mask, changed = MASKS["causal documents"], SCORES["everything"]
     check(fg.AttentionSpec(dim, dtype=dtype, mask=mask, score=changed), 150, 150, arch)
     check(fg.AttentionSpec(dim, dtype=dtype, mask=MASKS["global"], deterministic=True), 70, 150, arch)
 
 
-@pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "fp32"), ("sm_90a", "bf16")])
+@pytest.mark.parametrize(("arch", "dtype"), some([("sm_80", "fp32"), ("sm_90a", "bf16")], ("sm_90a", "bf16")))
 def test_large_angles_are_as_exact_as_floats_hold_them(arch: str, dtype: str) -> None:
     dim = 64 if arch == "sm_90a" else 32
     check(fg.AttentionSpec(dim, dtype=dtype, mask=MASKS["bits"], score=SCORES["large angles"]), 130, 150, arch)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", some(["fp32", "bf16"], "fp32"))
 def test_angles_of_any_size_are_reduced(dtype: str) -> None:
     spec = fg.AttentionSpec(32, dtype=dtype, score=SCORES["angles of a table"])
     q, k, v = (normal(BATCH, 150, n, 32).astype(spec.element.numpy()) for n in (HEADS, HEADS_KV, HEADS_KV))
@@ -168,8 +161,9 @@ def test_warps_that_split_the_keys_take_masks_and_scores() -> None:
     assert oracle.check(lse, exact[1], limits.lse, exact_infinity=True).ok
 
 
-@pytest.mark.parametrize("name", ["causal documents", "chunked", "padding", "global"])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("name", "deterministic"), diagonal(["causal documents", "chunked", "padding", "global"], [False, True])
+)
 def test_a_bad_key_stays_where_it_is_attended_to(name: str, deterministic: bool) -> None:
     """NaN and infinity in a key reach the queries that may attend to it, and no other."""
     mask = masks.key_padding(np.array([70, 78], np.int32)) if name == "padding" else MASKS[name]
@@ -259,7 +253,7 @@ def test_captured_tensors_may_have_any_strides() -> None:
 # ---- Random expressions
 
 TOGETHER = 8
-COUNTS = {"sample": 2, "ci": 64, "nightly": 640}
+COUNTS = {"sample": 1, "ci": 64, "nightly": 640}
 B, H, Q, K = (Index(name) for name in "bhqk")
 S = Logit()
 NUMBERS = {"three": 3, "seventeen": 17, "sixty_four": 64}

@@ -12,16 +12,17 @@ import pytest
 
 import flashgen as fg
 from flashgen.verify import Case, Mode, expect
+from tests.drawn import IS_SAMPLE, some
 from tests.kernels.test_backward_sm90 import DIMS, SPECS, built, check
-from tests.kernels.test_forward_sm90 import CASES, LEVEL, LONGEST, NAME, drawn_case, drawn_mode
+from tests.kernels.test_forward_sm90 import CASES, LONGEST, NAME, drawn_case, drawn_mode
 
 #: Masks that differ in who adds before whom, and what makes dS another product.
 NAMES = ("full", "causal", "window", "documents", "holes", "softcap")
-#: A developer's run takes each of these for one width, which is another one for each.
+#: A developer's run takes half of these, for one width each, which is another one for each.
 DRAWN = [
     (dim, name)
-    for number, name in enumerate(NAMES)
-    for dim in (DIMS if LEVEL != "sample" else [DIMS[number % len(DIMS)]])
+    for number, name in enumerate(some(NAMES, *NAMES[1::2]))
+    for dim in some(DIMS, DIMS[(2 * number + 1) % len(DIMS)])
 ]
 #: Many blocks at once, and only one; who comes first, and who comes last.
 MODES: list[dict[str, Any]] = [
@@ -62,7 +63,7 @@ def forward(kernel: fg.Kernel, x: Any, captured: Any) -> Any:
     return (x.do, x.q, x.k, x.v, *kernel(x.q, x.k, x.v, captured=captured))
 
 
-@pytest.mark.parametrize("name", NAMES if LEVEL != "sample" else ["causal", "documents"])
+@pytest.mark.parametrize("name", some(NAMES, "documents"))
 def test_every_order_gives_the_same_bits(name: str) -> None:
     """Three blocks, and four tiles of keys for each of two heads, which two heads of queries share."""
     spec = ordered(name)
@@ -71,7 +72,7 @@ def test_every_order_gives_the_same_bits(name: str) -> None:
     arrays = forward(kernel, expected.inputs, captured)
     first = bits(kernel, arrays, captured, {})
     # A developer's run takes every other order for one mask, and the others for the next.
-    for options in MODES if LEVEL != "sample" else MODES[NAMES.index(name) // 2 % 2 :: 2]:
+    for options in MODES if not IS_SAMPLE else MODES[NAMES.index(name) // 2 % 2 :: 2]:
         assert bits(kernel, arrays, captured, options) == first, options
 
 
@@ -104,7 +105,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch() -> None:
         assert [a.tobytes() for a in alone] == [w[one : one + 1].tobytes() for w in whole]
 
 
-@pytest.mark.parametrize("name", ["causal", "documents"] if LEVEL != "sample" else ["documents"])
+@pytest.mark.parametrize("name", some(["causal", "documents"], "documents"))
 def test_bad_keys_add_when_it_is_their_turn(name: str) -> None:
     """Pair by pair, before tiles of keys that are added by the copy engine, and after others."""
     spec = ordered(name)

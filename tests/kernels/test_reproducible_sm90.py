@@ -7,6 +7,7 @@ import pytest
 
 import flashgen as fg
 from flashgen.verify import Mode
+from tests.drawn import diagonal
 from tests.kernels.test_forward_sm90 import NAME, forward_spec, launches
 
 #: Orders of threads, in which blocks draw other tiles.
@@ -20,8 +21,7 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "dim"), diagonal(list(SCORES), [64, 128]))
 def test_results_are_the_same_bits_in_any_order_of_tiles(name: str, dim: int) -> None:
     """Blocks have several tiles each, so that what one leaves behind would show in the next one."""
     score, factor = SCORES[name]

@@ -200,7 +200,7 @@ class Run:
 
     def launch(self, role: Role, edit: Edit | None, **options: Any) -> None:
         kernel = self.plan.kernel(role)
-        source = render(kernel)
+        source = rendered(kernel)
         if edit is not None:
             source = KernelSource(kernel, edit(source.text))
         for name in results_of(kernel):
@@ -272,6 +272,10 @@ class Run:
                 if slope is not None and not slope.ok:
                     found.append(f"{name}: slope {slope.value:.5f}, noise {slope.noise:.1e}")
         return found
+
+
+#: Each mode and each planted bug begins with the same text.
+rendered = functools.lru_cache(maxsize=64)(render)
 
 
 def results_of(kernel: KernelPlan) -> tuple[str, ...]:

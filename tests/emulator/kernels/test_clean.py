@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import product
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule, WarpPartition, causal, full, window
 from flashgen.verify.cases.packed import Packing
+from tests.drawn import IS_SAMPLE
 
 Spec = AttentionSpec
 
@@ -70,11 +70,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def done() -> list[tuple[int, str]]:
-    """Cases and modes: all with DRAWN_CASES=ci. A developer's run takes every other case, and watches accesses, which
+    """Cases and modes: all with DRAWN_CASES=ci. A developer's run takes every fourth case, and watches accesses, which
     is a build of its own, in every other of these."""
-    if os.environ.get("DRAWN_CASES", "sample") != "sample":
+    if not IS_SAMPLE:
         return list(product(range(len(CASES)), MODES))
-    return [(i, mode) for i in range(1, len(CASES), 2) for mode in list(MODES)[0 if i % 4 == 1 else 2 :][:2]]
+    return [(i, mode) for i in range(1, len(CASES), 4) for mode in list(MODES)[0 if i % 8 == 1 else 2 :][:2]]
 
 
 @pytest.mark.parametrize(("index", "mode"), done(), ids=lambda x: x if isinstance(x, str) else CASES[x][0].describe())

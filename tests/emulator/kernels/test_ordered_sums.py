@@ -11,6 +11,7 @@ import pytest
 from flashgen.errors import EmulationError
 from flashgen.plan.model.plans import Role
 from flashgen.spec import AttentionSpec, Mask, causal, full
+from tests.drawn import some
 from tests.emulator.kernels.conftest import Case, Run
 
 Edit = Callable[[str], str]
@@ -87,7 +88,7 @@ def outcomes(bug: Bug, edit: Edit | None) -> tuple[set[bytes], set[str]]:
     return sums, findings
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", some(BUGS, *list(BUGS)[::2]))
 def test_a_planted_bug_shows(name: str) -> None:
     bug = BUGS[name]
     sums, findings = outcomes(bug, bug.plant)
@@ -99,14 +100,17 @@ def test_a_planted_bug_shows(name: str) -> None:
         assert all(DEADLOCK in finding for finding in findings)
 
 
-@pytest.mark.parametrize("mask", [full(), causal(), BLOCK_SPARSE], ids=["full", "causal", "block_sparse"])
-def test_without_a_bug_bits_are_the_same(mask: Mask) -> None:
-    sums, findings = outcomes(Bug(mask, "", "", ""), None)
+MASKS = {"full": full(), "causal": causal(), "block_sparse": BLOCK_SPARSE}
+
+
+@pytest.mark.parametrize("name", some(MASKS, "causal"))
+def test_without_a_bug_bits_are_the_same(name: str) -> None:
+    sums, findings = outcomes(Bug(MASKS[name], "", "", ""), None)
     assert len(sums) == 1
     assert not findings
 
 
-@pytest.mark.parametrize("tiles", [1, 2, 3])
+@pytest.mark.parametrize("tiles", some([1, 2, 3], 2))
 def test_groups_of_any_size_add_in_one_order(tiles: int) -> None:
     """Of the four tiles of keys that there are."""
     smaller = Bug(causal(), "kConfig{", ".order_group = 8,", f".order_group = {tiles},")
