@@ -169,7 +169,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("keeps_scores", keeps),
                 ("values_first", row.values_first),
                 ("recompute_scores", recompute_scores),
-                ("foresees", foresees),
                 ("skips", skips),
                 ("has_mask", has_mask(spec)),
                 ("block_sparse", is_block_sparse(spec)),
