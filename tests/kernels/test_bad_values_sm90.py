@@ -227,10 +227,10 @@ def test_a_bad_value_reaches_gradients_of_those_that_attend_to_it(name: str, dim
     stays_where_it_is_attended_to(spec, "v", Mode("random", seed=dim), 200)
 
 
-BAD_KEYS = [(64, "causal"), (96, "window"), (128, "documents"), (192, "documents"), (256, "causal")]
+WIDTHS_AND_MASKS = [(64, "causal"), (96, "window"), (128, "documents"), (192, "documents"), (256, "causal")]
 
 
-@pytest.mark.parametrize(("dim", "name"), some(BAD_KEYS, *BAD_KEYS[::4]))
+@pytest.mark.parametrize(("dim", "name"), some(WIDTHS_AND_MASKS, *WIDTHS_AND_MASKS[::4]))
 def test_a_bad_key_reaches_gradients_of_those_that_attend_to_it(dim: int, name: str) -> None:
     stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
 
