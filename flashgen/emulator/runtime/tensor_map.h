@@ -1,5 +1,5 @@
-// Tensor maps as the emulator's host side encodes them (flashgen/launch/driver/tensor_map.py), in place of the
-// opaque ones of the driver, and the boxes that they describe.
+// Tensor maps as the emulator's host side encodes them (flashgen/launch/driver/tensor_map.py), in place of
+// the opaque ones of the driver, and the boxes that they describe.
 #pragma once
 #include "memory.h"
 
