@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 import re
 import time
@@ -19,6 +20,8 @@ from flashgen.render.source import code_of
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"', re.MULTILINE)
+#: A file's path, the time of its last change in nanoseconds, and its size.
+_Version = tuple[str, int, int]
 _ENTRY = '\n#line 1 "flashgen emulator entry"\nFLASHGEN_EMU_ENTRY({name})\n'
 
 
@@ -34,8 +37,7 @@ def runtime_library() -> Library:
     """The shared library that carries out the primitives, built if need be."""
     tools = find_toolchain()
     include = include_dir()
-    files = [file for file in sorted(_RUNTIME.iterdir()) + _headers(include) if file.is_file()]
-    key = _runtime_key(tools, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+    key = _runtime_key(tools, _versions(include))
     return _cached(key, "emulator runtime", tools, lambda output: _build_runtime(tools, include, _soname(key), output))
 
 
@@ -45,9 +47,9 @@ def _soname(key: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _runtime_key(tools: Toolchain, files: tuple[tuple[Path, int, int], ...]) -> str:
+def _runtime_key(tools: Toolchain, files: tuple[_Version, ...]) -> str:
     """What the runtime is built from; each kernel asks, and as long as no file changes none is read again."""
-    return _digest((tools.identity, *tools.flags, *RUNTIME_FLAGS), (path.read_bytes() for path, _, _ in files))
+    return _digest((tools.identity, *tools.flags, *RUNTIME_FLAGS), (Path(path).read_bytes() for path, _, _ in files))
 
 
 def kernel_library(name: str, text: str, *, race: bool = False) -> Library:
@@ -90,10 +92,18 @@ def _included(text: str, include: Path) -> list[Path]:
     return list(found)
 
 
-def _headers(include: Path) -> list[Path]:
-    ptx = include / "flashgen" / "ptx"
-    shared = (ptx / name for name in ("descriptor.cuh", "tensor_map.cuh", "types.cuh"))
-    return [*sorted((include / "flashgen" / "emu").iterdir()), *shared]
+def _versions(include: Path) -> tuple[_Version, ...]:
+    """The files that the runtime is built from. Each launch of a kernel asks, so this makes no Path per file."""
+    found: list[_Version] = []
+    for folder in (str(_RUNTIME), f"{include}/flashgen/emu"):
+        with os.scandir(folder) as entries:
+            files = sorted((entry.path, entry.stat()) for entry in entries if entry.is_file())
+        found += [(path, stat.st_mtime_ns, stat.st_size) for path, stat in files]
+    for name in ("descriptor.cuh", "tensor_map.cuh", "types.cuh"):
+        path = f"{include}/flashgen/ptx/{name}"
+        stat = os.stat(path)
+        found.append((path, stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
 
 
 def _digest(words: Sequence[str], contents: Iterable[bytes]) -> str:

@@ -98,12 +98,26 @@ def case_slope(
         if not 0.0 < weight < math.inf:
             return None
         # Equal elements are rounded alike, so they tell no more than one of them.
-        _, first = np.unique(np.abs(x).astype(np.float32), return_index=True)
+        first = first_of_equals(np.abs(x).astype(np.float32))
         shared = 1.0 if pairs is None else max(1.0, first.size / max(pairs, 1))
         independent = shared / float(np.square(size[first]).sum())
         aligned = _ALIGNED_SHARE * float(np.abs(size).sum()) / weight
         deviation, rounded_deviation = (float(size @ ((y[usable] - x) / limit)) / weight for y in (actual, one_run))
     return CaseSlope(deviation, rounded_deviation, math.sqrt(independent + aligned**2), x.size)
+
+
+def first_of_equals(sizes: NDArray[np.float32]) -> NDArray[np.uint64]:
+    """Where each value that is not negative stands first, as np.unique returns it.
+
+    Bits of such numbers sort like the numbers. With the place below them, plain integers sort, in a fraction of the
+    time that NumPy takes to sort places by their values.
+    """
+    keys = sizes.view(np.uint32).astype(np.uint64) << np.uint64(32) | np.arange(sizes.size, dtype=np.uint64)
+    keys.sort()
+    values = keys >> np.uint64(32)
+    is_first = np.append(True, values[1:] != values[:-1])
+    first: NDArray[np.uint64] = keys[is_first] & np.uint64(2**32 - 1)
+    return first
 
 
 def pooled_slope(cases: Sequence[CaseSlope | None], tolerance: float = SLOPE_TOLERANCE) -> Slope | None:

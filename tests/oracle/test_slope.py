@@ -7,6 +7,7 @@ import pytest
 
 from flashgen import oracle
 from flashgen.oracle import CaseSlope, case_slope, pooled_slope
+from flashgen.oracle.slope import first_of_equals
 
 BOUND = 0.05
 #: Of the errors below: far less than the bound, as errors of kernels are.
@@ -144,3 +145,11 @@ def test_elements_below_the_range_of_float32_tell_nothing():
     assert case_slope(np.zeros(2), exact, 1.0, np.zeros(2)) is None
     with_one = case_slope(np.array([0.0, 0.0, 1.0]), np.array([*exact, 1.0]), 1.0, np.array([0.0, 0.0, 1.0]))
     assert (with_one.values, with_one.deviation) == (1, 0.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 3000])
+def test_of_equal_elements_the_first_one_counts(count):
+    # As fp16 has them: many are equal, some are 0 or too large for float32.
+    sizes = np.abs(np.random.default_rng(count).standard_normal(count)).astype(np.float16).astype(np.float32)
+    sizes[::7], sizes[::11] = 0.0, np.inf
+    assert first_of_equals(sizes).tolist() == np.unique(sizes, return_index=True)[1].tolist()
