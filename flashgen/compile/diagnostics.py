@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.errors import CompileError
-from flashgen.render.amalgamation.line_directives import presumed_origins
-from flashgen.render.engine import rendered_lines
+from flashgen.render.lines import line_table
 from flashgen.render.paths import quoted
 from flashgen.render.source import Origin
 
@@ -32,7 +31,7 @@ def explain(source: KernelSource, log: str, with_lines: Callable[[], tuple[str, 
     ``with_lines`` compiles again and returns PTX that names its source lines, and the log about it. It is
     called when the assembler complained, which numbers the lines of the PTX and not of the source.
     """
-    places = _places(source)
+    places = _Places(f"{source.name}.cu", line_table(source))
     errors = list(_front_end_errors(places, log))
     if not errors and _PTXAS.search(log):
         errors = list(_assembler_errors(places, *with_lines()))
@@ -45,38 +44,16 @@ def explain(source: KernelSource, log: str, with_lines: Callable[[], tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the lines of a source come from, and where its ``#line`` directives say that they do.
+    """Where the lines that a compiler names are written."""
 
-    The two differ inside tables and loops, so that the text stays readable.
-    """
+    file: str
+    origins: list[Origin]
 
-    name: str
-    texts: list[str]
-    claimed: list[Origin]
-    exact: list[Origin]
-
-    def origin(self, file: str, line: int, echo: str = "") -> Origin:
-        """The template line behind a place that a compiler names; ``echo`` is the line as it printed it."""
-        # Before the first directive a compiler names the text itself.
-        wanted = Origin("" if file == f"{self.name}.cu" else file, line)
-        # Two lines may claim one place: the echo decides, or else the one that is really there.
-        found = [
-            (self.texts[at].strip() != echo.strip(), self.exact[at] != wanted, at)
-            for at, claim in enumerate(self.claimed)
-            if claim == wanted
-        ]
-        origin = self.exact[min(found)[2]] if found else Origin(file, line)
-        return origin if origin.file else Origin(f"{self.name}.cu", origin.line)
-
-
-def _places(source: KernelSource) -> _Places:
-    claimed = presumed_origins(source.text)
-    texts = source.text.split("\n")
-    lines = rendered_lines(source.plan)
-    # An edited source has no template lines of its own beyond what its directives say.
-    rendered_here = "".join(f"{line}\n" for line, _ in lines) == source.text
-    exact = [origin for _, origin in lines] + claimed[len(lines) :] if rendered_here else claimed
-    return _Places(source.name, texts, claimed, exact)
+    def origin(self, file: str, line: int) -> Origin:
+        """The template or header line behind a place that a compiler names."""
+        # The compiler puts its working directory in front; an edited text may have #line directives of its own.
+        is_ours = file == self.file or file.endswith("/" + self.file)
+        return self.origins[line - 1] if is_ours and line <= len(self.origins) else Origin(file, line)
 
 
 def _front_end_errors(places: _Places, log: str) -> Iterator[str]:
@@ -85,8 +62,7 @@ def _front_end_errors(places: _Places, log: str) -> Iterator[str]:
         place = _PLACE.match(block[0])
         if place is None or "error" not in place["kind"]:
             continue
-        echo = block[1] if len(block) > 1 else ""
-        origin = places.origin(place["file"], int(place["line"]), echo)
+        origin = places.origin(place["file"], int(place["line"]))
         headline = f"{origin.file}:{origin.line}: {place['kind']}{place['what']}"
         yield "\n".join([headline, *_quotation(origin), *block[1:]])
 
@@ -118,16 +94,10 @@ def _assembler_errors(places: _Places, ptx: str, log: str) -> Iterator[str]:
         if loc is None:
             yield f"{message}\n    in the PTX: {instruction}"
             continue
-        origin = places.origin(_as_claimed(files.get(loc[1], ""), places), int(loc[2]))
+        origin = places.origin(files.get(loc[1], ""), int(loc[2]))
         yield "\n".join(
             [f"{origin.file}:{origin.line}: {message}", *_quotation(origin), f"    in the PTX: {instruction}"]
         )
-
-
-def _as_claimed(path: str, places: _Places) -> str:
-    """The file as our directives spell it; the compiler puts its working directory in front."""
-    names = {origin.file for origin in places.claimed if origin.file} | {f"{places.name}.cu"}
-    return next((name for name in sorted(names) if path == name or path.endswith("/" + name)), path)
 
 
 def _quotation(origin: Origin) -> list[str]:

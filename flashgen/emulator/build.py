@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flashgen.cache import default_cache
 from flashgen.compile.binary import Binary, Resources
+from flashgen.emulator.places import KERNEL_FILE
 from flashgen.emulator.toolchain import RUNTIME_FLAGS, Toolchain, find_toolchain
 from flashgen.render.paths import include_dir
 from flashgen.render.source import code_of
@@ -57,10 +58,11 @@ def kernel_library(name: str, text: str, *, race: bool = False) -> Library:
     tools = find_toolchain()
     include = include_dir()
     runtime = runtime_library()
-    source = text + _ENTRY.format(name=name)
+    # Without the comment at the top, which is no part of the key and would move the lines below it.
+    source = f'#line 1 "{KERNEL_FILE}"\n{code_of(text)}{_ENTRY.format(name=name)}'
     flags = (*tools.kernel_flags, f"-I{include}", *(tools.hook_flags if race else ()))
     link_flags = (*tools.kernel_link_flags, *(tools.hook_link_flags if race else ()))
-    contents = (_nameless(code_of(source), name).encode(), *(path.read_bytes() for path in _included(source, include)))
+    contents = (_nameless(source, name).encode(), *(path.read_bytes() for path in _included(source, include)))
     key = _digest((tools.identity, *tools.flags, *flags, *link_flags, runtime.key), contents)
 
     def build(output: Path) -> None:

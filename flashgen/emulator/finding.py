@@ -10,6 +10,7 @@ from typing import TypeAlias, TypedDict, cast
 
 from flashgen.emulator.library import PlaceRecord, ReportRecord
 from flashgen.emulator.loading import image_of
+from flashgen.emulator.places import Places
 from flashgen.errors import EmulationError
 
 #: Files of the emulator itself; people look for their own lines.
@@ -27,12 +28,13 @@ class Options(TypedDict):
     resident: int
 
 
-def emulation_error(report: ReportRecord, kernel: str, grid: Grid, options: Mapping[str, object]) -> EmulationError:
+def emulation_error(report: ReportRecord, places: Places, grid: Grid, options: Mapping[str, object]) -> EmulationError:
     """The error for a report that the runtime filled in; ``options`` (all of Options) repeat the launch."""
-    kind, calls = _text(report.kind), _calls(report.place)
-    lines = [f"{kind}: {_text(report.what)}", *_describe(report.place, calls, grid)]
+    kind, kernel = _text(report.kind), places.name
+    calls, other_calls = ([places.named(call) for call in _calls(place)] for place in (report.place, report.other))
+    lines = [f"{kind}: {places.named(_text(report.what))}", *_describe(report.place, calls, grid)]
     if report.other_role:
-        lines += [f"  {_text(report.other_role)}:", *_describe(report.other, _calls(report.other), grid)]
+        lines += [f"  {_text(report.other_role)}:", *_describe(report.other, other_calls, grid)]
     repeat = ", ".join(f"{name}={value!r}" for name, value in options.items())
     lines.append(f"  in kernel {kernel}, {repeat}")
     file, line = _innermost(calls)
@@ -106,7 +108,7 @@ def _inlined_places(place: PlaceRecord) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = (line.split(" (discriminator")[0].strip() for line in done.stdout.splitlines())
-    # Compilers put the directory that they ran in before the relative names of #line.
+    # Compilers put the directory that they ran in before the names of #line, which are relative.
     known = [_shorten(line) for line in lines if not line.startswith("?") and not line.endswith((":0", ":?"))]
     return [line for line in known if not any(name in line for name in _INTERNAL)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ from flashgen.emulator.library import (
     load_runtime,
 )
 from flashgen.emulator.loading import load_library
-from flashgen.errors import LaunchError
+from flashgen.emulator.places import Places
+from flashgen.errors import CompileError, LaunchError
 
 if TYPE_CHECKING:
-    from flashgen.render import KernelSource
+    from flashgen.render import KernelSource, Origin
 
 #: Parameter structs may hold tensor maps, which are 64-byte aligned.
 _PARAMS_ALIGNMENT = 64
@@ -61,10 +62,21 @@ class EmulatedKernel:
     """One kernel, ready to run on the CPU."""
 
     def __init__(
-        self, name: str, text: str, *, threads: int = 0, smem_bytes: int = 0, race: bool | None = False
+        self,
+        name: str,
+        text: str,
+        *,
+        threads: int = 0,
+        smem_bytes: int = 0,
+        race: bool | None = False,
+        line_table: Callable[[], Sequence[Origin]] | None = None,
     ) -> None:
-        """Builds what runs with or without race mode, or neither if ``race`` is None; the rest when it is first run."""
+        """Builds what runs with or without race mode, or neither if ``race`` is None; the rest when it is first run.
+
+        Findings name the places of ``line_table``, which has an origin for each line of ``text``.
+        """
         self.name = name
+        self._places = Places(name, text, line_table)
         self._threads = threads
         self._smem_bytes = smem_bytes
         self._text = text
@@ -142,15 +154,27 @@ class EmulatedKernel:
             failed = self._runtime.flashgen_emu_launch(ctypes.byref(request), ctypes.byref(report))
         if failed:
             repeat = {"schedule": schedule, "seed": seed, "race": race, "resident": resident}
-            raise emulation_error(report, self.name, grid, repeat)
+            raise emulation_error(report, self._places, grid, repeat)
 
     def _build(self, race: bool) -> _Build:
         if race not in self._builds:
-            self._builds[race] = _load(self.name, self._text, race)
+            try:
+                self._builds[race] = _load(self.name, self._text, race)
+            except CompileError as error:
+                raise CompileError(str(error).split("\n", 1)[0], self._places.named(error.log)) from None
         return self._builds[race]
 
 
 def load(source: KernelSource, *, race: bool | None = False) -> EmulatedKernel:
     """Compile ``source`` for the CPU (once; it is cached) and load it; ``race`` says for which mode, None later."""
     plan = source.plan
-    return EmulatedKernel(source.name, source.text, threads=plan.threads, smem_bytes=plan.smem.bytes, race=race)
+    threads, smem_bytes = plan.threads, plan.smem.bytes
+    table = partial(_line_table, source)
+    return EmulatedKernel(source.name, source.text, threads=threads, smem_bytes=smem_bytes, race=race, line_table=table)
+
+
+def _line_table(source: KernelSource) -> Sequence[Origin]:
+    # Imported when something is wrong: it brings the template engine with it.
+    from flashgen.render.lines import line_table
+
+    return line_table(source)

@@ -20,7 +20,6 @@ from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import paths
 from flashgen.render.amalgamation.amalgamate import Line, amalgamate
 from flashgen.render.amalgamation.contents import contents
-from flashgen.render.amalgamation.line_directives import with_directives
 from flashgen.render.amalgamation.marks import LineMarks, read_marks
 from flashgen.render.amalgamation.prune import prune
 from flashgen.render.layout import align_comments, camel, trailing_comment
@@ -40,11 +39,15 @@ def rendered_lines(plan: KernelPlan, *, everything: bool = False) -> list[Line]:
     except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise _template_error(name, error) from error
     lines = amalgamate(read_marks(marked, name))
-    lines = with_directives(lines if everything else prune(lines))
+    lines = list(lines if everything else prune(lines))
     while lines and not lines[-1][0]:
         lines.pop()
-    top = next((number for number, (text, _) in enumerate(lines) if not text.startswith("//")), len(lines))
-    table = contents(top, [text for text, _ in lines[top:]])
+    # A template that has no comment of its own may begin with that of a header.
+    ends = (
+        number for number, (text, origin) in enumerate(lines) if text[:2] != "//" or origin.file.startswith("flashgen/")
+    )
+    top = next(ends, len(lines))
+    table = contents(top, lines[top:])
     return [*lines[:top], *((text, Origin(name, 1)) for text in table), *lines[top:]]
 
 

@@ -61,9 +61,17 @@ def test_every_error_inside_a_loop_names_the_same_template_line(source: Source) 
 def test_an_error_in_a_header_names_the_header(source: Source) -> None:
     text = TOP + "struct No {};\n{{ common.kernel(plan) }}() { cp_async_wait<No>(); }\n"
     assert "kernels/tiny.cu.j2:5: error" in failure(source(text))
-    used_wrongly = source(TOP + "{{ common.kernel(plan) }}(float* p) { *p = exp2_approx(*p); }\n")
-    broken = KernelSource(used_wrongly.plan, used_wrongly.text.replace("float y;", "floot y;", 1))
-    assert "flashgen/ptx/math.cuh:9: error" in failure(broken)
+    # No instruction packs two of them.
+    text = (
+        '#include "flashgen/element.cuh"\n'
+        + TOP
+        + "{{ common.kernel(plan) }}(Pair<i64>* p) { *p = Pair<i64>::from(1, 1); }\n"
+    )
+    message = failure(source(text))
+    header = (templates_dir() / "include/flashgen/element.cuh").read_text().split("\n")
+    line = next(n for n, line in enumerate(header, start=1) if "static Pair from" in line)
+    assert f"flashgen/element.cuh:{line}: error" in message
+    assert f"{line} | {header[line - 1]}" in message
 
 
 def test_a_failed_static_assert_prints_its_sentence_and_the_config(source: Source) -> None:
@@ -108,7 +116,7 @@ def test_warnings_do_not_bury_the_error(source: Source) -> None:
     assert "kernels/tiny.cu.j2:6: error" in message
 
 
-def test_an_edited_source_is_reported_by_its_directives(source: Source) -> None:
+def test_an_error_in_an_edited_source_names_its_own_line(source: Source) -> None:
     good = source(TOP + "{{ common.kernel(plan) }}() {}\n")
     edited = KernelSource(good.plan, "int first;\nint second = wrong;\n" + good.text)
     assert "tiny.cu:2: error" in failure(edited)

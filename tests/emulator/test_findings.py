@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashgen.errors import EmulationError, LaunchError
+from flashgen.emulator.kernel import EmulatedKernel
+from flashgen.errors import CompileError, EmulationError, LaunchError
+from flashgen.render import Origin
 
 
 def finding(run: Any, body: str, **options: Any) -> str:
@@ -183,3 +185,40 @@ def test_the_place_is_the_innermost_call(run: Any) -> None:
     with pytest.raises(EmulationError) as caught:
         run("\nhelper(x + 1, shared_address(shared));", smem=16, prelude=prelude, x=np.zeros(1, np.float32))
     assert (caught.value.file, caught.value.line) == ("flashgen/helper.cuh", 7)
+
+
+STRAY = """\
+// Its comment,
+// of two lines.
+#include "flashgen/primitives.cuh"
+struct Params { int* out; };
+FLASHGEN_KERNEL(32, 1) stray(FLASHGEN_GRID_CONSTANT Params p) {
+  if (flashgen::thread_idx() == 3) flashgen::warp_sync();
+  flashgen::warp_any(true);
+}
+"""
+
+
+def test_a_finding_names_the_line_of_a_text_with_the_comment_at_its_top() -> None:
+    with pytest.raises(EmulationError) as caught:
+        EmulatedKernel("stray", STRAY).launch(1, bytes(8), threads=32)
+    assert (caught.value.file, caught.value.line) == ("stray.cu", 6)
+    assert "warp_any (stray.cu:7)" in str(caught.value)
+
+
+def test_a_finding_names_the_template_line_that_a_table_gives() -> None:
+    table = [Origin("kernels/stray.cu.j2", 10 * number) for number, _ in enumerate(STRAY.splitlines(), start=1)]
+    for above in ("", "// Another line.\n"):
+        kernel = EmulatedKernel(
+            "stray", above + STRAY, line_table=lambda above=above: [Origin("", 0)] * bool(above) + table
+        )
+        with pytest.raises(EmulationError) as caught:
+            kernel.launch(1, bytes(8), threads=32)
+        assert (caught.value.file, caught.value.line) == ("kernels/stray.cu.j2", 60)
+        assert "(kernels/stray.cu.j2:70)" in str(caught.value)
+
+
+def test_an_error_of_the_host_compiler_names_the_template_line() -> None:
+    table = [Origin("kernels/stray.cu.j2", 10 * number) for number, _ in enumerate(STRAY.splitlines(), start=1)]
+    with pytest.raises(CompileError, match=r"kernels/stray\.cu\.j2:70:.*error"):
+        EmulatedKernel("stray", STRAY.replace("warp_any", "warp_all"), line_table=lambda: table)

@@ -22,8 +22,7 @@ MACROS = '{% import "kernels/common.j2" as common %}\n'
 
 
 def body(plan: KernelPlan) -> str:
-    lines = render_afresh(plan).text.split("\n")
-    return "\n".join(line for line in lines if not line.startswith("#line"))
+    return render_afresh(plan).text
 
 
 def test_the_config_is_one_designated_initialiser(templates: Write, tiny: KernelPlan) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
+from flashgen.render.amalgamation.amalgamate import Line
+
 _LABEL = "contents "
-_FILE = re.compile(r'#line \d+ "([^"]+)"')
-_KERNEL_FOLDER = "kernels/"
+_HEADERS = "flashgen/"
 _KERNEL_TITLE = "The kernel: its configuration, parameters and text."
 
 
-def contents(top: int, code: Sequence[str]) -> list[str]:
+def contents(top: int, code: Sequence[Line]) -> list[str]:
     """The comment lines of the table, for ``code`` below a comment of ``top`` lines; none for a short source."""
     sections = list(_sections(code))
     if not top or len(sections) < 2:
@@ -23,26 +23,29 @@ def contents(top: int, code: Sequence[str]) -> list[str]:
     return ["//", *(f"// {_LABEL if not n else ' ' * len(_LABEL)}{row}" for n, row in enumerate(rows))]
 
 
-def _sections(code: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _sections(code: Sequence[Line]) -> Iterator[tuple[int, str]]:
     """Where the text of each header begins, with the first sentence of its comment; last the kernel's own text."""
     seen: set[str] = set()
-    for number, text in enumerate(code[:-1]):
-        file = _FILE.match(text)
-        if file is None or file[1] in seen:
+    below = 0
+    for number, (text, origin) in enumerate(code):
+        if not text or not origin.file.startswith(_HEADERS):
             continue
-        seen.add(file[1])
-        if file[1].startswith(_KERNEL_FOLDER):
-            yield number + 1, _KERNEL_TITLE
-            return
-        if code[number + 1].startswith("// "):
-            yield number + 1, _first_sentence(code, number + 1)
+        below = number + 1
+        if origin.file not in seen and text.startswith("// "):
+            yield number, _first_sentence([line for line, _ in code[number:]])
+        if not text.startswith("#"):
+            seen.add(origin.file)
+    start = next((number for number, (text, _) in enumerate(code) if number >= below and text), None)
+    if start is not None:
+        yield start, _KERNEL_TITLE
 
 
-def _first_sentence(code: Sequence[str], number: int) -> str:
+def _first_sentence(comment: Sequence[str]) -> str:
     words: list[str] = []
-    while code[number].startswith("// ") and not (words and words[-1].endswith((".", ":"))):
-        words += code[number].split()[1:]
-        number += 1
+    for line in comment:
+        if not line.startswith("// ") or (words and words[-1].endswith((".", ":"))):
+            break
+        words += line.split()[1:]
     text = " ".join(words)
     for end in (". ", ": ", "; "):
         text = text.split(end)[0]

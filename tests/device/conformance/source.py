@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashgen.render.amalgamation.amalgamate import amalgamate
-from flashgen.render.amalgamation.line_directives import with_directives
 from flashgen.render.source import Origin
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
@@ -77,4 +76,4 @@ def entry(kernel: str, variants: Sequence[str]) -> str:
 def _amalgamated(kernel: str) -> tuple[str, ...]:
     name = f"tests/device/kernels/{kernel}.cu"
     lines = [(line, Origin(name, n)) for n, line in enumerate(kernel_text(kernel).splitlines(), start=1)]
-    return tuple(text for text, _ in with_directives(amalgamate(lines)))
+    return tuple(text for text, _ in amalgamate(lines))
