@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
 from jinja2 import (
@@ -19,7 +20,7 @@ from flashgen.errors import CompileError
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import paths
 from flashgen.render.amalgamation.amalgamate import Line, amalgamate
-from flashgen.render.amalgamation.contents import contents
+from flashgen.render.amalgamation.contents import contents, with_sections
 from flashgen.render.amalgamation.marks import LineMarks, read_marks
 from flashgen.render.amalgamation.prune import prune
 from flashgen.render.layout import align_comments, camel, trailing_comment
@@ -42,13 +43,12 @@ def rendered_lines(plan: KernelPlan, *, everything: bool = False) -> list[Line]:
     lines = list(lines if everything else prune(lines))
     while lines and not lines[-1][0]:
         lines.pop()
-    # A template that has no comment of its own may begin with that of a header.
-    ends = (
-        number for number, (text, origin) in enumerate(lines) if text[:2] != "//" or origin.file.startswith("flashgen/")
-    )
-    top = next(ends, len(lines))
-    table = contents(top, lines[top:])
-    return [*lines[:top], *((text, Origin(name, 1)) for text in table), *lines[top:]]
+    top = len(list(takewhile(lambda line: line[0].startswith("//") and line[1].file.startswith("kernels/"), lines)))
+    if not top:
+        return lines
+    code = with_sections(lines[top:])
+    table = contents(top, [text for text, _ in code])
+    return [*lines[:top], *((text, Origin(name, 1)) for text in table), *code]
 
 
 @lru_cache(maxsize=4)

@@ -87,7 +87,8 @@ def test_the_lines_of_real_sources_hold_the_text_of_their_origins(tiny: KernelPl
     ]
     assert len(header_lines) > 300
     for line, origin in header_lines:
-        assert (line_at(origin) or "").rstrip() == line
+        # A branch that the config decides is indented less, and stands without its condition.
+        assert line.strip().removesuffix("}") in (line_at(origin) or "")
 
 
 @pytest.mark.parametrize(

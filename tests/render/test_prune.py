@@ -195,5 +195,6 @@ def test_the_table_of_contents_names_the_line_of_each_section() -> None:
     table = rows[: next(n for n, row in enumerate(rows) if not row)]
     assert len(table) > 10
     for number, title in table[:-1]:
-        assert lines[int(number) - 1].startswith(f"// {title.rstrip('.')[:60]}")
-    assert lines[int(table[-1][0]) - 1] == "using namespace flashgen;"
+        assert lines[int(number) - 1].startswith("// ---- flashgen/")
+        assert lines[int(number)].startswith(f"// {title.rstrip('.')[:60]}")
+    assert lines[int(table[-1][0]) - 1 :][:2] == ["// ---- kernels/forward.cu.j2", "using namespace flashgen;"]

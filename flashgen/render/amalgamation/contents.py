@@ -1,4 +1,4 @@
-"""The table of contents at the top of a source: each section with the line it begins on."""
+"""Sections of a source, one for each header and one for the kernel, and the table of contents at its top."""
 
 from __future__ import annotations
 
@@ -9,9 +9,30 @@ from flashgen.render.amalgamation.amalgamate import Line
 _LABEL = "contents "
 _HEADERS = "flashgen/"
 _KERNEL_TITLE = "The kernel: its configuration, parameters and text."
+_MARK = "// ---- "
 
 
-def contents(top: int, code: Sequence[Line]) -> list[str]:
+def with_sections(code: Sequence[Line]) -> list[Line]:
+    """``code`` with the name of its header above the comment that opens each section; at the end the kernel's."""
+    seen: set[str] = set()
+    starts: dict[int, Line] = {}
+    below = 0
+    for number, (text, origin) in enumerate(code):
+        if not text or not origin.file.startswith(_HEADERS):
+            continue
+        below = number + 1
+        if origin.file not in seen and text.startswith("// "):
+            starts[number] = (_MARK + origin.file, origin)
+        if not text.startswith("#"):
+            seen.add(origin.file)
+    for number in range(below, len(code)) if starts else ():
+        if code[number][0]:
+            starts[number] = (_MARK + code[number][1].file, code[number][1])
+            break
+    return [line for number, old in enumerate(code) for line in (starts.get(number), old) if line is not None]
+
+
+def contents(top: int, code: Sequence[str]) -> list[str]:
     """The comment lines of the table, for ``code`` below a comment of ``top`` lines; none for a short source."""
     sections = list(_sections(code))
     if not top or len(sections) < 2:
@@ -23,21 +44,12 @@ def contents(top: int, code: Sequence[Line]) -> list[str]:
     return ["//", *(f"// {_LABEL if not n else ' ' * len(_LABEL)}{row}" for n, row in enumerate(rows))]
 
 
-def _sections(code: Sequence[Line]) -> Iterator[tuple[int, str]]:
-    """Where the text of each header begins, with the first sentence of its comment; last the kernel's own text."""
-    seen: set[str] = set()
-    below = 0
-    for number, (text, origin) in enumerate(code):
-        if not text or not origin.file.startswith(_HEADERS):
-            continue
-        below = number + 1
-        if origin.file not in seen and text.startswith("// "):
-            yield number, _first_sentence([line for line, _ in code[number:]])
-        if not text.startswith("#"):
-            seen.add(origin.file)
-    start = next((number for number, (text, _) in enumerate(code) if number >= below and text), None)
-    if start is not None:
-        yield start, _KERNEL_TITLE
+def _sections(code: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Where each section begins, with the first sentence of its comment."""
+    for number, text in enumerate(code):
+        if text.startswith(_MARK):
+            is_header = text.startswith(_MARK + _HEADERS)
+            yield number, _first_sentence(code[number + 1 :]) if is_header else _KERNEL_TITLE
 
 
 def _first_sentence(comment: Sequence[str]) -> str:

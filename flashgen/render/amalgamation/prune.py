@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 from flashgen.render.amalgamation.amalgamate import Line
 from flashgen.render.amalgamation.conditionals import resolved
+from flashgen.render.amalgamation.decide import decided
 from flashgen.render.amalgamation.declarations import Declaration, parse
 
 
 def prune(lines: Sequence[Line]) -> list[Line]:
     """``lines`` without the declarations that the kernel does not reach, one section for each header."""
-    lines = resolved(lines)
+    lines = decided(resolved(lines))
     declarations = parse([text for text, _ in lines])
     if not any(one.is_kernel for one in declarations):
         return lines

@@ -72,18 +72,18 @@ struct BackwardShape {
 };
 
 // Streams one float per row: L and D of a tile of queries. Rows that do not exist arrive as 0.
-template <i32 rows, i32 threads, bool asynchronous>
+template <i32 rows, i32 threads, bool async_copy>
 struct RowStream {
   const float* source;
   i32 row_count;
-  float staged[asynchronous ? 1 : ceil_div(rows, threads)];
+  float staged[async_copy ? 1 : ceil_div(rows, threads)];
 
   FLASHGEN_DEVICE void fetch(float* shared, i32 first_row, Thread thread) {
 #pragma unroll
     for (i32 i = 0; i < ceil_div(rows, threads); ++i) {
       const i32 row = thread.index() + i * threads;
       const bool exists = row < rows && first_row + row < row_count;
-      if constexpr (asynchronous) {
+      if constexpr (async_copy) {
         if (row < rows)
           cp_async_4(shared_address(shared + row), exists ? source + first_row + row : source,
                      exists ? 4 : 0);
@@ -93,7 +93,7 @@ struct RowStream {
     }
   }
   FLASHGEN_DEVICE void land(float* shared, Thread thread) const {
-    if constexpr (!asynchronous) {
+    if constexpr (!async_copy) {
 #pragma unroll
       for (i32 i = 0; i < ceil_div(rows, threads); ++i) {
         if (thread.index() + i * threads < rows) shared[thread.index() + i * threads] = staged[i];

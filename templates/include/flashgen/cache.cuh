@@ -86,15 +86,15 @@ struct PagedRows {
 // Brings one tile of rows in pages after another to shared memory; see TileStream.
 template <class Stream>
 struct PagedStream;
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
-struct PagedStream<TileStream<Tile, threads, head_dim, access_bytes, asynchronous>> {
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool async_copy>
+struct PagedStream<TileStream<Tile, threads, head_dim, access_bytes, async_copy>> {
   using T = typename Tile::Element;
   static constexpr i32 count = Tile::rows * Tile::chunks;
   static constexpr i32 per_thread = ceil_div(count, threads);
 
   PagedRows<const T> source;
   i32 first_row;
-  Vec16 staged[asynchronous ? 1 : per_thread];
+  Vec16 staged[async_copy ? 1 : per_thread];
 
   FLASHGEN_DEVICE PagedStream(PagedRows<const T> source_, i32 first_row_, Thread)
       : source(source_), first_row(first_row_) {}
@@ -111,7 +111,7 @@ struct PagedStream<TileStream<Tile, threads, head_dim, access_bytes, asynchronou
       const bool exists = first_row + row < source.row_count && column < head_dim;
       const T* const from = exists ? source.at(first_row + row, column) : source.data;
       const i32 columns = exists ? head_dim - column : 0;
-      if constexpr (asynchronous) {
+      if constexpr (async_copy) {
         copy_chunk_async<T, access_bytes>(shared_address(tile.chunk_at(row, chunk)), from, columns);
       } else {
         staged[i] = read_chunk<T, access_bytes>(from, columns);
@@ -121,7 +121,7 @@ struct PagedStream<TileStream<Tile, threads, head_dim, access_bytes, asynchronou
   }
 
   FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
+    if constexpr (!async_copy) {
 #pragma unroll
       for (i32 i = 0; i < per_thread; ++i) {
         const i32 index = thread.index() + i * threads;

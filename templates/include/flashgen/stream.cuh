@@ -72,12 +72,12 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 // asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
 // land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
 // columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool async_copy>
 struct TileStream {
   using T = typename Tile::Element;
   static constexpr i32 count = Tile::rows * Tile::chunks;
   static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
+  static_assert(!async_copy || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
   // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
   static constexpr i32 rows_apart = threads / Tile::chunks;
   static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
@@ -87,7 +87,7 @@ struct TileStream {
   // there on.
   const T* next;
   i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
+  Vec16 staged[async_copy ? 1 : per_thread];
 
   FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
       : stride(source.stride) {
@@ -137,7 +137,7 @@ struct TileStream {
   }
 
   FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
+    if constexpr (!async_copy) {
 #pragma unroll
       for (i32 i = 0; i < per_thread; ++i) {
         const i32 index = thread.index() + i * threads;
@@ -149,7 +149,7 @@ struct TileStream {
  private:
   // A chunk without columns reads nothing: where `from` then points does not matter.
   FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
+    if constexpr (async_copy) {
       copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
     } else {
       staged[i] = read_chunk<T, access_bytes>(from, columns);
@@ -158,13 +158,13 @@ struct TileStream {
 };
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
+template <bool async_copy>
 FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
+  if constexpr (async_copy) cp_async_commit();
 }
-template <bool asynchronous, i32 pending>
+template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
+  if constexpr (async_copy) cp_async_wait<pending>();
 }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
