@@ -7,7 +7,8 @@ import pytest
 from flashgen.arch import get_arch
 from flashgen.compile import compile_ptx, compile_source
 from flashgen.compile.registers import require_registers
-from flashgen.errors import CompileError, SerialisedError
+from flashgen.emulator import load
+from flashgen.errors import CompileError, EmulationError, SerialisedError
 from flashgen.plan.model.plans import Constant
 from flashgen.render import KernelSource, templates_dir
 
@@ -166,3 +167,23 @@ def test_wgmma_that_the_assembler_serialises_is_an_error(source: Source) -> None
     message = str(error.value)
     assert "wait for each other" in message
     assert "(C75" in message
+
+
+def test_a_finding_of_the_emulator_names_the_template_line(source: Source) -> None:
+    kernel = """\
+struct Params { float* p; };
+{{ common.kernel(plan) }}(FLASHGEN_GRID_CONSTANT Params p) {
+{% if true %}
+  cp_async_4(0, Place::current().tile + p.p, 4);
+{% endif %}
+}
+"""
+    made = source('#include "flashgen/element.cuh"\n' + TOP + kernel)
+    with pytest.raises(EmulationError) as caught:
+        load(made).launch(1, bytes(8))
+    assert (caught.value.file, caught.value.line) == ("kernels/tiny.cu.j2", 8)
+    edited = KernelSource(made.plan, "\n" + made.text)
+    with pytest.raises(EmulationError) as caught:
+        load(edited).launch(1, bytes(8))
+    place = next(n for n, line in enumerate(edited.text.split("\n"), start=1) if "cp_async_4(0" in line)
+    assert (caught.value.file, caught.value.line) == ("tiny.cu", place)

@@ -110,7 +110,6 @@ struct Used {
         "  bool operator<(int x) const { return data < x; }",
         "  // Is called.",
         "  int get() const { return data; }",
-        "",
         "};",
         "void used() { Used(Used::size).get(); }",
         KERNEL,

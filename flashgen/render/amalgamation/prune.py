@@ -105,6 +105,8 @@ def _tidied(lines: Iterable[Line]) -> list[Line]:
             if (last and not last.endswith("{")) or last.startswith("namespace"):
                 out.append((text, origin))
             continue
+        if out and not last and text.strip() in ("}", "};"):
+            out.pop()
         if text.startswith("}  // namespace") or text == "#endif":
             while out and not out[-1][0]:
                 out.pop()
