@@ -8,7 +8,6 @@ from flashgen.arch import Arch, get_arch
 from flashgen.errors import PlanError
 from flashgen.plan.cache import plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
-from flashgen.plan.captured.prefetch import loads_ahead_of
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
 from flashgen.plan.dropout import with_dropout
@@ -20,6 +19,7 @@ from flashgen.plan.model.naming import aligned_name
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
 from flashgen.plan.portable.forward import chosen_schedule, plan_forward
+from flashgen.plan.score_form import score_form
 from flashgen.plan.varlen import with_varlen
 from flashgen.spec import AttentionSpec, Schedule
 
@@ -97,13 +97,12 @@ def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPla
     switches = set(kernel.switches)
     if expressions.score is not None:
         switches.add("score")
-    if kernel.template == "forward_sm90.cu.j2" and loads_ahead_of(expressions):
-        switches.add("ahead")
     if expressions.sink is not None and kernel.role in ("forward", "captured_sink"):
         switches.add("sink")
     return replace(
         kernel,
         expressions=expressions,
+        score=score_form(kernel, expressions),
         params=with_captures(kernel.params, expressions),
         switches=frozenset(switches),
     )

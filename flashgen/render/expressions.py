@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.common import identifiers
-from flashgen.plan.model.expressions import CapturedTensor, Expressions, Table
+from flashgen.plan.model.expressions import CapturedTensor, Expressions, ScoreForm, Table
 from flashgen.plan.model.plans import KernelPlan
 
 if TYPE_CHECKING:
@@ -80,12 +80,11 @@ class Code:
 
 def expression_code(plan: KernelPlan) -> Code:
     """The mask's and the score's functions; the filter ``expression_code``."""
-    from flashgen.expr import Const, Scalar, cap_of, orders, text
+    from flashgen.expr import Const, orders, text
     from flashgen.expr.analysis.hoisting import is_light as is_light_tree
     from flashgen.expr.analysis.hoisting import is_quick as is_quick_tree
     from flashgen.expr.analysis.hoisting import with_keys_apart
-    from flashgen.expr.readings.cuda import C_TYPES, arguments_near_zero
-    from flashgen.expr.tree.rebuild import substitute
+    from flashgen.expr.readings.cuda import C_TYPES
 
     e = plan.expressions
     assert e is not None, "the template asks only where the plan has expressions"
@@ -111,29 +110,12 @@ def expression_code(plan: KernelPlan) -> Code:
         bodies["whole_full"] = body_of({"full": e.rule.full}, names)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
         bodies["query_tiles"] = body_of({"begin": e.rule.query_begin, "end": e.rule.query_end}, names)
-    ahead = _ahead(_loads_ahead(plan), plan, names)
-    if e.score is not None and e.slope is not None:
-        given: dict[Node, Node] = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
-        roots, starts = _from_first_pair(e.score, e.slope, plan)
-        near = names | _NEAR_FIRST
-        bodies["first"] = body_of(starts, names)
-        facts["first"] = tuple(Fact(name, "float", x) for name, x in bodies["first"].results.items())
-        value = substitute(roots["value"], given)
-        if "capped" in plan.switches:
-            cap = cap_of(e.score)
-            assert cap is not None, "the plan has found that out"
-            bodies["cap"] = body_of({"amplitude": cap.amplitude, "slope": cap.slope}, names)
-        # Both ways to compute a score take registers, which other kernels do not have.
-        votes = "from_products" in plan.switches
-        arguments = {str(number): x for number, x in enumerate(arguments_near_zero(value) if votes else ())}
-        bodies["score"] = body_of({"value": value}, near | (_NEAR_ZERO if arguments else {}))
-        if arguments:
-            bodies["near"] = body_of(arguments, near)
-        if "slope" in roots:
-            bodies["score_and_slope"] = body_of({name: roots[name] for name in ("value", "slope")}, near)
-            if ahead:
-                both = {name: substitute(roots[name], given) for name in ("value", "slope")}
-                bodies["score_and_slope_ahead"] = body_of(both, near)
+    ahead: dict[Load, Ahead] = {}
+    if plan.score is not None:
+        ahead = _ahead(plan.score.ahead, e, names)
+        of_score = _score(plan.score, ahead, names)
+        bodies |= of_score
+        facts["first"] = tuple(Fact(name, "float", x) for name, x in of_score["first"].results.items())
     if e.sink is not None:
         bodies["sink"] = body_of({"value": e.sink}, names)
     return Code(
@@ -164,21 +146,9 @@ def _survey(table: Table, e: Expressions) -> Survey:
     return Survey(table, tensor, f"Survey<{tensor.element}, {tensor.rank}, {table.axis}, {e.stretch}>")
 
 
-def _loads_ahead(plan: KernelPlan) -> tuple[Load, ...]:
-    """What this kernel fetches for a pair before its logit comes."""
-    from flashgen.plan.captured.prefetch import MOST_BYTES, MOST_BYTES_BACKWARD, loads_ahead_of
-
-    assert plan.expressions is not None, "what loads has expressions"
-    for switch, most_bytes in (("ahead", MOST_BYTES), ("reads_ahead", MOST_BYTES_BACKWARD)):
-        if switch in plan.switches:
-            return loads_ahead_of(plan.expressions, most_bytes)
-    return ()
-
-
-def _ahead(loads: tuple[Load, ...], plan: KernelPlan, names: Mapping[str, str]) -> dict[Load, Ahead]:
+def _ahead(loads: tuple[Load, ...], e: Expressions, names: Mapping[str, str]) -> dict[Load, Ahead]:
     """What is fetched ahead, by load."""
-    assert plan.expressions is not None, "what loads has expressions"
-    tensors = {tensor.name: tensor for tensor in plan.expressions.tensors}
+    tensors = {tensor.name: tensor for tensor in e.tensors}
     found: dict[Load, Ahead] = {}
     for load in loads:
         name = load.tensor.name
@@ -195,17 +165,42 @@ _NEAR_FIRST = {"q": "(first.q + row)", "k": "(first.k + column)", "step.q": "row
 _NEAR_ZERO = {"tanh": "hyperbolic_tangent<is_near_zero>"}
 
 
-def _from_first_pair(score: Node, slope: Node, plan: KernelPlan) -> tuple[Mapping[str, Node], dict[str, Node]]:
-    """The score of a pair, and its slope if needed, in terms of the first pair; and what is found out at that one."""
-    from flashgen.expr import in_products, of_product, with_constants, with_starts
+def _score(form: ScoreForm, ahead: Mapping[Load, Ahead], names: dict[str, str]) -> dict[str, Body]:
+    """The bodies of the score's functions, in terms of the first of some pairs."""
+    from flashgen.expr import Scalar
+    from flashgen.expr.readings.cuda import arguments_near_zero
+    from flashgen.expr.tree.rebuild import substitute
 
-    roots: Mapping[str, Node] = {"value": score, "slope": slope}
+    given: dict[Node, Node] = {load: Scalar(f"pair.{found.name}", load.type) for load, found in ahead.items()}
+    roots, starts = _from_first_pair(form)
+    near = names | _NEAR_FIRST
+    bodies = {"first": body_of(starts, names)}
+    value = substitute(roots["value"], given)
+    if form.cap is not None:
+        bodies["cap"] = body_of({"amplitude": form.cap.amplitude, "slope": form.cap.slope}, names)
+    found = arguments_near_zero(value) if form.has_spare_registers else ()
+    arguments = {str(number): x for number, x in enumerate(found)}
+    bodies["score"] = body_of({"value": value}, near | (_NEAR_ZERO if arguments else {}))
+    if arguments:
+        bodies["near"] = body_of(arguments, near)
+    if "slope" in roots:
+        bodies["score_and_slope"] = body_of(roots, near)
+        if ahead:
+            both = {name: substitute(root, given) for name, root in roots.items()}
+            bodies["score_and_slope_ahead"] = body_of(both, near)
+    return bodies
+
+
+def _from_first_pair(form: ScoreForm) -> tuple[Mapping[str, Node], dict[str, Node]]:
+    """The score of a pair, and its slope if needed, in terms of the first pair; and what is found out at that one."""
+    from flashgen.expr import with_constants, with_starts
+
+    roots: Mapping[str, Node] = {"value": form.value}
+    if form.slope is not None:
+        roots = {**roots, "slope": form.slope}
     constants: Mapping[str, Node] = {}
-    if "from_products" in plan.switches:
-        value = in_products(score) if "in_products" in plan.switches else of_product(score)
-        assert value is not None, "the plan has found that out"
-        # Kernels of the backward pass have no registers to keep constants in.
-        apart = with_constants({"value": value})
+    if form.has_spare_registers:
+        apart = with_constants(roots)
         roots, constants = apart.roots, apart.constants
     started = with_starts(roots)
     found = {**started.starts, **constants}

@@ -58,4 +58,5 @@ def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
         reasons=(),
         switches=frozenset(),
         expressions=own,
+        score=None,
     )

@@ -174,8 +174,6 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("block_sparse", is_block_sparse(spec)),
                 ("scrubs_first", has_mask(spec) and _scrubs_first(spec)),
                 ("hoists_tile_rules", is_block_sparse(spec)),
-                # Scores are of products and not of logits, have constants apart, and are voted on.
-                ("from_products", True),
                 ("in_products", in_products),
                 ("capped", capped),
                 # A mask that reads an element for each pair needs its address. Groups of pairs take fewer registers.

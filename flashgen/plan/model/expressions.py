@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from flashgen.common import identifiers
 
 if TYPE_CHECKING:
-    from flashgen.expr import Node, TileRule
+    from flashgen.expr import Load, Node, TileRule
+    from flashgen.expr.analysis.softcaps import Cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,29 @@ class Expressions:
     def has_mask(self) -> bool:
         """Whether the mask is an expression, not a band."""
         return self.mask is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreForm:
+    """The score as one kernel computes it."""
+
+    #: The score of a pair, as a tree over its logit or over its product.
+    value: Node
+    #: The derivative of the score with respect to its logit; None in kernels that do not need it.
+    slope: Node | None
+    #: The factors of a softcap, in kernels that have a shorter way to compute one.
+    cap: Cap | None = None
+    #: The loads that are issued before the products of their pairs are known.
+    ahead: tuple[Load, ...] = ()
+    #: Whether there are registers for the constants of a tile, and for a second way to compute functions near zero.
+    has_spare_registers: bool = False
+
+    def plain(self) -> tuple[object, ...]:
+        """All that differs from kernel to kernel; the trees follow from those of the expressions."""
+        from flashgen.expr import text
+
+        ahead = tuple(text(load) for load in self.ahead)
+        return self.slope is not None, self.cap is not None, ahead, self.has_spare_registers
 
 
 NO_EXPRESSIONS = Expressions(None, None, None, None, None, (), (), ())

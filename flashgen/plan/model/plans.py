@@ -9,7 +9,7 @@ from typing import Literal
 from flashgen.arch import Arch
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.captured_work import CapturedWork
-from flashgen.plan.model.expressions import Expressions
+from flashgen.plan.model.expressions import Expressions, ScoreForm
 from flashgen.plan.model.parts import Box, Constant, Param, ParamTable, Problem, SmemMap, SmemRegion
 from flashgen.plan.model.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, Schedule
@@ -89,6 +89,8 @@ class KernelPlan:
     switches: frozenset[str] = frozenset()
     #: What it evaluates of the spec's mask and score.
     expressions: Expressions | None = None
+    #: How it computes the score.
+    score: ScoreForm | None = None
     #: What a kernel of captured gradients works on.
     captured: CapturedWork | None = None
     #: Where it sums dQ, if not for all heads at once.

@@ -1,0 +1,32 @@
+"""How a kernel computes its score: over logits or products, with which loads ahead, and with what kept in registers."""
+
+from __future__ import annotations
+
+from flashgen.plan.captured.prefetch import MOST_BYTES_BACKWARD, loads_ahead_of
+from flashgen.plan.model.expressions import Expressions, ScoreForm
+from flashgen.plan.model.plans import KernelPlan
+
+
+def score_form(kernel: KernelPlan, expressions: Expressions) -> ScoreForm | None:
+    """The form of the score in this kernel; None without a score."""
+    if expressions.score is None:
+        return None
+    if (kernel.algorithm, kernel.role) == ("FlashAttention-3", "forward"):
+        return _of_products(kernel, expressions)
+    ahead = loads_ahead_of(expressions, MOST_BYTES_BACKWARD) if "reads_ahead" in kernel.switches else ()
+    return ScoreForm(expressions.score, expressions.slope, ahead=ahead)
+
+
+def _of_products(kernel: KernelPlan, expressions: Expressions) -> ScoreForm:
+    """The form for products, which are logits before they are multiplied by the scale.
+
+    Other kernels have no registers for constants, nor for two ways to compute a score.
+    """
+    from flashgen.expr import cap_of, in_products, of_product
+
+    score = expressions.score
+    assert score is not None, "only a score has a form"
+    value = in_products(score) if "in_products" in kernel.switches else of_product(score)
+    assert value is not None, "the switch says that the score adds to products"
+    cap = cap_of(score) if "capped" in kernel.switches else None
+    return ScoreForm(value, None, cap, loads_ahead_of(expressions), has_spare_registers=True)
