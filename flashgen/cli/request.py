@@ -18,11 +18,6 @@ from flashgen.spec.schedule import PartitionKind
 
 T = TypeVar("T")
 
-#: How many warps share the tile when only their partition is named.
-DEFAULT_WARPS = 4
-#: How many warpgroups compute when specialised ones are asked for, and no more is said.
-DEFAULT_CONSUMERS = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -212,10 +207,10 @@ def _partition(
     if kind == "specialized":
         if count is not None:
             raise SpecError(f"--warps {count} does not go with specialized warps; give --consumers N (1 to 3) instead")
-        if consumers is None:
-            consumers = same.consumers if same else DEFAULT_CONSUMERS
-    elif count is None:
-        count = same.count if same else DEFAULT_WARPS
+        if same and consumers is None:
+            consumers = same.consumers
+    elif same and count is None:
+        count = same.count
     return WarpPartition(cast(PartitionKind, kind), count, consumers=consumers)
 
 

@@ -14,6 +14,8 @@ PartitionKind = Literal["split_q", "split_k", "specialized"]
 Algorithm = Literal["fa2", "fa3"]
 Softmax = Literal["reference-max", "running-max"]
 WARP_COUNTS = (1, 2, 4, 8, 16)
+#: How many warps share a tile, and how many warpgroups compute, in a partition of which only the kind is given.
+DEFAULT_WARPS, DEFAULT_CONSUMERS = 4, 2
 
 
 def _tile_violations(schedule: Schedule | BackwardSchedule, prefix: str) -> Iterator[str]:
@@ -52,7 +54,8 @@ class Schedule:
     stages: int | None = None
     warps: WarpPartition | None = None
     backward: BackwardSchedule = BackwardSchedule()
-    #: ``fa2``: every warp copies and computes (all GPUs). ``fa3``: specialised warps, wgmma and TMA (sm_90a).
+    #: ``fa2``: every warp copies and computes, in both passes (all GPUs). ``fa3``: specialised warps, wgmma and TMA in
+    #: the forward pass (sm_90a).
     algorithm: Algorithm | None = None
     #: Of fa3: where the factor taken out of a row's exponentials comes from. ``reference-max``: the row's first tile,
     #: unless later ones grow far beyond it. ``running-max``: the maximum so far.
@@ -113,6 +116,8 @@ class WarpPartition:
     ``split_k`` (FlashAttention-1): each warp owns key columns, and partial results merge in shared memory.
     ``specialized`` (FlashAttention-3): warpgroups, four warps each; ``producers`` bring tiles, and each of
     ``consumers`` owns 64 query rows.
+
+    Where only the kind is given, four warps share the tile, or two consumers compute.
     """
 
     kind: PartitionKind
@@ -136,6 +141,8 @@ class WarpPartition:
             yield f"warp count={show(self.count)} is not supported; use 1, 2, 4, 8 or 16"
 
     def _plain_violations(self) -> Iterator[str]:
+        if self.count is None:
+            object.__setattr__(self, "count", DEFAULT_WARPS)
         yield from self._count_violations()
         for name in ("producers", "consumers"):
             if getattr(self, name) is not None:
@@ -145,6 +152,8 @@ class WarpPartition:
                 )
 
     def _specialise(self) -> list[str]:
+        if self.consumers is None:
+            object.__setattr__(self, "consumers", DEFAULT_CONSUMERS)
         problems = []
         producers = 1 if self.producers is None else self.producers
         if type(producers) is not int or producers != 1:

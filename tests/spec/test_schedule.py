@@ -34,13 +34,17 @@ def test_tiles_are_multiples_of_16(value):
         ]
 
 
-@pytest.mark.parametrize("count", [0, 3, 32, True, 4.0, "4", None])
+@pytest.mark.parametrize("count", [0, 3, 32, True, 4.0, "4"])
 def test_warps_are_a_power_of_two(count):
     with pytest.raises(SpecError, match="warp count="):
         WarpPartition("split_q", count)
-    if count is not None:
-        with pytest.raises(SpecError, match="backward warps="):
-            BackwardSchedule(warps=count)
+    with pytest.raises(SpecError, match="backward warps="):
+        BackwardSchedule(warps=count)
+
+
+def test_a_partition_has_defaults_for_what_is_left_out():
+    assert WarpPartition("split_k") == WarpPartition("split_k", 4)
+    assert WarpPartition("specialized") == WarpPartition("specialized", consumers=2)
 
 
 def test_what_is_no_partition_is_refused():
@@ -54,7 +58,6 @@ def test_what_is_no_partition_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, r"consumers=None is not supported; use 1, 2 or 3"),
         ({"consumers": 4}, r"consumers=4 is not supported; use 1, 2 or 3"),
         ({"consumers": True}, r"consumers=True is not supported; use 1, 2 or 3"),
         ({"consumers": 2, "producers": 2}, r"producers=2 is not supported; use 1"),

@@ -151,10 +151,10 @@ def _warps_from_plain(value: Any) -> WarpPartition:
     fields: dict[str, Any]
     table = _table(value, "schedule.warps", WARPS_REMEDY)
     fields = _known_fields(table, WARP_FIELDS, "schedule.warps.", problems)
-    # Where one is missing, the others are judged beside a right one.
-    needed = {"kind": "split_q"} | ({"consumers": 2} if fields.get("kind") == "specialized" else {"count": 4})
-    problems += [f"schedule.warps.{n} is missing; {WARPS_REMEDY}" for n in needed if n not in table]
-    fields = needed | fields
+    if "kind" not in table:
+        problems.append(f"schedule.warps.kind is missing; {WARPS_REMEDY}")
+    # Where the kind is missing, the other fields are judged beside a right one.
+    fields = {"kind": "split_q"} | fields
     return _result(_collect(problems, "schedule.warps: ", lambda: WarpPartition(**fields)), problems)
 
 
