@@ -62,7 +62,7 @@ def plans(
 ) -> tuple[AttentionPlan, ...]:
     """Spec to plan: one for each architecture, for arguments aligned as contiguous arrays are."""
     found = tuple(plan(spec, schedule, arch) for arch in archs)
-    if message := unused_overrides(found):
+    if message := unused_overrides(found, (other for one in found for other in fallbacks(one))):
         observer.unused_overrides(message)
     return found
 

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from flashgen.errors import LaunchError
-from flashgen.launch.arrays.array import MAX_ACCESS_BYTES, ArrayInfo
+from flashgen.launch.arrays.array import ArrayInfo
 from flashgen.launch.call.boxes import encoded_maps
 from flashgen.launch.call.packing import Value
 from flashgen.launch.call.prepared import make_ready
 from flashgen.launch.target import Ready, Target
 from flashgen.launch.variant import Variant
-from flashgen.plan.calls import WITHOUT_COPY_ENGINE, takes_call
-from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
+from flashgen.plan.fallbacks import access_for_call, access_without_maps
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem, Role
 
 MakeVariant = Callable[[int], Variant]
 Maps = Mapping[Role, Mapping[str | None, Value]]
@@ -26,9 +26,8 @@ class Variants:
         self._make_variant = make_variant
         self._target = target
         #: The alignment, in bytes, that the widest accesses of the kernels need.
-        self.default = max(k.access_bytes for k in variant.plan.kernels)
+        self.default = variant.plan.access_bytes
         self._made = {self.default: variant}
-        self._mapped_kernels = [plan for plan in variant.plan.kernels if plan.boxes]
         self._loaded: dict[tuple[int, int, bool], Mapping[Role, Ready]] = {}
         self._lock = threading.Lock()
 
@@ -41,16 +40,17 @@ class Variants:
     ) -> tuple[int, Maps]:
         """The alignment whose kernels take a call, and its tensor maps: only kernels for the widest need any."""
         maps: dict[Role, Mapping[str | None, Value]] = {}
-        if access < MAX_ACCESS_BYTES:
+        if access < self.default:
             return access, maps
-        for plan in self._mapped_kernels:
-            if plan.pass_ == pass_:
-                taken = takes_call(plan, problem, scale)
-                encoded = encoded_maps(plan, problem, arrays, self._target, device) if taken else None
-                if encoded is None:
-                    return WITHOUT_COPY_ENGINE, {}
-                maps[plan.role] = encoded
-        return access, maps
+
+        def has_maps(kernel: KernelPlan) -> bool:
+            encoded = encoded_maps(kernel, problem, arrays, self._target, device)
+            if encoded is not None:
+                maps[kernel.role] = encoded
+            return encoded is not None
+
+        chosen = access_for_call(self.plan(access), pass_, problem, scale, has_maps)
+        return chosen, maps if chosen == access else {}
 
     def kernels(self, access: int, device: int, stream: int | None, *, captured: bool = False) -> Mapping[Role, Ready]:
         """The loaded kernels for an alignment, those of captured gradients or the others, in the order in which
@@ -76,7 +76,9 @@ class Variants:
         """Compiles and loads a variant now (the default one unless ``access_bytes`` names another)."""
         access = self.default if access_bytes is None else min(access_bytes, self.default)
         self.kernels(access, device, None)
-        if access == MAX_ACCESS_BYTES and self._mapped_kernels and not self._target.takes_maps(device):
-            self.kernels(WITHOUT_COPY_ENGINE, device, None)
+        if access == self.default:
+            without = access_without_maps(self.plan(access))
+            if without != access and not self._target.takes_maps(device):
+                self.kernels(without, device, None)
         if captured_gradients:
             self.kernels(access, device, None, captured=True)

@@ -15,7 +15,7 @@ from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
 from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
-from flashgen.plan.model.naming import aligned_name
+from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
 from flashgen.plan.portable.backward import chosen_backward, plan_backward, workspace_tiles
 from flashgen.plan.portable.forward import chosen_schedule, plan_forward
@@ -87,7 +87,7 @@ def _with_alignment(kernel: KernelPlan, access: int) -> KernelPlan:
     depends = any(constant.name == "access_bytes" for constant in kernel.config)
     if not depends or access == default_access_bytes(kernel.spec):
         return kernel
-    return replace(kernel, name=aligned_name(kernel.name, access))
+    return replace(kernel, name=name_with(kernel.name, f"align{access}"))
 
 
 def _with_expressions(kernel: KernelPlan, expressions: Expressions) -> KernelPlan:

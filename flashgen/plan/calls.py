@@ -8,8 +8,6 @@ from flashgen.plan.model.plans import KernelPlan, Problem
 MOST_TILES = 2**31 - 1
 #: Kernels that divide by the scale are for larger ones: what is divided, a log-sum-exp, must not overflow.
 SMALLEST_DIVISOR = 1e-30
-#: The alignment whose plans take the other calls: the copy engine needs 16 bytes, so their kernels do not use it.
-WITHOUT_COPY_ENGINE = 8
 
 
 def takes_call(kernel: KernelPlan, problem: Problem, scale: float) -> bool:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from flashgen.plan import plan
+from flashgen.plan.calls import takes_call
 from flashgen.plan.hopper.forward_table import LEAST_KV
-from flashgen.plan.model.plans import AttentionPlan
-from flashgen.plan.portable.forward import copies_asynchronously
+from flashgen.plan.model.naming import name_with
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem
+from flashgen.plan.portable.forward import chosen_schedule, copies_asynchronously, plan_forward
 from flashgen.spec import BackwardSchedule, Schedule
+
+#: The copy engine needs 16 bytes, so the kernels for this alignment do not use it.
+_WITHOUT_COPY_ENGINE = 8
 
 
 def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
     """The plans to compile instead, in order, if the assembler has too few registers for the forward kernel.
 
     Only the assembler knows, because masks and scores can be of any size. Each plan is made when the iterator
-    reaches it. There is none if nothing else can be planned, or if the schedule asks for this very kernel.
+    reaches it. There is none if nothing else can be planned, or if the schedule asks for this very kernel. The backward
+    kernels stay as they are.
     """
     forward = attention.kernel("forward")
     asked = forward.schedule or Schedule()
     if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
         return
+    access = forward.access_bytes
     least = LEAST_KV[forward.spec.head_dim, forward.spec.head_dim_v]
     if least < int(forward.constant("tile_kv")):
-        yield _planned_by(replace(asked, tile_kv=least), attention, forward.access_bytes)
-    yield _planned_by(replace(asked, algorithm="fa2"), attention, forward.access_bytes)
+        yield _planned_by(replace(asked, tile_kv=least), attention, access, f"kv{least}")
+    # algorithm="fa2" would apply to both passes; a partition of warps is of the forward kernel alone.
+    portable = chosen_schedule(plan_forward(forward.spec, asked, forward.arch, access))
+    yield _planned_by(replace(asked, warps=portable.warps), attention, access, "fa2")
 
 
 def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
@@ -37,7 +46,25 @@ def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
         asked = Schedule(backward=asked.backward)
     if not copies_asynchronously(attention.arch, access_bytes):
         asked = _with_one_stage(asked)
-    return _planned_by(asked, attention, access_bytes)
+    return _planned_by(asked, attention, access_bytes, f"align{access_bytes}")
+
+
+def access_without_maps(attention: AttentionPlan) -> int:
+    """The alignment whose plan ``for_alignment`` makes for a driver that has no tensor maps; often the plan's own."""
+    return _WITHOUT_COPY_ENGINE if any(kernel.boxes for kernel in attention.kernels) else attention.access_bytes
+
+
+def access_for_call(
+    attention: AttentionPlan, pass_: Pass, problem: Problem, scale: float, has_maps: Callable[[KernelPlan], bool]
+) -> int:
+    """The alignment whose plan takes a call that is aligned as this plan needs.
+
+    ``has_maps`` says whether the driver describes the call's tensors to a kernel that uses the copy engine.
+    """
+    for kernel in attention.kernels:
+        if kernel.pass_ == pass_ and kernel.boxes and not (takes_call(kernel, problem, scale) and has_maps(kernel)):
+            return access_without_maps(attention)
+    return attention.access_bytes
 
 
 def _with_one_stage(asked: Schedule) -> Schedule:
@@ -48,5 +75,22 @@ def _with_one_stage(asked: Schedule) -> Schedule:
     return replace(asked, stages=None if (asked.stages or 1) > 1 else asked.stages, backward=backward)
 
 
-def _planned_by(schedule: Schedule, attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
-    return plan(attention.spec, schedule, attention.arch, access_bytes=access_bytes)
+def _planned_by(schedule: Schedule, attention: AttentionPlan, access_bytes: int, word: str) -> AttentionPlan:
+    """The plan by another schedule. Its kernels that differ from those they replace have ``word`` in their names.
+
+    Else an override of one would be launched with the parameters of the other.
+    """
+    made = plan(attention.spec, schedule, attention.arch, access_bytes=access_bytes)
+    replaced = {kernel.name: _text_of(kernel) for kernel in attention.kernels}
+    kernels = tuple(
+        kernel
+        if replaced.get(kernel.name) in (None, _text_of(kernel))
+        else replace(kernel, name=name_with(kernel.name, word))
+        for kernel in made.kernels
+    )
+    return replace(made, kernels=kernels)
+
+
+def _text_of(kernel: KernelPlan) -> KernelPlan:
+    """The kernel without what its source does not depend on."""
+    return replace(kernel, schedule=None, reasons=(), access_bytes=0, algorithm="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flashgen import settings
@@ -35,16 +35,18 @@ def overridden(plan: KernelPlan) -> str | None:
     return text
 
 
-def unused_overrides(plans: Sequence[AttentionPlan]) -> str | None:
-    """A sentence if FLASHGEN_OVERRIDE_DIR is set and holds none of these plans' kernels, else None.
+def unused_overrides(plans: Sequence[AttentionPlan], fallbacks: Iterable[AttentionPlan] = ()) -> str | None:
+    """A sentence if FLASHGEN_OVERRIDE_DIR is set and holds no kernel of these plans or their fallbacks, else None.
 
     A misspelled file name would otherwise run the kernel that its author wanted to replace.
     """
     directory = settings.override_dir()
-    kernels = [kernel for plan in plans for kernel in plan.kernels]
-    if directory is None or any(_file(directory, kernel).exists() for kernel in kernels):
+    if directory is None:
         return None
-    searched = [_file(directory, kernel).name for kernel in kernels]
+    kernels = [kernel for plan in (*plans, *fallbacks) for kernel in plan.kernels]
+    if any(_file(directory, kernel).exists() for kernel in kernels):
+        return None
+    searched = list(dict.fromkeys(_file(directory, kernel).name for kernel in kernels))
     held = sorted(path.name for path in directory.glob("*.cu"))
     archs = " and ".join(plan.arch.name for plan in plans)
     return (

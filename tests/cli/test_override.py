@@ -10,8 +10,9 @@ import pytest
 import flashgen as fg
 from flashgen.common.recent import Recent
 from flashgen.plan import plan
+from flashgen.plan.fallbacks import fallbacks
 from flashgen.render import render_afresh
-from flashgen.render.override import overridden
+from flashgen.render.override import overridden, unused_overrides
 
 SPEC = fg.AttentionSpec(64, mask=fg.causal())
 OPTIONS = ("--head-dim", "64", "--causal")
@@ -66,6 +67,16 @@ def test_kernels_for_arrays_that_are_aligned_to_less_have_files_of_their_own(ove
     assert by_role["main"] == f"backward_main_d64{'_varlen' if spec.varlen else ''}_align8_{arch.replace('_', '')}"
     (overrides / f"{by_role['main']}.cu").write_text("// of its own\n")
     assert [kernel.role for kernel in narrow if overridden(kernel) is not None] == ["main"]
+
+
+def test_an_override_of_a_fallback_is_looked_for_and_replaces_no_other_kernel(overrides: Path) -> None:
+    attention = plan(SPEC, None, "sm_90a")
+    *_, last = fallbacks(attention)
+    (overrides / f"{last.kernel('forward').name}.cu").write_text("// edited\n")
+    assert unused_overrides([attention]) is not None
+    assert unused_overrides([attention], fallbacks(attention)) is None
+    assert overridden(attention.kernel("forward")) is None
+    assert overridden(last.kernel("forward")) is not None
 
 
 def test_files_beside_the_one_that_is_used_are_left_alone(flashgen: Any, machine: list[Any], overrides: Path) -> None:

@@ -121,7 +121,7 @@ def test_where_nothing_is_launched_no_other_kernel_is_made(hopper: Any, array: A
 
 def test_more_tiles_than_a_kernel_can_count_are_not_for_it(hopper: Any, array: Any) -> None:
     variants = hopper.executor.variants
-    tile = variants._mapped_kernels[0].grid_tile
+    tile = variants.plan(16).kernel("forward").grid_tile
     arrays = [replace(a, pointer=0) for a in _infos(array)]
     at_most = 2**31 // tile * tile
     for heads, access in ((tile - 1, 16), (tile + 1, 8)):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import flashgen as fg
 from flashgen.plan import Problem, plan
-from flashgen.plan.calls import MOST_TILES, SMALLEST_DIVISOR, WITHOUT_COPY_ENGINE, takes_call
-from flashgen.plan.fallbacks import for_alignment
+from flashgen.plan.calls import MOST_TILES, SMALLEST_DIVISOR, takes_call
+from flashgen.plan.fallbacks import access_for_call, access_without_maps, for_alignment
 
 ATTENTION = plan(fg.AttentionSpec(64, score=fg.softcap(30.0)), None, "sm_90a")
 FORWARD, MAIN = ATTENTION.kernel("forward"), ATTENTION.kernel("main")
@@ -42,4 +42,15 @@ def test_tiles_are_counted_in_32_bits() -> None:
 
 
 def test_other_calls_run_by_kernels_that_do_not_use_the_copy_engine() -> None:
-    assert not any(kernel.boxes for kernel in for_alignment(ATTENTION, WITHOUT_COPY_ENGINE).kernels)
+    access = access_without_maps(ATTENTION)
+    assert not any(kernel.boxes for kernel in for_alignment(ATTENTION, access).kernels)
+    refused = access_for_call(ATTENTION, "backward", SIZES, 0.125, lambda kernel: kernel.role != "main")
+    assert (refused, access) == (8, 8)
+    assert access_for_call(ATTENTION, "forward", SIZES, 0.125, lambda kernel: kernel.role != "main") == 16
+    assert access_for_call(ATTENTION, "backward", replace(SIZES, len_kv=0), 0.125, lambda kernel: True) == 8
+
+
+def test_plans_that_do_not_use_the_copy_engine_take_every_call() -> None:
+    portable = plan(fg.AttentionSpec(64), None, "sm_80")
+    assert access_without_maps(portable) == 16
+    assert access_for_call(portable, "forward", SIZES, 0.0, lambda kernel: False) == 16

@@ -13,6 +13,7 @@ from flashgen.arch import get_arch
 from flashgen.plan import default_access_bytes, plan
 from flashgen.plan.fallbacks import fallbacks, for_alignment
 from flashgen.plan.hopper.forward import why_not
+from flashgen.render import render
 from tests.plan.test_forward_sm90 import ARCH, SPECIALIZED, forward
 
 FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
@@ -95,7 +96,7 @@ def test_without_registers_fewer_keys_are_tried_before_the_kernel_for_all_gpus(d
     )
     assert (fewer.schedule, other.schedule) == (
         fg.Schedule(tile_kv=least, backward=backward),
-        fg.Schedule(algorithm="fa2", backward=backward),
+        fg.Schedule(warps=fg.WarpPartition("split_q", int(other.constant("warps"))), backward=backward),
     )
     assert [fewer.algorithm, other.algorithm] == ["FlashAttention-3", "FlashAttention-2"]
     assert fewer.constant("tile_kv") == least
@@ -118,7 +119,33 @@ def test_a_fallback_is_planned_only_once_it_is_reached(monkeypatch: pytest.Monke
 def test_where_tiles_are_as_small_as_they_get_only_the_kernel_for_all_gpus_is_left() -> None:
     bias = fg.bias(np.zeros((2, 2), np.float16))
     narrow = plan(fg.AttentionSpec(256, mask=fg.chunked(9), score=bias), None, "sm_90a")
-    assert schedules_instead(narrow) == [fg.Schedule(algorithm="fa2")]
+    assert schedules_instead(narrow) == [fg.Schedule(warps=fg.WarpPartition("split_q", 8))]
+
+
+@pytest.mark.parametrize("mask", [fg.causal(), fg.document(np.zeros((2, 64), np.int32))], ids=["band", "captured"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_the_last_fallback_changes_the_forward_algorithm_alone(dim: int, mask: fg.Mask) -> None:
+    spec = fg.AttentionSpec(dim, mask=mask)
+    attention, asked = (plan(spec, schedule, "sm_90a") for schedule in (None, fg.Schedule(algorithm="fa2")))
+    *_, last = fallbacks(attention)
+    assert last.kernel("forward").config == asked.kernel("forward").config
+    for role, algorithm in (
+        ("forward", "FlashAttention-2"),
+        ("prepare", "FlashAttention-3"),
+        ("main", "FlashAttention-3"),
+    ):
+        assert last.kernel(role).algorithm == algorithm
+
+
+@pytest.mark.parametrize("mask", [fg.causal(), fg.document(np.zeros((2, 64), np.int32))], ids=["band", "captured"])
+@pytest.mark.parametrize("dim", [64, 256])
+def test_kernels_of_one_name_have_one_source(dim: int, mask: fg.Mask) -> None:
+    attention = plan(fg.AttentionSpec(dim, mask=mask), None, "sm_90a")
+    codes: dict[str, str] = {}
+    for made in (attention, *fallbacks(attention), for_alignment(attention, 8), for_alignment(attention, 2)):
+        for kernel in made.kernels:
+            code = render(kernel).code
+            assert codes.setdefault(kernel.name, code) == code, kernel.name
 
 
 @pytest.mark.parametrize(

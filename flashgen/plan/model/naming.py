@@ -34,10 +34,10 @@ def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str
     return "_".join(p for p in parts if p)
 
 
-def aligned_name(name: str, access_bytes: int) -> str:
-    """The name of the same kernel for arrays that are aligned to less than contiguous ones."""
+def name_with(name: str, word: str) -> str:
+    """The name of a kernel that takes the place of the named one, such as ``align8`` for less aligned arrays."""
     stem, _, arch = name.rpartition("_")
-    return f"{stem}_align{access_bytes}_{arch}"
+    return f"{stem}_{word}_{arch}"
 
 
 def _digest(plain: object) -> str:

@@ -141,6 +141,11 @@ class AttentionPlan:
     arch: Arch
     kernels: tuple[KernelPlan, ...] = field(repr=False)
 
+    @property
+    def access_bytes(self) -> int:
+        """The alignment in bytes that the widest accesses of its kernels need."""
+        return max(kernel.access_bytes for kernel in self.kernels)
+
     def kernel(self, role: Role) -> KernelPlan:
         """The kernel that plays ``role``."""
         for k in self.kernels:
