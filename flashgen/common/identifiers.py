@@ -1,15 +1,11 @@
 """C++ identifiers for captured values.
 
 A captured value keeps its name in texts and in calls, whatever that name means in C++. Every C++ identifier made from
-it starts with one of ``PREFIXES``. No other identifier or macro does, and no prefix starts with another one, so no
-two identifiers can be the same.
+it starts with the prefix of one of the functions below. No other identifier or macro does, and no prefix starts with
+another one, so no two identifiers can be the same.
 """
 
 from __future__ import annotations
-
-import re
-
-PREFIXES = re.compile(r"(captured[0-9]*|stride[0-9]+|size[0-9]+|survey[0-9]+|gradient|sums|elements|cleared)_")
 
 
 def captured(name: str, number: int = 1) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
-from flashgen.launch.driver.tensor_map import MAP_ALIGNMENT, TensorMap
+from flashgen.launch.driver.tensor_map import TensorMap
 
+MAP_ALIGNMENT = 64
 C_TYPES = {"f4": "float", "u4": "u32", "i4": "i32", "f2": "half_t", "u2": "u16", "u1": "u8"}
 
 KERNEL = """{prelude}

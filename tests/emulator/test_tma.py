@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,14 @@ def swizzled(data: np.ndarray[Any, Any], span: int) -> np.ndarray[Any, Any]:
     return moved
 
 
+def box_shape(m: TensorMap) -> tuple[int, ...]:
+    """Elements along each dimension of what is copied."""
+    return tuple(-(-b // s) for b, s in zip(m.box, m.element_strides, strict=True))
+
+
 def box_of(array: np.ndarray[Any, Any], m: TensorMap, at: tuple[int, ...], outside: int = 0) -> np.ndarray[Any, Any]:
     """The elements of a box, in order, as an array with the last axis first along."""
-    found = np.full(tuple(reversed(m.box_shape)), outside, array.dtype)
+    found = np.full(tuple(reversed(box_shape(m))), outside, array.dtype)
     for index in product(*(range(n) for n in found.shape)):
         place = tuple(c + i * s for c, i, s in zip(reversed(at), index, reversed(m.element_strides), strict=True))
         if all(0 <= p < n for p, n in zip(place, array.shape, strict=True)):
@@ -71,10 +77,15 @@ def box_of(array: np.ndarray[Any, Any], m: TensorMap, at: tuple[int, ...], outsi
     return found
 
 
+def box_bytes(m: TensorMap) -> int:
+    """What a load counts at its mbarrier, also beyond the tensor's ends."""
+    return prod(box_shape(m)) * ELEMENTS[m.element].bytes
+
+
 def load(run: Any, array: np.ndarray[Any, Any], m: TensorMap, at: tuple[int, ...], **options: Any) -> Any:
-    out = np.zeros(m.box_bytes, np.uint8)
-    body = SETUP + LOAD.format(bytes=m.box_bytes, rank=m.rank, at=", ".join(map(str, at)))
-    run(body, smem=1024 + m.box_bytes, maps={"map": m}, tensor=array, out=out, **options)
+    out = np.zeros(box_bytes(m), np.uint8)
+    body = SETUP + LOAD.format(bytes=box_bytes(m), rank=m.rank, at=", ".join(map(str, at)))
+    run(body, smem=1024 + box_bytes(m), maps={"map": m}, tensor=array, out=out, **options)
     return out
 
 
@@ -141,7 +152,7 @@ def test_the_swizzle_depends_on_the_address_not_on_the_box(run: Any) -> None:
 def test_element_strides_skip_elements(run: Any) -> None:
     array = aligned(np.random.default_rng(3).integers(1, 2**16, (3, 20, 16), np.uint16))
     m = tensor_map(array, "u16", (8, 9, 3), element_strides=(1, 4, 2))
-    assert m.box_shape == (8, 3, 2)
+    assert box_shape(m) == (8, 3, 2)
     out = load(run, array, m, (8, 2, 1))
     np.testing.assert_array_equal(out.view(np.uint16), box_of(array, m, (8, 2, 1)).ravel())
 
@@ -149,7 +160,7 @@ def test_element_strides_skip_elements(run: Any) -> None:
 def test_a_load_counts_the_bytes_of_the_whole_box(run: Any) -> None:
     array = aligned(np.ones((2, 16), np.uint16))
     m = tensor_map(array, "u16", (16, 8))
-    assert m.box_bytes == 256
+    assert box_bytes(m) == 256
     assert load(run, array, m, (0, 0)).view(np.uint16).sum() == 32
 
 
@@ -163,11 +174,11 @@ def test_boxes_of_every_rank_are_stored_and_clipped(run: Any, rank: int, race: b
     beyond = tuple(c + b // 2 + 1 for c, b in zip(at, box, strict=True))
     for place in (at, (beyond[0] // 8 * 8, *beyond[1:]), tuple(n // 8 * 8 for n in reversed(shape))):
         array[...] = 0
-        data = np.random.default_rng(rank).integers(1, 2**16, tuple(reversed(m.box_shape)), np.uint16)
-        body = SETUP + STORE.format(verb="store", bytes=m.box_bytes, rank=rank, at=", ".join(map(str, place)))
+        data = np.random.default_rng(rank).integers(1, 2**16, tuple(reversed(box_shape(m))), np.uint16)
+        body = SETUP + STORE.format(verb="store", bytes=box_bytes(m), rank=rank, at=", ".join(map(str, place)))
         run(
             body,
-            smem=1024 + m.box_bytes,
+            smem=1024 + box_bytes(m),
             maps={"map": m},
             race=race,
             schedule=schedule,
@@ -187,11 +198,11 @@ def test_stores_undo_the_swizzle(run: Any, swizzle: int, columns: int) -> None:
     array = aligned(np.zeros((16, columns), np.uint16))
     m = tensor_map(array, "u16", (columns, 16), swizzle=swizzle)
     data = np.random.default_rng(0).integers(1, 2**16, (16, columns), np.uint16)
-    body = SETUP + STORE.format(verb="store", bytes=m.box_bytes, rank=2, at="0, 0")
+    body = SETUP + STORE.format(verb="store", bytes=box_bytes(m), rank=2, at="0, 0")
     x = swizzled(data.ravel().view(np.uint8), swizzle)
     for race in (False, True):
         array[...] = 0
-        run(body, smem=1024 + m.box_bytes, maps={"map": m}, race=race, tensor=array, x=x)
+        run(body, smem=1024 + box_bytes(m), maps={"map": m}, race=race, tensor=array, x=x)
         np.testing.assert_array_equal(array, data)
 
 
@@ -205,9 +216,9 @@ def test_reductions_of_all_blocks_add_up(run: Any, element: str, race: bool) -> 
     array.view(dtype)[...] = 2
     m = tensor_map(array, element, (16, 8))
     data = np.arange(1, 129).reshape(8, 16).astype(dtype)
-    body = SETUP + STORE.format(verb="reduce_add", bytes=m.box_bytes, rank=2, at="0, 1")
+    body = SETUP + STORE.format(verb="reduce_add", bytes=box_bytes(m), rank=2, at="0, 1")
     x = data.view(np.uint8).ravel()
-    run(body, blocks=3, smem=1024 + m.box_bytes, maps={"map": m}, race=race, tensor=array, x=x)
+    run(body, blocks=3, smem=1024 + box_bytes(m), maps={"map": m}, race=race, tensor=array, x=x)
     expected = np.full((4, 16), 2, dtype)
     for _ in range(3):
         expected[1:] = (expected[1:].astype(np.float64) + data[:3].astype(np.float64)).astype(dtype)
@@ -221,8 +232,8 @@ def test_sums_of_16_bit_floats_are_rounded_to_nearest_even_once(run: Any) -> Non
         bits = np.random.default_rng(1).integers(0, 2**16, (2, 64, 256), np.uint16)
         array = aligned(bits[0])
         m = tensor_map(array, element, (256, 64))
-        body = SETUP + STORE.format(verb="reduce_add", bytes=m.box_bytes, rank=2, at="0, 0")
-        run(body, smem=1024 + m.box_bytes, maps={"map": m}, tensor=array, x=bits[1].view(np.uint8).ravel())
+        body = SETUP + STORE.format(verb="reduce_add", bytes=box_bytes(m), rank=2, at="0, 0")
+        run(body, smem=1024 + box_bytes(m), maps={"map": m}, tensor=array, x=bits[1].view(np.uint8).ravel())
         with np.errstate(all="ignore"):
             a, b = bits[0].view(dtype).astype(np.float64), bits[1].view(dtype).astype(np.float64)
             expected = (a + b).astype(np.float32).astype(dtype).astype(np.float64)
@@ -232,11 +243,11 @@ def test_sums_of_16_bit_floats_are_rounded_to_nearest_even_once(run: Any) -> Non
 def test_a_store_writes_whole_chunks_of_16_bytes_beyond_the_end_of_its_rows(run: Any) -> None:
     array = aligned(np.zeros((4, 16), np.uint16))
     m = tensor_map(array[:, :12], "u16", (16, 4))
-    body = SETUP + STORE.format(verb="store", bytes=m.box_bytes, rank=2, at="0, 0")
-    run(body, smem=1024 + m.box_bytes, maps={"map": m}, tensor=array, x=np.ones(m.box_bytes, np.uint8))
+    body = SETUP + STORE.format(verb="store", bytes=box_bytes(m), rank=2, at="0, 0")
+    run(body, smem=1024 + box_bytes(m), maps={"map": m}, tensor=array, x=np.ones(box_bytes(m), np.uint8))
     assert (array == 0x0101).all()
     m = tensor_map(array[:, :8], "u16", (16, 4))
-    run(body, smem=1024 + m.box_bytes, maps={"map": m}, tensor=array, x=np.zeros(m.box_bytes, np.uint8))
+    run(body, smem=1024 + box_bytes(m), maps={"map": m}, tensor=array, x=np.zeros(box_bytes(m), np.uint8))
     assert (array[:, :8] == 0).all()
     assert (array[:, 8:] == 0x0101).all()
 

@@ -9,7 +9,7 @@ import pytest
 
 from flashgen.errors import EmulationError
 from flashgen.launch.driver.tensor_map import TensorMap
-from tests.emulator.test_tma import SETUP, STORE, aligned, load, tensor_map
+from tests.emulator.test_tma import SETUP, STORE, aligned, box_bytes, load, tensor_map
 
 
 def finding(run: Any, body: str, **options: Any) -> str:
@@ -113,6 +113,6 @@ def test_a_box_begins_at_a_multiple_of_16_bytes_of_its_rows(run: Any, element: s
 def test_a_box_that_is_stored_does_not_begin_before_the_tensor(run: Any, place: str, verb: str) -> None:
     array = aligned(np.zeros((9, 48), np.float32))
     m = tensor_map(array, "fp32", (16, 4))
-    body = SETUP + STORE.format(verb=verb, bytes=m.box_bytes, rank=2, at=place)
+    body = SETUP + STORE.format(verb=verb, bytes=box_bytes(m), rank=2, at=place)
     with pytest.raises(EmulationError, match=f"^invalid operand: tma_{verb} of a box that begins before the tensor"):
-        run(body, smem=1024 + m.box_bytes, maps={"map": m}, tensor=array, x=np.zeros(m.box_bytes, np.uint8))
+        run(body, smem=1024 + box_bytes(m), maps={"map": m}, tensor=array, x=np.zeros(box_bytes(m), np.uint8))

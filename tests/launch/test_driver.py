@@ -50,11 +50,13 @@ def test_a_cubin_is_loaded_once_however_many_kernels_have_it(library: Path) -> N
 EXTENDED = """
 import ctypes
 from flashgen.errors import LaunchError
-from flashgen.launch.driver.launch_attributes import LaunchShape, launch_extended
+from flashgen.launch.driver.launch_attributes import Configs, LaunchShape
 value = ctypes.c_long(0xABC)
 array = (ctypes.c_void_p * 1)(ctypes.addressof(value))
 def launch(*shape, **attributes):
-    launch_extended(d, 0xE3, LaunchShape(*shape, **attributes), 0x99, ctypes.addressof(array))
+    config = Configs().of(d, LaunchShape(*shape, **attributes))
+    config.hStream = 0x99
+    d.call("cuLaunchKernelEx", config, 0xE3, ctypes.addressof(array), 0)
 """
 EXTENDED_LINE = "launch 0xe3 grid 12 2 3 block 128 1 1 shared 70000 stream 0x99 first abc extra (nil)"
 

@@ -23,14 +23,6 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_a_box_counts_all_its_bytes_also_beyond_the_tensor() -> None:
-    assert TensorMap(**GOOD).box_bytes == 64 * 128 * 2
-    assert TensorMap(0, "fp32", (4, 4), (16,), (8, 8)).box_bytes == 256
-    stepped = TensorMap(0, "u8", (64, 64, 64), (64, 4096), (16, 7, 8), element_strides=(1, 2, 8))
-    assert stepped.box_shape == (16, 4, 1)
-    assert stepped.box_bytes == 64
-
-
 def test_a_map_is_a_value() -> None:
     first, second = TensorMap(**GOOD), TensorMap(**GOOD, element_strides=(1, 1, 1))
     assert first == second

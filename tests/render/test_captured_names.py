@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import flashgen as fg
-from flashgen.common.identifiers import PREFIXES
 from flashgen.compile import nvrtc
 from flashgen.compile.options import ptx_options_for
 from flashgen.emulator.build import include_dir
@@ -24,6 +23,8 @@ from flashgen.emulator.toolchain import find_toolchain
 from flashgen.plan import plan
 from flashgen.render import render
 
+#: What every identifier made of a captured name begins with.
+PREFIXES = re.compile(r"(captured[0-9]*|stride[0-9]+|size[0-9]+|survey[0-9]+|gradient|sums|elements|cleared)_")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 #: Keywords, types, functions, macros and parameters of kernels, words of the language, and what is no C++ identifier.
 _NASTY = """

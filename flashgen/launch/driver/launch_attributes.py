@@ -25,13 +25,6 @@ class LaunchShape(NamedTuple):
     overlaps_predecessor: bool = False
 
 
-def launch_extended(driver: CudaDriver, function: Any, shape: LaunchShape, stream: int, params: int) -> None:
-    """Launches in the current context; ``params`` is the address of the array of parameter addresses."""
-    config = _config(driver.api, shape)
-    config.hStream = stream
-    driver.call("cuLaunchKernelEx", config, function, params, 0)
-
-
 class Configs(threading.local):
     """What the calling thread tells the driver of launches with attributes.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from flashgen.errors import LaunchError
@@ -16,9 +15,8 @@ from flashgen.errors import LaunchError
 if TYPE_CHECKING:
     from flashgen.launch.driver.cuda import CudaDriver
 
-#: Both encodings have this size, and go to addresses that are a multiple of ``MAP_ALIGNMENT``.
+#: Both encodings have this size, and go to addresses that are a multiple of 64.
 MAP_BYTES = 128
-MAP_ALIGNMENT = 64
 
 Fill: TypeAlias = Literal["zero", "nan"]
 
@@ -95,16 +93,6 @@ class TensorMap:
     def rank(self) -> int:
         """How many dimensions."""
         return len(self.dims)
-
-    @property
-    def box_shape(self) -> tuple[int, ...]:
-        """Elements along each dimension of what is copied."""
-        return tuple(-(-b // s) for b, s in zip(self.box, self.element_strides, strict=True))
-
-    @property
-    def box_bytes(self) -> int:
-        """Bytes of a box in shared memory: what a load counts at its mbarrier, also beyond the tensor's ends."""
-        return prod(self.box_shape) * ELEMENTS[self.element].bytes
 
     def for_gpu(self, driver: CudaDriver) -> bytes:
         """The map as GPUs read it."""

@@ -58,8 +58,6 @@ FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(
 FLASHGEN_DEVICE float to_float(half_t x) { return half_to_float(x.bits); }
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-FLASHGEN_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
-
 // Two neighbouring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {

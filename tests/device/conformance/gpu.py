@@ -12,7 +12,7 @@ from conformance.packing import arrays_of, pack
 from conformance.source import symbol
 from conformance.units import ARCH, Unit
 from flashgen.launch.driver.cuda import get_driver
-from flashgen.launch.driver.launch_attributes import LaunchShape, launch_extended
+from flashgen.launch.driver.launch_attributes import Configs, LaunchShape
 
 #: Bytes around each array that no kernel may touch.
 _MARGIN = 256
@@ -27,6 +27,7 @@ class Gpu:
         self._driver = get_driver()
         self._driver.push_context(self._driver.primary_context(0))
         self._libraries: dict[bytes, Any] = {}
+        self._configs = Configs()
 
     @property
     def capability(self) -> int:
@@ -56,7 +57,8 @@ class Gpu:
         shape = LaunchShape(case.grid, case.threads, case.smem_bytes, cluster=cluster, cooperative=case.cooperative)
         for launch in range(case.launches):
             following = shape._replace(overlaps_predecessor=launch > 0)
-            launch_extended(driver, function, following, 0, ctypes.addressof(pointers))
+            config = self._configs.of(driver, following)
+            driver.call("cuLaunchKernelEx", config, function, ctypes.addressof(pointers), 0)
         driver.call("cuCtxSynchronize")
         del params
         try:
