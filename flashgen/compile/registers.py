@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from flashgen.compile.binary import Binary
     from flashgen.plan.model.plans import KernelPlan
 
-#: The kernel whose exponentials run between two products, where there is no time for local memory.
-_NEVER_SPILLS = ("FlashAttention-3", "forward")
-
 
 def require_registers(plan: KernelPlan, binary: Binary) -> None:
     """A RegistersError where products wait for each other, or where a kernel spills that must not."""
@@ -30,7 +27,7 @@ def require_registers(plan: KernelPlan, binary: Binary) -> None:
                 "most of their speed; keep their registers untouched between issue and wait",
                 "\n".join(serialised),
             )
-    if binary.resources.spill_bytes and (plan.algorithm, plan.role) == _NEVER_SPILLS:
+    if binary.resources.spill_bytes and plan.refuses_spills:
         raise SpillError(
             f"{binary.name}: {binary.resources.spill_bytes} bytes per thread leave the registers for local memory; "
             "use a smaller tile_kv in the schedule"

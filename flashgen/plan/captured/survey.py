@@ -55,6 +55,7 @@ def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
         is_persistent=False,
         overlaps_predecessor=False,
         boxes=(),
+        refuses_spills=False,
         reasons=(),
         switches=frozenset(),
         expressions=own,

@@ -154,6 +154,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         is_persistent=True,
         overlaps_predecessor=True,
         divides_by_scale=in_products,
+        refuses_spills=True,
         boxes=(
             Box("q", row.q_rows, PANEL),
             Box("k", row.tile_kv, PANEL),

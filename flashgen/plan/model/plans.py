@@ -79,6 +79,8 @@ class KernelPlan:
     boxes: tuple[Box, ...] = ()
     #: Whether it cannot do with a scale of almost nothing.
     divides_by_scale: bool = False
+    #: Whether it is refused if it spills: its exponentials run between two products, where there is no time for it.
+    refuses_spills: bool = False
     #: Why the schedule is what it is, one sentence each.
     reasons: tuple[str, ...] = ()
     #: What its tiles were chosen by, where they were weighed against others.
