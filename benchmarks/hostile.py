@@ -159,15 +159,15 @@ DATA: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
     "falling by 300": along(240, -60),
     "Cauchy": cauchy,
     "outlier channels": outliers,
-    "one bad value": bad(slice(1000, 1001)),
-    "bad values": bad(slice(50, None, 100)),
+    "one non-finite value": bad(slice(1000, 1001)),
+    "non-finite values": bad(slice(50, None, 100)),
     "all values bad": bad(slice(None)),
-    "scattered bad values": scattered,
+    "scattered non-finite values": scattered,
     "first value bad": bad(slice(1)),
     # Of tiles of queries only one in some has what is bad where the mask cuts, and not a block's first one.
     "late value bad": bad(slice(-24, -23)),
     "value in the middle bad": bad(slice(-300, -299)),
-    "bad values in one sequence": in_one_sequence(bad(slice(50, None, 100))),
+    "non-finite values in one sequence": in_one_sequence(bad(slice(50, None, 100))),
 }
 
 

@@ -80,9 +80,9 @@ def plan(
 
 
 def _with_alignment(kernel: KernelPlan, access: int) -> KernelPlan:
-    """The kernel by a name of its own if its text differs from that for contiguous arrays.
+    """Gives the kernel a name of its own if its source differs from that for contiguous arrays.
 
-    An override by the other's name would have another parameter struct, if that one has the copy engine bring tiles.
+    Otherwise one override file would replace both, although their parameter structs may differ (TMA needs maps).
     """
     depends = any(constant.name == "access_bytes" for constant in kernel.config)
     if not depends or access == default_access_bytes(kernel.spec):

@@ -1,4 +1,4 @@
-"""Which calls a kernel that uses the copy engine takes, besides those that it is aligned for."""
+"""Which calls a TMA kernel accepts, apart from alignment."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from flashgen.plan.model.plans import KernelPlan, Problem
 
 #: Kernels count tiles in 32 bits.
 MOST_TILES = 2**31 - 1
-#: Kernels that divide by the scale are for larger ones: what is divided, a log-sum-exp, must not overflow.
+#: The smallest scale that a kernel may divide a log-sum-exp by without overflow.
 SMALLEST_DIVISOR = 1e-30
 
 
 def takes_call(kernel: KernelPlan, problem: Problem, scale: float) -> bool:
-    """Whether a kernel that uses the copy engine takes a call of these sizes and this scale."""
+    """Whether a TMA kernel accepts a call of these sizes and this scale."""
     if kernel.divides_by_scale and abs(scale) < SMALLEST_DIVISOR:
         return False
     # Without keys the backward kernels have no tiles to launch for, and nothing would write dQ, which is 0.

@@ -42,7 +42,7 @@ def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
     forward = attention.kernel("forward")
     asked = forward.schedule or Schedule()
     if forward.boxes:
-        # The copy engine needs full alignment, so another kernel runs the forward pass. The schedule is not about it.
+        # TMA needs 16-byte alignment, so the portable kernel runs the forward pass. The schedule is not for it.
         asked = Schedule(backward=asked.backward)
     if not copies_asynchronously(attention.arch, access_bytes):
         asked = _with_one_stage(asked)

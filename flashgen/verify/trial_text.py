@@ -14,7 +14,7 @@ from flashgen.common.show import shortened, show
 from flashgen.errors import SpecError
 from flashgen.verify.cases.case import PLAIN, Case
 from flashgen.verify.cases.layouts import LAYOUTS
-from flashgen.verify.cases.values import BAD_VALUES, FILLS
+from flashgen.verify.cases.values import FILLS, NON_FINITE_VALUES
 from flashgen.verify.trial import ORDERS, SIDES, Mode, Trial
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def parse_trial(text: str) -> Trial:
         fill=reader.take("fill", _one_of(FILLS), "normal"),
         scale=reader.take("scale", _scale, None),
         layouts=tuple(reader.take(name, _one_of(LAYOUTS), "contiguous") for name in _ARRAYS),
-        bad=reader.take("bad", _one_of(BAD_VALUES), "nothing"),
+        bad=reader.take("bad", _one_of(NON_FINITE_VALUES), "nothing"),
         seed=reader.take("seed", _seed, 0),
         p=reader.take("p", _probability, 0.25),
         dlse=reader.take_flag("dlse"),

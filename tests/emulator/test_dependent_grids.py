@@ -36,7 +36,7 @@ def test_a_finding_gives_it_back_too(run: Any) -> None:
     np.testing.assert_array_equal(x, np.arange(32))
 
 
-#: Ways to touch x, 32 floats: by loads and stores, and by the copy engine.
+#: Ways to touch x, 32 floats: by loads and stores, and by TMA.
 READS = {
     "load": "if (t == 0) out[0] = x[0];",
     "cp.async (its source)": "if (t == 0) { cp_async_16(data, x, 16); cp_async_commit(); cp_async_wait<0>(); }",
@@ -55,7 +55,7 @@ WRITES = {
     "bulk store, boxed": "if (t == 0) { tma_store_2d(map, data, 0, 0); END }",
     "bulk reduce_add, boxed": "if (t == 0) { tma_reduce_add_2d(map, data, 0, 0); END }",
 }
-#: A barrier of one arrival, and 128 bytes of zeros that the copy engine sees.
+#: A barrier of one arrival, and 128 bytes of zeros that TMA sees.
 SETUP = """const int t = thread_idx(); const u32 bar = shared_address(shared), data = bar + 128;
 for (int i = t; i < 128; i += 32) shared[128 + i] = 0;
 if (t == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); }

@@ -170,7 +170,7 @@ def test_heads_of_a_group_add_up_in_one_pass(name: str, group: int) -> None:
 @pytest.mark.parametrize("layout", ["heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"])
 @pytest.mark.parametrize("name", ["causal", "documents"])
 def test_arrays_lie_as_they_please(name: str, layout: Any) -> None:
-    """By these kernels, or by those for all GPUs where the copy engine does not take the strides."""
+    """By these kernels, or by those for all GPUs where TMA does not take the strides."""
     spec = fg.AttentionSpec(64, **SPECS[name])
     by = OTHER if layout in ("unaligned", "reversed") else NAME
     case = Case("strides", 100, 150, batch=2, heads=2, heads_kv=2, layouts=(layout,) * 4)

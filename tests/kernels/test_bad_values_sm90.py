@@ -50,7 +50,7 @@ def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: t
     rules = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v))
     for b, h in np.ndindex(2, 4):
         allowed = rules.allowed(b, h)
-        # A bad value reaches its own column; a bad score reaches every one.
+        # A non-finite value reaches its own column; a bad score reaches every one.
         reached = np.repeat(allowed[:, 77:78], dim_v, axis=1)
         for key, (column, _) in bad.items():
             reached[:, column] |= allowed[:, key]
@@ -71,7 +71,7 @@ BAD_KEY_CASES = some(BAD_KEY_CASES, *zip(NAMES, BAD_KEYS, MODES, strict=True))
 @pytest.mark.parametrize("dims", some(HEAD_DIMS, *HEAD_DIMS[::2]))
 def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int, int]) -> None:
     """Rows of such queries say nothing of values, and some of a warp's or all of its first eight are; others keep their
-    bits where no bad value reaches them."""
+    bits where no non-finite value reaches them."""
     dim, dim_v = dims
     kernel = fg.build(forward_spec(dim, dim_v, mask=fg.causal()), arch="sm_90a", target="emulator")
     dtype, random = kernel.plan.spec.element.numpy(), np.random.default_rng(6)
@@ -93,7 +93,7 @@ def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int,
 
 @pytest.mark.parametrize(("name", "where", "mode"), BAD_KEY_CASES, ids=str)
 def test_tiles_with_reported_bad_values_are_recomputed(name: str, where: str, mode: Mode) -> None:
-    """Blocks work on more tiles than their list holds. What bad values reach is bad in the end, and nothing else."""
+    """Blocks work on more tiles than their list holds. Only what non-finite values reach is not finite."""
     spec = forward_spec(64, 64, **SPECS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(6)
@@ -149,7 +149,7 @@ COSTLY = {
     ("dims", "mask"), some(product(HEAD_DIMS, COSTLY), *zip([(64, 64), (128, 128), (256, 256)], COSTLY, strict=True))
 )
 def test_what_a_costly_mask_allows_says_which_results_bad_values_reach(dims: tuple[int, int], mask: str) -> None:
-    """All keys have a bad value, each in a column of its own, or few."""
+    """All keys have a non-finite value, each in a column of its own, or few."""
     dim, dim_v = dims
     spec = forward_spec(dim, dim_v, mask=COSTLY[mask]())
     kernel = fg.build(spec, arch="sm_90a", target="emulator")

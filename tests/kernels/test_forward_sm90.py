@@ -214,7 +214,7 @@ def test_masks_are_obeyed_by_words_and_by_pairs(dim: int, name: str) -> None:
 @pytest.mark.parametrize("layout", ["heads-first", "wide-rows", "unaligned", "reversed", "one-batch", "one-head"])
 @pytest.mark.parametrize(("dim", "name"), [(64, "causal"), (64, "documents"), (256, "documents")])
 def test_arrays_lie_as_they_please(dim: int, name: str, layout: Any) -> None:
-    """By this kernel, or by the one for all GPUs where the copy engine does not take the strides."""
+    """By this kernel, or by the one for all GPUs where TMA does not take the strides."""
     spec = forward_spec(dim, **SPECS[name])
     by = OTHER if layout in ("unaligned", "reversed") else NAME
     case = Case("strides", 150, 200, batch=2, heads=4, heads_kv=2, layouts=(layout,) * 4)

@@ -265,7 +265,7 @@ def array() -> Callable[..., CudaArray]:
 
 @pytest.fixture(scope="session")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a ``libcuda.so.1`` that only keeps books."""
+    """The directory of a ``libcuda.so.1`` that only records calls."""
     compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
     assert compiler, "a C++ compiler is needed, as for the emulator"
     directory = tmp_path_factory.mktemp("libcuda")

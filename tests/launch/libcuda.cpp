@@ -1,4 +1,4 @@
-// A libcuda.so.1 that keeps books instead of computing: two devices of compute capability 9.0, whose calls are
+// A libcuda.so.1 that records calls instead of computing: two devices of compute capability 9.0, whose calls are
 // printed one per line.
 #include <dlfcn.h>
 

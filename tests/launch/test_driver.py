@@ -1,4 +1,4 @@
-"""``CudaDriver`` through the real cuda.bindings, over a libcuda that only keeps books."""
+"""``CudaDriver`` through the real cuda.bindings, over a libcuda that only records calls."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ROLES = {
     (True, False): ["forward", "prepare", "main", "finish"],
     (True, True): ["forward", "prepare", "main", "query"],
 }
-#: Where the copy engine adds to dQ in order.
+#: Where TMA adds to dQ in order.
 ORDERED_ROLES = ["forward", "prepare", "main", "finish"]
 dims = st.one_of(st.sampled_from([16, 40, 64, 80, 96, 128, 160, 192, 256]), st.integers(1, 256))
 distances = st.one_of(st.none(), st.integers(0, 300), st.just(2**63 - 1))

@@ -28,7 +28,7 @@ MASKS = {
     "documents": fg.document(np.zeros((2, 300), np.int32)),
     "global": fg.window(64, 0) | fg.global_tokens(4),
 }
-#: Bytes after which the pattern repeats in which the copy engine writes rows.
+#: Bytes after which the pattern repeats in which TMA writes rows.
 SWIZZLE = 1024
 
 
@@ -114,7 +114,7 @@ def test_shared_memory_is_divided_without_overlap_and_tiles_lie_where_their_patt
 def test_keys_are_inspected_only_where_a_mask_can_cut_a_tile(mask: str) -> None:
     kernel = backward(mask=MASKS[mask])
     assert ("masked" in kernel.switches) == (mask != "full")
-    assert ("has_bad_keys" in render(kernel).text) == (mask != "full")
+    assert ("has_non_finite_keys" in render(kernel).text) == (mask != "full")
 
 
 def test_the_producer_chooses_tiles_only_for_block_sparse_masks() -> None:
@@ -231,7 +231,7 @@ def test_less_aligned_tensors_run_by_the_kernels_for_all_gpus(access: int) -> No
     kernel = backward(access=access)
     assert (kernel.algorithm, kernel.access_bytes) == ("FlashAttention-2", access)
     reason = why_not_backward(kernel.spec, fg.Schedule(), ARCH, access)
-    assert reason == "the copy engine needs tensors aligned to 16 bytes"
+    assert reason == "TMA needs tensors aligned to 16 bytes"
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

@@ -1,4 +1,4 @@
-"""Which calls the kernels that use the copy engine take, by their own predicates."""
+"""Which calls the kernels that use TMA take, by their own predicates."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_there_is_room_for_a_bit_for_each_value_that_a_mask_cuts(dims: tuple[int
         for score in (None, fg.softcap(30.0)):
             kernel = forward(dims[0], head_dim_v=dims[1], mask=mask, score=score)
             bits = int(kernel.constant("tile_kv")) * dims[1]
-            assert kernel.smem["scrubber"].bytes * 8 > int(kernel.constant("books")) * bits
+            assert kernel.smem["scrubber"].bytes * 8 > int(kernel.constant("non_finite_records")) * bits
             assert kernel.smem["scrubber"].offset % 16 == 0
             assert kernel.smem.bytes <= ARCH.max_smem_per_block
     assert "scrubber" not in {region.name for region in forward(dims[0], head_dim_v=dims[1]).smem.regions}
@@ -88,10 +88,10 @@ def test_there_is_room_for_a_bit_for_each_value_that_a_mask_cuts(dims: tuple[int
 def test_what_is_bad_is_noted_for_each_slot_where_there_is_room_for_it(dims: tuple[int, int]) -> None:
     """Slots for keys and queries, and results on their way out, go before it."""
     kernel = forward(dims[0], head_dim_v=dims[1], mask=MASKS["causal"])
-    books, stages = int(kernel.constant("books")), int(kernel.constant("stages"))
+    non_finite_records, stages = int(kernel.constant("non_finite_records")), int(kernel.constant("stages"))
     notes = -(-dims[1] // 8 * 4 // 16) * 16 * 32
-    assert books == (stages if dims[0] in (64, 192) else 1)
-    assert books == stages or kernel.smem.bytes + notes > ARCH.max_smem_per_block
+    assert non_finite_records == (stages if dims[0] in (64, 192) else 1)
+    assert non_finite_records == stages or kernel.smem.bytes + notes > ARCH.max_smem_per_block
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS)

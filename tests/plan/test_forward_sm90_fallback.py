@@ -52,7 +52,7 @@ def test_less_aligned_tensors_run_by_the_kernels_for_all_gpus(access: int) -> No
     kernel = forward(access=access)
     assert (kernel.algorithm, kernel.access_bytes) == ("FlashAttention-2", access)
     reason = why_not(kernel.spec, fg.Schedule(), ARCH, access)
-    assert reason == "the copy engine needs tensors aligned to 16 bytes"
+    assert reason == "TMA needs tensors aligned to 16 bytes"
 
 
 @pytest.mark.parametrize("schedule", [fg.Schedule(algorithm="fa3"), fg.Schedule(warps=SPECIALIZED)])

@@ -14,7 +14,7 @@ from flashgen.plan import plan
 from flashgen.plan.hopper.units import HEAD_DIMS, registers_at_launch
 from tests.plan.test_forward_sm90 import ARCH, MASKS, forward
 
-#: Bytes after which the pattern repeats in which the copy engine writes rows.
+#: Bytes after which the pattern repeats in which TMA writes rows.
 SWIZZLE = 1024
 
 

@@ -46,7 +46,7 @@ def test_parts_end_sooner_than_whole_tiles_and_have_steps(
     assert all(steps * (part + 1) // parts > steps * part // parts for part in range(parts))
     # The rounds of parts take less than the one of whole tiles.
     assert -(-(tiles - whole) * parts // blocks) * (steps / parts) < steps
-    # A count for each tile and warp; the copy engine takes all of it in whole lines.
+    # A count for each tile and warp; TMA takes all of it in whole lines.
     assert cuts.counts(problem) % 512 == 0
     assert 0 <= cuts.counts(problem) - (tiles - whole) * 8 < 512
 

@@ -53,7 +53,7 @@ inline u32 index_of(const Block& block, const MBarrier& barrier) {
        offset, base_name(lost->site.file), lost->site.line, lost->live ? "written over" : "invalidated");
 }
 
-// ---- Race mode: whoever uses a barrier must know of its initialisation, and the copy engine needs a fence.
+// ---- Race mode: whoever uses a barrier must know of its initialisation, and TMA needs a fence.
 
 // The fence goes with arrivals at the cluster's barrier, even those that release nothing else.
 inline bool came_by_cluster_barrier(const Thread& thread, const MBarrier& barrier) {
@@ -84,7 +84,7 @@ inline void check_initialisation_is_known(const Thread& thread, const MBarrierPl
   }
 }
 
-// The barrier that the running thread names, of any block of its cluster; `async`: for the copy engine.
+// The barrier that the running thread names, of any block of its cluster; `async`: for TMA.
 inline MBarrierPlace use_mbarrier_of_cluster(u32 address, const char* what, bool async = false) {
   Thread& thread = self();
   Block& block = cluster_range(thread, address, kMBarrierBytes, kMBarrierBytes, what).block;

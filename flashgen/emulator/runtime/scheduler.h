@@ -6,7 +6,7 @@ namespace flashgen::emu {
 
 [[noreturn]] void report_deadlock();
 Thread* wake_pollers();
-// Under the random schedules: perhaps something that `thread` or the copy engine has under way gets done.
+// Under the random schedules: perhaps something that `thread` or TMA has under way gets done.
 void let_a_copy_arrive(Thread& thread);
 void let_a_bulk_copy_arrive();
 // Nobody can run: the next thing happens that does so by itself; false when there is none.

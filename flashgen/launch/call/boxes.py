@@ -1,4 +1,4 @@
-"""The tensor maps of a call: which tensors the copy engine copies boxes of, and how their maps are encoded.
+"""The tensor maps of a call: which tensors TMA copies boxes of, and how their maps are encoded.
 
 Encoding a map takes the driver longer than a whole launch may take, so it is done when a call is prepared; a
 launch only writes the tensor's address into it. For GPUs nothing documents where it goes, so ``address_can_be_written``

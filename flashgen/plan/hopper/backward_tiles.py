@@ -23,7 +23,7 @@ TILE_KV = ROWS * CONSUMERS
 TILE_Q = ROWS * CONSUMERS
 #: Tiles of dS that wait for dQ.
 DS_SLOTS = 2
-#: The part of dQ that a warp hands to the copy engine at a time: 16 rows of 64 floats.
+#: Bytes of dQ that a warp stores by TMA at a time: 16 rows of 64 floats.
 DQ_BYTES = STORED_ROWS * PANEL * 4
 #: Floats of a line of the workspace; it comes and goes two lines at a time.
 SUM_LINE = 256
@@ -241,6 +241,6 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         layout.then("sparse_key_tiles", 8 * k, "which tiles of keys the slots hold")
     if not spec.mask.is_full:
         layout.then("scores_taken", 8 * k, "all have their scores of K_j")
-        layout.then("inspected", 8 * k, "K_j has no bad values any more")
+        layout.then("inspected", 8 * k, "non-finite values of K_j are cleared")
         layout.then("written", 8 * TILE_SLOTS, "results of a tile of queries are where they belong")
     return Budget(_query_held(spec, tiles.rows), layout.map())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.hopper.forward_table import Row
-from flashgen.plan.hopper.forward_tiles import books_of, chosen_row, fault_of, has_mask, row_of, smem_of
+from flashgen.plan.hopper.forward_tiles import chosen_row, fault_of, has_mask, records_of, row_of, smem_of
 from flashgen.plan.hopper.forward_traits import (
     changes_scores,
     has_any_cap,
@@ -116,7 +116,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
             Constant("stages", row.stages, "tiles of values under way at once"),
             Constant("k_slots", row.k_slots, "and of keys"),
-            Constant("books", books_of(row), "and records of bad values, each of one tile of values"),
+            Constant("non_finite_records", records_of(row), "tiles of V whose non-finite values are recorded at once"),
             Constant("q_rows", row.q_rows, "queries of a slot: a tile, or each consumer's by themselves"),
             Constant("q_slots", row.q_slots, "slots for queries"),
             Constant("tile_slots", TILE_SLOTS, "tiles of queries known ahead"),
@@ -204,13 +204,14 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
 
 
 def _scrubs_first(spec: AttentionSpec) -> bool:
-    """Whether a block scrubs V for its first tile of queries, rather than recompute that tile if values are bad."""
-    # On an H200 bad values then make calls up to 1.47 times as long. Without scrubbing first they make them 1.50 and
-    # 1.54 times as long at head_dim 96 and 128 with 200 keys to both sides (8k), 1.56 at 192 and 256 with a window of
-    # 256 (1k), 1.54 and under a cap 1.64 at 256, causal, with 512 keys, and 1.54 and 1.85 at 64 and 128 with 3 of 10
-    # blocks (8k). At head_dim 64 with windows it is 1.40, and causal at 64 and 128 1.37. Scrubbing first makes calls
-    # without bad values 2 to 4 % longer with up to 1k keys and with windows, 1 % with 2k, 0 % with 8k, and 1 to 4 %
-    # with block-sparse masks.
+    """Whether a block scrubs V for its first tile of queries, rather than recompute it if V is not finite."""
+    # Scrubbing first limits the slowdown by non-finite values to 1.47x on an H200. Without it the slowdown is:
+    # - 1.50x and 1.54x at head_dim 96 and 128 with a window of 200 keys to both sides (8k),
+    # - 1.56x at 192 and 256 with a window of 256 (1k),
+    # - 1.54x at 256, causal, with 512 keys, and 1.64x with a softcap,
+    # - 1.54x and 1.85x at 64 and 128 with 3 of 10 blocks (8k),
+    # - 1.40x at 64 with windows, and 1.37x at 64 and 128, causal: these do not scrub first.
+    # Finite data pay 2 to 4 % up to 1k keys and with windows, 1 % at 2k, 0 % at 8k, 1 to 4 % with block-sparse masks.
     if is_block_sparse(spec):
         return True
     return spec.head_dim_v > (64 if spec.mask.has_lower else 128)
@@ -223,11 +224,11 @@ def _draws_late(spec: AttentionSpec, row: Row) -> bool:
     # saves 5 % elsewhere (3 of 10 blocks at 256, 2k, on an H200).
     if is_block_sparse(spec):
         return row.q_slots == 1
-    # With a window all tiles take equally long, but the later a tile is announced, the fewer are recomputed where
-    # values are bad (1k keys, windows of 100 to 256 to one side and both, take .97 to 1.00 of the time on an H200): not
-    # beside three consumers, whose producer has no registers for it.
-    beyond = spec.mask.has_lower and row.consumers == 3
-    return not (row.ends_alone or beyond)
+    # With a window all tiles take equally long, but announcing a tile late means fewer tiles to recompute if V is not
+    # finite: windows of 100 to 256 keys, at 1k keys, take .97 to 1.00 of the time on an H200. A producer beside three
+    # consumers has no registers for it.
+    lacks_registers = spec.mask.has_lower and row.consumers == 3
+    return not (row.ends_alone or lacks_registers)
 
 
 def chosen_schedule_sm90(kernel: KernelPlan) -> Schedule:

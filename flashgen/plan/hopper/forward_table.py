@@ -17,7 +17,7 @@ class Row:
     stages: int
     #: Slots for queries beyond those of one tile.
     q_ahead: int
-    #: Whether O has its own shared memory and is written by the copy engine.
+    #: Whether O has its own shared memory and is written by TMA.
     o_tile: bool
     #: Whether exponentials have registers of their own, so that the scores can be used again. They are those of the
     #: exponentials before where values come first.
@@ -36,8 +36,8 @@ class Row:
     ends_alone: bool = False
     #: Slots for keys beyond those of the stages.
     k_ahead: int = 0
-    #: Whether each slot of V has its own record of bad values, so that a tile can be scrubbed before results of the
-    #: previous one are marked.
+    #: Whether each slot of V has its own record of non-finite values. A tile can then be scrubbed before results of
+    #: the previous one are marked.
     notes_each: bool = True
     #: Whether a mask that looks something up for each pair does so for 16 keys at a time, with fewer registers.
     looks_up_in_groups: bool = False

@@ -174,7 +174,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     if row.o_tile:
         layout.then("o", row.tile_q * dim_v, "O_i, on its way out")
     if has_mask(spec):
-        layout.then("scrubber", _scrubber_bytes(spec, row), "which values of a tile are bad")
+        layout.then("scrubber", _scrubber_bytes(spec, row), "which values of a tile are not finite")
 
     def word(name: str, size: int, note: str = "") -> None:
         layout.then(name, size, note, alignment=_WORD)
@@ -191,7 +191,7 @@ def smem_of(spec: AttentionSpec, row: Row) -> SmemMap:
     if has_mask(spec):
         warps = 4 * row.consumers
         recomputes = 8 * (warps + 2) + 4 * warps + 4 * 4 * TILE_SLOTS + 8
-        word("recomputes", recomputes, "which tiles of queries bad values may have reached")
+        word("recomputes", recomputes, "which tiles of queries non-finite values may have reached")
     return layout.map()
 
 
@@ -202,13 +202,13 @@ def _scrubber_bytes(spec: AttentionSpec, row: Row) -> int:
     eights = spec.head_dim_v // 8
     lane = -(-eights * (4 if row.tile_kv > 80 else 2) // 16) * 16
     more = -(-eights // 8) * 4 if 64 < row.tile_kv <= 80 else 0
-    books = books_of(row)
-    needed = books * (32 * (lane + more) + 16 + 4) + 8 * 2 * row.stages + 4 + row.stages
+    non_finite_records = records_of(row)
+    needed = non_finite_records * (32 * (lane + more) + 16 + 4) + 8 * 2 * row.stages + 4 + row.stages
     return -(-needed // 16) * 16
 
 
-def books_of(row: Row) -> int:
-    """How many tiles of V have a record of their bad values."""
+def records_of(row: Row) -> int:
+    """How many tiles of V have a record of their non-finite values."""
     return row.stages if row.notes_each else 1
 
 

@@ -10,11 +10,11 @@ from flashgen.spec import AttentionSpec, Schedule
 #: Rows of a warpgroup's product, and its threads.
 ROWS = 64
 WARPGROUP = 128
-#: Columns of a panel, which lie together in shared memory.
+#: Columns of a panel: 128 bytes, one swizzled row of shared memory.
 PANEL = 64
-#: Rows that one warp hands to the copy engine.
+#: Rows that one warp stores by TMA.
 STORED_ROWS = 16
-#: Tiles that a persistent block's warps know ahead.
+#: Slots of the ring that announces a persistent block's tiles.
 TILE_SLOTS = 2
 #: Registers of the register file for one block.
 _REGISTERS = 65536
@@ -36,9 +36,9 @@ def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_b
         return "it takes no packed sequences"
     if spec.cache:
         return "it takes no cache of keys and values"
-    # Rows of other head dims may be why the alignment is less, and then it is these that matter.
+    # For other head dims the rows themselves may be misaligned. Then the reason to give is the head dim.
     if access_bytes != 16 and (spec.head_dim, spec.head_dim_v) in HEAD_DIMS:
-        return "the copy engine needs tensors aligned to 16 bytes"
+        return "TMA needs tensors aligned to 16 bytes"
     return None
 
 

@@ -22,7 +22,7 @@ _EXTRA_STEPS = 3
 _MOST_PARTS = 32
 #: Warps that sum their rows of dK and dV, each for itself.
 _WARPS = 8
-#: Words that the copy engine's lines of the workspace are counted in.
+#: Words in one box of the TMA map of the workspace.
 _WHOLE = 512
 
 

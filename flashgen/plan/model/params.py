@@ -44,10 +44,7 @@ def _table(
     counts: tuple[str, ...] = (),
 ) -> ParamTable:
     """Maps, pointers, strides, sizes, scales: widest first, so the struct has no holes."""
-    boxes = [
-        Param(f"{t}_map", "map", "TensorMap", "what the copy engine knows of the tensor" if i == 0 else "")
-        for i, t in enumerate(maps)
-    ]
+    boxes = [Param(f"{t}_map", "map", "TensorMap", "for TMA" if i == 0 else "") for i, t in enumerate(maps)]
     pointers = [Param(t, "void*", "const element_t*") for t in reads]
     pointers += [Param(t, "void*", "element_t*") for t in writes]
     pointers += [Param(t, "void*", "const float*", _NOTES.get(t, "")) for t in row_reads]
@@ -68,7 +65,7 @@ FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("sc
 
 
 def _sm90(*scales: str) -> ParamTable:
-    """Forward by the copy engine; v and o themselves are for what it cannot do."""
+    """Forward by TMA; v and o themselves are for what it cannot do."""
     return _table(
         ("v",),
         ("o",),
@@ -89,7 +86,7 @@ _PARTS = ("whole_tiles", "tile_parts", "part_sums", "part_heads")
 
 
 def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False, cuts: bool = False) -> ParamTable:
-    """Backward by the copy engine; ``reads`` and ``row_reads`` are for what it cannot do."""
+    """Backward by TMA; ``reads`` and ``row_reads`` are for what it cannot do."""
     return _table(
         reads,
         (),

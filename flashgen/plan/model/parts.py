@@ -1,4 +1,4 @@
-"""What kernel plans are made of: parameters, shared memory, boxes of the copy engine, constants, and a call's sizes."""
+"""What kernel plans are made of: parameters, shared memory, TMA boxes, constants, and a call's sizes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SmemMap:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What the copy engine is told of a tensor (batch, row, head, column): which boxes of it are copied.
+    """What TMA copies of a tensor (batch, row, head, column): which boxes of it are copied.
 
     A workspace of one dimension is rows as long as a box.
     """

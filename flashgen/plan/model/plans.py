@@ -75,7 +75,7 @@ class KernelPlan:
     overlaps_predecessor: bool = False
     #: Whether each split of the keys has blocks of its own.
     grid_splits: bool = False
-    #: What the copy engine moves: one tensor map each among the parameters.
+    #: What TMA moves: one tensor map each among the parameters.
     boxes: tuple[Box, ...] = ()
     #: Whether it cannot do with a scale of almost nothing.
     divides_by_scale: bool = False

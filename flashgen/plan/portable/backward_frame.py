@@ -44,7 +44,7 @@ class BackwardFrame:
         sums: SumRing | None = None,
         choice: Choice | None = None,
     ) -> KernelPlan:
-        """One kernel of the pass. One that has the copy engine bring boxes stays, and takes tile after tile."""
+        """One kernel of the pass. A TMA kernel is persistent."""
         return KernelPlan(
             name=kernel_name(self.spec, role, self.arch),
             pass_="backward",

@@ -12,7 +12,7 @@ from flashgen.spec import AttentionSpec, Dropout
 from flashgen.verify.cases.cached import Filling
 from flashgen.verify.cases.layouts import Layout, laid_out
 from flashgen.verify.cases.packed import Packing
-from flashgen.verify.cases.values import BadValues, Fill, fill_values, put_bad_values
+from flashgen.verify.cases.values import Fill, NonFiniteValues, fill_values, put_non_finite
 
 #: The results that are compared, in the order in which a run gives them.
 TENSORS = ("o", "lse", "dq", "dk", "dv")
@@ -40,7 +40,7 @@ class Case:
     fill: Fill = "normal"
     scale: float | None = None
     layouts: Layouts = PLAIN
-    bad: BadValues = "nothing"
+    bad: NonFiniteValues = "nothing"
     seed: int = 0
     #: With which probability pairs are dropped, if the spec drops any.
     p: float = 0.25
@@ -87,7 +87,7 @@ class Case:
         fill_values(self.fill, values, spec, self.scale_for(spec), random)
         dtype = spec.element.numpy()
         arrays = [laid_out(x, layout, dtype) for x, layout in zip(values, self.layouts, strict=True)]
-        put_bad_values(self.bad, arrays, random)
+        put_non_finite(self.bad, arrays, random)
         q, k, v, do = arrays
         return Inputs(q, k, v, do, self._gradient_of_lse() if spec.needs_backward else None)
 

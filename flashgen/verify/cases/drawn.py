@@ -10,7 +10,7 @@ from flashgen.spec import AttentionSpec, Schedule
 from flashgen.verify.cases.case import PLAIN, Case, Layouts
 from flashgen.verify.cases.huge_strides import HUGE_STRIDE_AXES
 from flashgen.verify.cases.layouts import ORDINARY_LAYOUTS, Layout
-from flashgen.verify.cases.values import BadValues, Fill
+from flashgen.verify.cases.values import Fill, NonFiniteValues
 
 #: The longest lengths of most cases: several tiles of most schedules, and still quick to emulate. Keys may be more,
 #: where it takes more of them for a ring of tiles to go round.
@@ -32,7 +32,7 @@ _PROBABILITIES: tuple[float, ...] = (0.25, 0.25, 0.1, 0.9, 0.0)
 #: Those of cases that are rare: a wrong key, value or pair shows in the results.
 _TELLING_FILLS: tuple[Fill, ...] = ("normal", "normal", "normal", "spread")
 _TELLING: tuple[float, ...] = (0.25, 0.1)
-_BAD_VALUES: tuple[BadValues, ...] = (*("nothing",) * 6, "keys", "keys", "queries")
+_NON_FINITE_VALUES: tuple[NonFiniteValues, ...] = (*("nothing",) * 6, "keys", "keys", "queries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def draw(spec: AttentionSpec, tiles: Tiles, seed: int, index: int) -> Case:
         scale=random.choice((None, None, 1.0, 0.01)),
         layouts=layouts,
         # With nothing masked, a key that is not finite reaches everything, and nothing is left to compare.
-        bad="nothing" if spec.mask.is_full else random.choice(_BAD_VALUES),
+        bad="nothing" if spec.mask.is_full else random.choice(_NON_FINITE_VALUES),
         seed=random.randrange(2**16),
         p=random.choice(probabilities) if spec.dropout else 0.25,
         dlse=spec.needs_backward and random.random() < 0.3,

@@ -16,8 +16,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Fill: TypeAlias = Literal["normal", "spread", "large_logits", "huge", "flat", "sparse", "hidden_nan"]
 FILLS: tuple[Fill, ...] = get_args(Fill)
 #: Where values that are not finite stand: in keys and values, or in queries and their gradients.
-BadValues: TypeAlias = Literal["nothing", "keys", "queries"]
-BAD_VALUES: tuple[BadValues, ...] = get_args(BadValues)
+NonFiniteValues: TypeAlias = Literal["nothing", "keys", "queries"]
+NON_FINITE_VALUES: tuple[NonFiniteValues, ...] = get_args(NonFiniteValues)
 
 LARGEST_LOGIT = 1e6
 #: Products up to here are whole numbers that float32 holds exactly, with room for a sum of small ones.
@@ -49,7 +49,7 @@ def fill_values(
         _hide_nan(q, k, v, spec)
 
 
-def put_bad_values(kind: BadValues, arrays: list[NDArray[Any]], random: np.random.Generator) -> None:
+def put_non_finite(kind: NonFiniteValues, arrays: list[NDArray[Any]], random: np.random.Generator) -> None:
     """Puts values that are not finite into a few elements."""
     q, k, v, do = arrays
     if kind == "keys":

@@ -111,7 +111,7 @@ struct alignas(32) SumPart {
   bool is_last;
 };
 
-// Part of a sum in shared memory. To the copy engine the workspace is an array of lines, copied two at a
+// Part of a sum in shared memory. To TMA the workspace is an array of lines, copied two at a
 // time.
 struct SumLines {
   static constexpr i32 floats = 256;
@@ -164,18 +164,18 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
   }
 }
 
-// ---- Bad values, see contain.cuh
+// ---- Non-finite values, see contain.cuh
 
 // Whether this lane's elements of a warp's rows of a panelled tile hold NaN or infinities.
 template <class Tile>
-FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
+FLASHGEN_DEVICE bool lane_finds_non_finite(SharedPanels<Tile> tile, i32 row, Thread thread) {
   u32 bad = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
   for (i32 i = thread.lane; i < kWarpRows * chunks; i += kWarpSize) {
     const Vec16 chunk = tile.chunk(row + i / chunks, i % chunks);
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) bad |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
   return bad != 0;
 }

@@ -127,8 +127,8 @@ FLASHGEN_DEVICE void score_slopes(float (&products)[count], const Score& score, 
   }
 }
 
-// ---- Bad values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a row's 16
-// bytes, so that a column's values are one warp's.
+// ---- Non-finite values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a
+// row's 16 bytes, so that a column's values are one warp's.
 
 template <class T, i32 warps>
 FLASHGEN_DEVICE bool is_column_of_warp(i32 column, i32 warp) {
@@ -149,24 +149,24 @@ FLASHGEN_DEVICE void for_chunks_of_warp(u8* base, Tile tile, i32 warp, Thread th
 
 // Whether a lane's chunks hold NaN or infinities.
 template <i32 warps, class Tile>
-FLASHGEN_DEVICE bool holds_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
+FLASHGEN_DEVICE bool holds_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
   u32 bad = 0;
   for_chunks_of_warp<warps>(base, tile, warp, thread, [&](const Vec16& chunk) {
     const Vec16 read = chunk;
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(read.words[w]);
+    for (i32 w = 0; w < 4; ++w) bad |= non_finite_signs<typename Tile::Element>(read.words[w]);
   });
   return bad != 0;
 }
 
 // Puts 0 for them.
 template <i32 warps, class Tile>
-FLASHGEN_DEVICE void clear_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
+FLASHGEN_DEVICE void clear_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
   for_chunks_of_warp<warps>(base, tile, warp, thread, [&](Vec16& chunk) {
 #pragma unroll 1
     for (i32 w = 0; w < 4; ++w) {
       u32& word = chunk.words[w];
-      word &= ~((signs_of_bad<typename Tile::Element>(word) >> 15) * 0xffffu);
+      word &= ~((non_finite_signs<typename Tile::Element>(word) >> 15) * 0xffffu);
     }
   });
 }

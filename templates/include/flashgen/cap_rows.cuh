@@ -17,7 +17,7 @@ FLASHGEN_DEVICE bool are_several(bool is_so) {
 
 // What has become of a tile's products, as one number, as registers are short: none has been looked at; they
 // have; and, besides, reference maxima move, so that what rows have so far is to be scaled.
-enum class Look : i32 { kNone, kTaken, kMovesReferenceMax };
+enum class Inspection : i32 { kNone, kDone, kMovesReferenceMax };
 
 // Of rows under a low cap, of which all logits may be shares.
 struct FineCapRows {

@@ -1,7 +1,8 @@
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
-// cleared before the product, and the results they should have reached become NaN afterwards.
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
 #pragma once
 #include "flashgen/walk.cuh"
 #include "flashgen/stream.cuh"
@@ -22,13 +23,13 @@ constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-FLASHGEN_DEVICE bool is_bad(half_t x) { return signs_of_bad<half_t>(x.bits) != 0; }
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(half_t x) { return non_finite_signs<half_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
 
 template <class T>
 FLASHGEN_DEVICE T not_a_number() {
@@ -41,44 +42,45 @@ FLASHGEN_DEVICE T not_a_number() {
 
 // Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
 template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
+FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
   u32 bad = 0;
 #pragma unroll 4
   for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
     const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) bad |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
   return block_any(bad != 0);
 }
 
 // Puts 0 for every element that is not finite.
 template <i32 threads, class Tile>
-FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = signs_of_bad<typename Tile::Element>(word);
+    const u32 signs = non_finite_signs<typename Tile::Element>(word);
     // From the sign bit of each bad element to all of its bits.
     word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
   }
   block_sync();
 }
 
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
+// Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
+// through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
+// every thread takes columns of its own.
 template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
+                                             GlobalRows<const typename Tile::Element> source, Range keys,
+                                             const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) ||
+          !is_non_finite(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {

@@ -18,7 +18,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 k_slots;
-  i32 books;
+  i32 non_finite_records;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -109,7 +109,7 @@ struct alignas(16) KeyBlockRange {
 };
 
 // How a tile of queries, if it exists, uses V. A scrubbed tile uses scrubbed values where the mask cuts: once
-// bad values have been found, and in some kernels in a block's first tile. A plain tile uses values as
+// non-finite values have been found, and in some kernels in a block's first tile. A plain tile uses values as
 // loaded. So does a scrubbed one after the last step that the mask cuts (kSeenTile).
 constexpr i32 kScrubbedTile = 1, kPlainTile = 2, kSeenTile = 3;
 

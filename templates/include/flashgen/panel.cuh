@@ -1,4 +1,4 @@
-// Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
 #pragma once
 #include "flashgen/product.cuh"

@@ -1,12 +1,13 @@
-// Which tiles of queries a block computes a second time, because bad values (contain.cuh) in V may have
-// reached queries that must not attend to them.
+// Which tiles of queries a block computes a second time, because non-finite values (contain.cuh) in V may
+// have reached queries that must not attend to them.
 //
-// Scrubbing V before its first use costs time, and bad values are rare. A bad value in a tile of keys shows
-// in every row that is multiplied by the tile, whatever the probability. So consumers multiply V as loaded,
-// and check that their results are finite. Some kernels scrub V for a block's first tile of queries anyway.
-// Once a result is not finite, or the scrubbing warps find a bad value, the block scrubs all tiles of V that
-// the mask cuts (scrubber.cuh). After its last tile of queries it recomputes those since the first reported
-// one that used V unscrubbed. All other blocks are warned, and scrub from their next tile on.
+// Scrubbing V before its first use costs time, and non-finite values are rare. A non-finite value in a tile
+// of keys shows in every row that is multiplied by the tile, whatever the probability. So consumers multiply
+// V as loaded, and check that their results are finite. Some kernels scrub V for a block's first tile of
+// queries anyway. Once a result is not finite, or the scrubbing warps find a non-finite value, the block
+// scrubs all tiles of V that the mask cuts (scrubber.cuh). After its last tile of queries it recomputes those
+// since the first reported one that used V unscrubbed. All other blocks are warned, and scrub from their next
+// tile on.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives_sm90.cuh"
@@ -24,15 +25,15 @@ FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count], i32 row) {
   return zero[0] + zero[1] == 0.0f;
 }
 
-// Whether a lane's results show a bad value in V. Such a value shows in all rows, so one of the lane's two
-// rows suffices. A row whose sum of exponentials is NaN has only NaN results and shows nothing, so the other
-// is used.
+// Whether a lane's results show a non-finite value in V. Such a value shows in all rows, so one of the lane's
+// two rows suffices. A row whose sum of exponentials is NaN has only NaN results and shows nothing, so the
+// other is used.
 template <i32 count>
-FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (&sums)[2]) {
+FLASHGEN_DEVICE bool shows_non_finite(const float (&strip)[count], const float (&sums)[2]) {
   // Without a branch, behind which the assembler would take lanes for divergent.
-  const bool are_bad[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
+  const bool are_non_finite[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
   const bool is_number[2] = {sums[0] == sums[0], sums[1] == sums[1]};
-  return (is_number[0] & are_bad[0]) | (!is_number[0] & is_number[1] & are_bad[1]);
+  return (is_number[0] & are_non_finite[0]) | (!is_number[0] & is_number[1] & are_non_finite[1]);
 }
 
 // `slots` is the number of slots of the ring that announces tiles of queries. The consumer warps are the last
@@ -51,7 +52,7 @@ struct RecomputeList {
   // Not the number of any tile.
   static constexpr i32 kNone = 0x7fffffff;
 
-  // One barrier per reporter. Its only phase ends when the reporter has found bad values.
+  // One barrier per reporter. Its only phase ends when the reporter has found non-finite values.
   alignas(8) u64 reported[kReporters];
   // Its only phase ends when no consumer has a further tile to report.
   u64 settled;
@@ -93,7 +94,7 @@ struct RecomputeList {
   // Called by every lane, because every lane has read what is overwritten from then on.
   FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
 
-  // ---- For one thread of the scrubbing warps, once: they have found bad values.
+  // ---- For one thread of the scrubbing warps, once: they have found non-finite values.
   FLASHGEN_DEVICE void report_found() { mbarrier_arrive(shared_address(&reported[consumer_warps])); }
 
   // ---- For the one thread that announces tiles.
@@ -116,7 +117,7 @@ struct RecomputeList {
 
   // ---- For all lanes of any warp.
 
-  // Whether any warp has reported bad values so far.
+  // Whether any warp has reported non-finite values so far.
   FLASHGEN_DEVICE bool has_reports(Thread thread) const {
     return warp_any(mbarrier_test_wait(shared_address(&reported[smaller(thread.lane, consumer_warps)]), 0));
   }

@@ -100,7 +100,7 @@ FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-// Warns all blocks of bad values: the numbers that they draw from then on have this bit set.
+// Warns all blocks of non-finite values: the numbers that they draw from then on have this bit set.
 constexpr i32 kWarning = -0x7fffffff - 1;
 template <class Params>
 FLASHGEN_DEVICE void warn_all(const Params& p) {

@@ -1,7 +1,7 @@
-// Scrubbing: the warps beside the producer, which are otherwise idle, clear bad values (contain.cuh) from
-// tiles of V that a mask cuts through. Cleared values become zeros, so that products with the tile spread
-// nothing, and their places are recorded as bits. A product of these bits with the bits of allowed pairs
-// finds the results that the bad values should have reached.
+// Scrubbing: the warps beside the producer, which are otherwise idle, clear non-finite values (contain.cuh)
+// from tiles of V that a mask cuts through. Cleared values become zeros, so that products with the tile
+// spread nothing, and their places are recorded as bits. A product of these bits with the bits of allowed
+// pairs finds the results that the non-finite values should have reached.
 #pragma once
 #include "flashgen/band.cuh"
 #include "flashgen/contain.cuh"
@@ -26,7 +26,7 @@ struct RowBits {
 // bits, of its keys and of one column of every eight. Bit 2n + c of a column is key 8n + 2t + c for lane t of
 // the four that share a row of scores, as in bits_from.
 template <i32 rows, i32 cols>
-struct BadBits {
+struct NonFiniteBits {
   static_assert(rows % 16 == 0 && rows <= 128, "a lane has a word for its keys of a column");
   // What a lane has of a column: a word, or half of one, beyond which there may be four bits more. These lie
   // behind all others, those of a panel in a word of each lane.
@@ -81,12 +81,12 @@ struct BadBits {
   }
 };
 
-// Makes NaN of those of a warp's results that attend to a bad value; the `allowed` pairs are bits of its two
-// rows.
+// Makes NaN of those of a warp's results that attend to a non-finite value; the `allowed` pairs are bits of
+// its two rows.
 template <i32 rows, i32 cols>
-FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, const u32 (&allowed)[2],
+FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, NonFiniteBits<rows, cols> bad, const u32 (&allowed)[2],
                                   Thread thread) {
-  using Bits = BadBits<rows, cols>;
+  using Bits = NonFiniteBits<rows, cols>;
   // With halves of words, those of the upper ones, too. Bits of other columns that are there besides meet
   // pairs that are not.
   u32 pairs[2][2];
@@ -130,31 +130,32 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
 // so that race detectors can follow the order.
 //
 // What is found in a tile is kept until all consumers have marked the results that it should have reached.
-// There is one record (`books`) for each slot, or one that all tiles use in turn.
-template <class Tile, i32 stages, i32 books>
+// There is one record (`non_finite_records`) for each slot, or one that all tiles use in turn.
+template <class Tile, i32 stages, i32 non_finite_records>
 struct Scrubber {
-  static_assert(books == 1 || books == stages, "one record for each slot, or one for all");
+  static_assert(non_finite_records == 1 || non_finite_records == stages,
+                "one record for each slot, or one for all");
   // The warps beside the producer.
   static constexpr i32 kFirstWarp = 1;
   static constexpr i32 kWarps = 3;
   // Behind the last tile.
   static constexpr i32 kNoSlot = 255;
   using Where = RingPlace<stages>;
-  using Bits = BadBits<Tile::rows, Tile::cols>;
+  using Bits = NonFiniteBits<Tile::rows, Tile::cols>;
 
-  alignas(16) u8 bits[books][Bits::bytes];
-  // The copy engine has written a tile to scrub, ...
+  alignas(16) u8 bits[non_finite_records][Bits::bytes];
+  // TMA has written a tile to scrub, ...
   alignas(8) u64 brought[stages];
   // ... it has been scrubbed, which the producer waits for, ...
   u64 handed_on[stages];
   // ... and which consumers wait for; ...
-  u64 scrubbed[books];
+  u64 scrubbed[non_finite_records];
   // ... and all consumers have marked their results.
-  u64 marked[books];
+  u64 marked[non_finite_records];
   // How many tiles have been sent. The thread that sends them has no register for it.
   u32 sent;
-  // Whether each scrubbing warp has found a bad value in the tile.
-  alignas(4) u8 found[books][4];
+  // Whether each scrubbing warp has found a non-finite value in the tile.
+  alignas(4) u8 found[non_finite_records][4];
   // The slot of each tile.
   u8 slots[stages];
 
@@ -164,7 +165,7 @@ struct Scrubber {
       mbarrier_init(shared_address(&brought[i]), 1);
       mbarrier_init(shared_address(&handed_on[i]), kWarps * kWarpSize);
     }
-    for (i32 i = 0; i < books; ++i) {
+    for (i32 i = 0; i < non_finite_records; ++i) {
       mbarrier_init(shared_address(&scrubbed[i]), kWarps * kWarpSize);
       mbarrier_init(shared_address(&marked[i]), markers);
       found[i][kWarps] = 0;
@@ -193,43 +194,47 @@ struct Scrubber {
   // Whether an odd number of tiles have used this record. All scrubbing warps have recorded the last of them,
   // since its slot has been reused. None records this tile before all have asked.
   FLASHGEN_DEVICE bool is_odd(Where at, i32 slot) const {
-    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&scrubbed[slot % books]), 0);
+    return non_finite_records == 1
+               ? at.count % 2
+               : mbarrier_test_wait(shared_address(&scrubbed[slot % non_finite_records]), 0);
   }
   // Each warp scrubs every third part of a tile, once the record's previous content is no longer needed.
   FLASHGEN_DEVICE void scrub(u8* tile, i32 slot, bool is_odd, Thread self) {
-    const i32 book = slot % books;
-    mbarrier_wait(shared_address(&marked[book]), !is_odd);
-    if (self.lane == 0) found[book][self.again().warp - kFirstWarp] = false;
+    const i32 record = slot % non_finite_records;
+    mbarrier_wait(shared_address(&marked[record]), !is_odd);
+    if (self.lane == 0) found[record][self.again().warp - kFirstWarp] = false;
     each_part(self, [&](auto part) {
       const Thread thread = self.again();
-      const RowBits bad = take_out(part, tile, thread);
-      if (warp_any(bad.are_some()) && thread.lane == 0) found[book][thread.warp - kFirstWarp] = true;
-      write(part, bad, Bits{bits[book]}, thread);
+      const RowBits bad = scrub_part(part, tile, thread);
+      if (warp_any(bad.are_some()) && thread.lane == 0) found[record][thread.warp - kFirstWarp] = true;
+      write(part, bad, Bits{bits[record]}, thread);
     });
     // The tensor cores read the tile through the async proxy.
     fence_proxy_async_shared();
-    mbarrier_arrive(shared_address(&scrubbed[book]));
+    mbarrier_arrive(shared_address(&scrubbed[record]));
   }
   // The warp that hands the tile on waits for the others.
   FLASHGEN_DEVICE void wait_for_all(i32 slot, bool is_odd) const {
-    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
+    mbarrier_wait(shared_address(&scrubbed[slot % non_finite_records]), is_odd);
   }
   FLASHGEN_DEVICE void end_scrubbing(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
 
   // ---- For one scrubbing warp and the consumers: what was found in the tile in a slot.
   FLASHGEN_DEVICE bool has_found(i32 slot) const {
-    return *reinterpret_cast<const u32*>(found[slot % books]) != 0;
+    return *reinterpret_cast<const u32*>(found[slot % non_finite_records]) != 0;
   }
-  FLASHGEN_DEVICE Bits book_of(i32 slot) { return {bits[slot % books]}; }
+  FLASHGEN_DEVICE Bits record_of(i32 slot) { return {bits[slot % non_finite_records]}; }
 
   // ---- For every lane of the consumers, once the tile is full.
   FLASHGEN_DEVICE void begin_marking(i32 slot) const {
     // The phase of `marked` says how many tiles have used the record: nobody has ended marking this one yet.
-    const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % books]), 0);
-    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
+    const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % non_finite_records]), 0);
+    mbarrier_wait(shared_address(&scrubbed[slot % non_finite_records]), is_odd);
   }
   // Every lane calls this once for every tile, even one that its consumer skips.
-  FLASHGEN_DEVICE void end_marking(i32 slot) { mbarrier_arrive(shared_address(&marked[slot % books])); }
+  FLASHGEN_DEVICE void end_marking(i32 slot) {
+    mbarrier_arrive(shared_address(&marked[slot % non_finite_records]));
+  }
 
  private:
   using T = typename Tile::Element;
@@ -271,9 +276,9 @@ struct Scrubber {
       return *reinterpret_cast<Vec16*>((i % 2 == 0 ? even : odd) + i / 2 * kSwizzleBytes);
     }
   };
-  // Takes bad values out, down to their signs.
+  // Takes non-finite values out, down to their signs.
   template <i32 eights>
-  FLASHGEN_DEVICE static RowBits take_out(const Part<eights>& part, u8* tile, Thread thread) {
+  FLASHGEN_DEVICE static RowBits scrub_part(const Part<eights>& part, u8* tile, Thread thread) {
     // So many chunks are under way while one is looked at. Beside three consumers, whose tiles have one
     // panel, there are the fewest registers.
     constexpr i32 ahead = Tile::panels == 1 ? 1 : 2, count = 2 * eights;
@@ -288,7 +293,7 @@ struct Scrubber {
       Vec16& own = read[i % (ahead + 1)];
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) {
-        const u32 not_finite = not_finite_packed(T{}, own.words[w]);
+        const u32 not_finite = non_finite_packed(T{}, own.words[w]);
         bad.words[w] |= not_finite & 0x10001u << i;
         own.words[w] &= ~not_finite;
       }

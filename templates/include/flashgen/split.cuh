@@ -5,18 +5,19 @@
 
 namespace flashgen {
 
-// Calls mark(row, column) for each result of the tile of queries that a bad value in a tile that the mask
-// cuts through should have reached; every thread takes columns of its own. See mark_bad_results.
+// Calls mark(row, column) for each result of the tile of queries that a non-finite value in a tile that the
+// mask cuts through should have reached; every thread takes columns of its own. See mark_non_finite_results.
 template <i32 threads, i32 head_dim, i32 tile_kv, i32 tile_q, class Rows, class Mask, class Mark>
-FLASHGEN_DEVICE void visit_bad_results(i32 first_q, Rows source, Range keys, const Mask& mask, Thread thread,
-                                       const Mark& mark) {
+FLASHGEN_DEVICE void visit_non_finite_results(i32 first_q, Rows source, Range keys, const Mask& mask,
+                                              Thread thread, const Mark& mark) {
   const i32 end_q = smaller(first_q + tile_q, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) ||
+          !is_non_finite(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {

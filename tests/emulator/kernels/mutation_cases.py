@@ -92,41 +92,41 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     # One tile of keys, so that nothing but the rings of tiles and of Q holds the producer back.
     "Hopper, short": (AttentionSpec(128, direction="forward"), (900, 60), {"arch": "sm_90a"}),
     "Hopper, queries by consumer": (AttentionSpec(256, direction="forward"), (300, 60), {"arch": "sm_90a"}),
-    "Hopper, bad values": (
+    "Hopper, non-finite values": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
         {"arch": "sm_90a", "bad_value": 1},
     ),
     # Of a block's first tile all is well.
-    "Hopper, bad values, last head": (
+    "Hopper, non-finite values, last head": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (300, 400),
         {"arch": "sm_90a", "heads": 8, "heads_kv": 8, "bad_value": 1, "well": 7},
     ),
-    # A block's second tile has bad values, and more tiles follow it than the list holds; or few.
-    "Hopper, bad values, many tiles": (
+    # A block's second tile has non-finite values, and more tiles follow it than the list holds; or few.
+    "Hopper, non-finite values, many tiles": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (1160, 1160),
         {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
     ),
-    "Hopper, bad values, few tiles": (
+    "Hopper, non-finite values, few tiles": (
         AttentionSpec(128, mask=causal(), direction="forward"),
         (100, 200),
         {"arch": "sm_90a", "heads": 3, "heads_kv": 3, "bad_value": 1, "well": 2},
     ),
     # The mask cuts two tiles of keys for the second consumer, and what is bad lies in the second of them.
-    "Hopper, bad values, two tiles": (
+    "Hopper, non-finite values, two tiles": (
         AttentionSpec(192, mask=causal(), direction="forward"),
         (160, 160),
         {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
     ),
     # What is bad lies among the last sixteen of 80 keys.
-    "Hopper, bad values, 80 keys": (
+    "Hopper, non-finite values, 80 keys": (
         AttentionSpec(256, mask=causal(), score=capped(30.0, None), direction="forward"),
         (160, 160),
         {"arch": "sm_90a", "bad_value": 90, "heads": 1, "heads_kv": 1},
     ),
-    "Hopper, bad values, every second": (
+    "Hopper, non-finite values, every second": (
         AttentionSpec(128, mask=causal() & Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
         (300, 400),
         {"arch": "sm_90a", "bad_value": 9},
@@ -267,7 +267,7 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         (300, 300),
         {"arch": "sm_90a"},
     ),
-    "Hopper, backward, bad values": (
+    "Hopper, backward, non-finite values": (
         AttentionSpec(128, mask=causal()),
         (100, 200),
         {"arch": "sm_90a", "bad_value": 1},

@@ -1,4 +1,4 @@
-"""The copy engine: boxes of tensors between global and shared memory, runs of bytes, and additions."""
+"""TMA: boxes of tensors between global and shared memory, runs of bytes, and additions."""
 
 from __future__ import annotations
 
