@@ -65,7 +65,7 @@ def main(dims: tuple[int, int], name: str, dtype: str) -> KernelPlan:
 
 def held_steps(kernel: KernelPlan) -> int:
     """Of S, for which K_j is in registers: 16 columns each."""
-    return kernel.spec.head_dim // 16 if "holds_keys" in kernel.switches else 0
+    return kernel.spec.head_dim // 16 if "k_in_registers" in kernel.switches else 0
 
 
 @each(BUILT)
@@ -110,7 +110,7 @@ def test_there_are_as_many_products_as_the_plan_says(dims: tuple[int, int], name
     found = Counter(match.groups() for line in machine_code(kernel) if (match := pattern.search(line)))
     wanted: Counter[tuple[str, str]] = Counter()
     # Scores, of a step with dQ before them and of one without unless it is between dV and dK; dP of a step.
-    held, between = held_steps(kernel), "dq_between" in kernel.switches
+    held, between = held_steps(kernel), "dq_mid_step" in kernel.switches
     scores = 1 if between else 2
     wanted[str(queries), "R"] += scores * held
     wanted[str(queries), "gdesc"] += scores * (dims[0] // 16 - held) + dims[1] // 16
@@ -134,7 +134,7 @@ def test_exponentials_run_while_dp_and_dv_are_multiplied(dims: tuple[int, int], 
     first, last = products(lines)
     of_shared = [i for i in range(first, last) if is_product(lines[i], "gdesc")]
     # dQ, the scores of a step with it and of one without, and then dP; or scores alone.
-    scores, between = dims[0] // 16 - held_steps(kernel), "dq_between" in kernel.switches
+    scores, between = dims[0] // 16 - held_steps(kernel), "dq_mid_step" in kernel.switches
     before = scores if between else keys // 16 + 2 * scores
     dp = of_shared[before : before + dims[1] // 16]
     dv = [i for i in range(dp[0], last) if is_product(lines[i], "R")][: queries // 16]
@@ -148,7 +148,7 @@ def test_exponentials_run_while_dp_and_dv_are_multiplied(dims: tuple[int, int], 
         assert sum(i > dv[0] for i in exponentials) >= queries // 16
     # Nobody waits for all products meanwhile, and dP is waited for while dV is on its way, 32 queries a group, or as
     # much of it as registers allow.
-    sparing, ordered = "sparing" in kernel.switches, "ordered" in kernel.switches
+    sparing, ordered = "few_dv_in_flight" in kernel.switches, "ordered" in kernel.switches
     under_way = (1 if ordered else 2) if sparing else queries // 32 + between
     waits = [i for i in range(dp[0], last) if lines[i].startswith("WARPGROUP.DEPBAR")]
     assert [lines[i] for i in waits if i < dv[-1] and lines[i].endswith("0x0")] == []
@@ -160,7 +160,7 @@ def test_packed_dS_is_multiplied_two_elements_at_a_time(dims: tuple[int, int], n
     kernel = main(dims, name, dtype)
     packed = [line for line in machine_code(kernel) if re.match(r"HMUL2\S*BF16|HFMA2\S*BF16", line)]
     # 64 rows of as many columns as queries, divided among 128 threads.
-    assert len(packed) == (int(kernel.constant("tile_q")) // 4 if "packed" in kernel.switches else 0)
+    assert len(packed) == (int(kernel.constant("tile_q")) // 4 if "packed_ds" in kernel.switches else 0)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -179,12 +179,12 @@ def test_every_row_of_the_table_is_compiled_in_every_way() -> None:
         "scales",
         "score",
         "ordered",
-        "sparing",
-        "packed",
-        "holds_keys",
-        "ahead",
+        "few_dv_in_flight",
+        "packed_ds",
+        "k_in_registers",
+        "early_scores",
     }
-    assert switches >= {"reads_ahead", "dq_between"}
+    assert switches >= {"prefetches_bias", "dq_mid_step"}
     assert not all("scales" in main(*build).switches for build in BUILDS)
     assert set(SAMPLE) <= set(BUILDS)
 

@@ -9,7 +9,7 @@ import pytest
 
 import flashgen as fg
 from flashgen import oracle
-from flashgen.plan.captured.prefetch import loads_ahead_of
+from flashgen.plan.captured.prefetch import prefetched_loads_of
 from tests.drawn import diagonal, some
 
 Array = np.ndarray[Any, Any]
@@ -84,7 +84,7 @@ def test_gradients_are_those_of_a_bias_of_two_bytes_that_lies_as_it_likes(how: s
     number = PLACES.index(how)
     dtype = fg.AttentionSpec(64).element.numpy() if number % 3 else np.float16
     spec = fg.AttentionSpec(128 if number % 3 == 2 else 64, mask=fg.causal(), score=fg.bias(np.zeros((2,) * 4, dtype)))
-    assert "reads_ahead" in fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("main").switches
+    assert "prefetches_bias" in fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("main").switches
     order = {"race": True} if number % 4 == 0 else {"schedule": "random", "seed": number}
     (name,) = spec.tensors
     check(spec, {name: placed(how, dtype)}, 2, **order)
@@ -100,7 +100,7 @@ def test_biases_come_ahead_as_far_as_there_is_room() -> None:
     spec = fg.AttentionSpec(64, mask=fg.causal(), score=fg.Score.of(score), direction="forward")
     forward = fg.build(spec, arch="sm_90a", target="emulator").plan.kernel("forward")
     assert forward.expressions is not None
-    assert len(loads_ahead_of(forward.expressions)) == 2
+    assert len(prefetched_loads_of(forward.expressions)) == 2
     check(spec, dict(spec.tensors), 1, schedule="random", seed=1)
 
 

@@ -51,7 +51,7 @@ HOSTILE: dict[str, Callable[[Inputs], None]] = {
 def test_gradients_are_within_their_bounds(name: str, hostile: str) -> None:
     spec = fg.AttentionSpec(**{"head_dim": 64, **SPECS[name]})
     kernel = built(spec)
-    assert "packed" in kernel.plan.kernel("main").switches
+    assert "packed_ds" in kernel.plan.kernel("main").switches
     x = Case("hostile", 70, 140, heads=2, heads_kv=2).inputs(spec)
     HOSTILE[hostile](x)
     arrays = (x.q, x.k, x.v)

@@ -76,7 +76,7 @@ def test_roles_share_the_registers_that_a_block_begins_with(
     # dK, dV and two strips of scores at once, and P rounded; where its floats are needed no longer, half of that, but
     # for where dQ is in their place.
     tile_q = int(kernel.constant("tile_q"))
-    rounded = tile_q // 8 if "packed" in kernel.switches and "dq_between" not in kernel.switches else tile_q // 4
+    rounded = tile_q // 8 if "packed_ds" in kernel.switches and "dq_mid_step" not in kernel.switches else tile_q // 4
     assert sum(dims) // 2 + 2 * tile_q // 2 + rounded < consumer
 
 
@@ -201,7 +201,7 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
         {},
         fg.Schedule(backward=fg.BackwardSchedule(tile_q=32)),
         "sm_90a",
-        "a schedule for the backward pass is one of the other kernels",
+        "a schedule for the backward pass applies to the portable kernels",
     ),
 }
 
@@ -270,10 +270,10 @@ def test_the_comment_of_a_source_says_who_does_what_and_why() -> None:
 def test_the_comment_says_what_else_it_is_and_why() -> None:
     schedule = fg.Schedule(backward=fg.BackwardSchedule(tile_q=32))
     kernel = backward(schedule=schedule)
-    words = "FlashAttention-2, not FlashAttention-3: a schedule for the backward pass is one of the other kernels"
+    words = "FlashAttention-2, not FlashAttention-3: a schedule for the backward pass applies to the portable kernels"
     assert describe_algorithm(kernel) == words
     text = " ".join(header(kernel).replace("//", "").split())
-    assert "not FlashAttention-3: a schedule for the backward pass is one of the other kernels" in text
+    assert "not FlashAttention-3: a schedule for the backward pass applies to the portable kernels" in text
     # There it is said once, of the kernel that could be another.
     for role in ("prepare", "finish"):
         assert "not FlashAttention-3" not in header(plan(kernel.spec, schedule, ARCH).kernel(role))
@@ -290,16 +290,16 @@ def test_the_chosen_schedule_asked_for_again_is_the_same_plan() -> None:
 def test_biases_come_ahead_where_nothing_else_has_use_for_the_registers() -> None:
     bias = fg.bias(np.zeros((2, 2), np.float16))
     wide = fg.bias(np.zeros((2, 2), np.float32))
-    shortcuts = {"packed", "holds_keys", "reads_ahead", "dq_between", "ahead"}
+    shortcuts = {"packed_ds", "k_in_registers", "prefetches_bias", "dq_mid_step", "early_scores"}
     for dims, score, mask, taken in (
         # Then there are none for K_j.
-        (64, bias, None, {"packed", "reads_ahead"}),
+        (64, bias, None, {"packed_ds", "prefetches_bias"}),
         (64, wide, None, set()),
-        (64, bias, MASKS["documents"], {"packed"}),
-        (96, bias, None, {"packed", "holds_keys", "reads_ahead"}),
-        (128, bias, None, {"packed", "reads_ahead", "dq_between"}),
+        (64, bias, MASKS["documents"], {"packed_ds"}),
+        (96, bias, None, {"packed_ds", "k_in_registers", "prefetches_bias"}),
+        (128, bias, None, {"packed_ds", "prefetches_bias", "dq_mid_step"}),
         # And what a mask takes besides is what dQ between dV and dK does.
-        (128, bias, MASKS["causal"], {"packed", "reads_ahead"}),
+        (128, bias, MASKS["causal"], {"packed_ds", "prefetches_bias"}),
         (128, wide, None, set()),
     ):
         options = {} if mask is None else {"mask": mask}

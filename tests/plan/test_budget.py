@@ -129,36 +129,41 @@ def test_where_producers_look_for_tiles_they_have_registers_for_it_and_fewer_pro
         assert main(dim, "causal").constant("producer_registers") == (40 if dim == 96 else 24)
         assert main(dim, "causal", dtype="fp16").constant("producer_registers") == (24 if dim == 64 else 40)
         # Few at once where P's floats are needed until dS is made; else there are registers for both.
-        assert "sparing" not in main(dim, "causal", dtype="fp16").switches
-        assert ("sparing" in main(dim, "documents", dtype="fp16").switches) == (dim == 64)
-        assert "sparing" not in main(dim, "documents").switches
+        assert "few_dv_in_flight" not in main(dim, "causal", dtype="fp16").switches
+        assert ("few_dv_in_flight" in main(dim, "documents", dtype="fp16").switches) == (dim == 64)
+        assert "few_dv_in_flight" not in main(dim, "documents").switches
         assert main(dim, "documents").constant("producer_registers") == (56 if deterministic else 40)
     assert main(64, "documents", dtype="fp16").constant("producer_registers") == 40
     # All of P is rounded at once there.
     scored = main(64, "documents", score=fg.softcap(30.0))
-    assert "sparing" not in scored.switches
+    assert "few_dv_in_flight" not in scored.switches
     assert scored.constant("producer_registers") == 24
 
 
 #: By head_dim, and what is no other spec's: shortcuts that are taken, and words of why others are not.
 SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
-    "64": (64, {}, {"packed", "dq_between", "ahead"}, "scores ahead: 557 at 4,096, full, and 464, causal, beside"),
+    "64": (
+        64,
+        {},
+        {"packed_ds", "dq_mid_step", "early_scores"},
+        "scores ahead: 557 at 4,096, full, and 464, causal, beside",
+    ),
     "64, deterministic": (
         64,
         {"deterministic": True},
-        {"packed", "dq_between", "ahead"},
+        {"packed_ds", "dq_mid_step", "early_scores"},
         "dQ between dV and dK, for which K_j gives way",
     ),
     "64, window": (
         64,
         {"mask": fg.window(100, 0)},
-        {"packed", "dq_between", "ahead"},
+        {"packed_ds", "dq_mid_step", "early_scores"},
         "dQ between dV and dK, for which K_j gives way",
     ),
     "64, documents": (
         64,
         {"mask": MASKS["documents"]},
-        {"packed", "ahead"},
+        {"packed_ds", "early_scores"},
         "not dQ between dV and dK: 236 registers, and there are 232",
     ),
     "64, fp16": (64, {"dtype": "fp16"}, set(), "not packed dS: a small P has lost bits in fp16"),
@@ -167,30 +172,40 @@ SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
     "64, added": (
         64,
         {"score": fg.alibi(np.ones(1, np.float32)) >> fg.sink(np.ones(1, np.float32))},
-        {"packed", "dq_between"},
+        {"packed_ds", "dq_mid_step"},
         "not the next step's scores ahead: scores that a score changes begin with zeros",
     ),
     "64, sink": (
         64,
         {"score": fg.sink(np.ones(1, np.float32))},
-        {"packed", "dq_between", "ahead"},
+        {"packed_ds", "dq_mid_step", "early_scores"},
         "dQ between dV and dK, for which K_j gives way",
     ),
-    "64, slope": (64, {"score": fg.softcap(30.0)}, set(), "not packed dS: dS has the slope of the score for a factor"),
-    "96": (96, {}, {"packed", "dq_between", "holds_keys"}, "K_j in registers: for both there is room"),
-    "96, fp16, slope": (96, {"dtype": "fp16", "score": fg.softcap(30.0)}, {"holds_keys"}, "not packed dS: a small P"),
-    "128": (128, {}, {"packed", "dq_between"}, "dQ between dV and dK: 594 at 4,096, full"),
-    "128, ordered": (128, {"deterministic": True, "mask": fg.causal()}, {"packed", "dq_between"}, "525, causal"),
+    "64, slope": (
+        64,
+        {"score": fg.softcap(30.0)},
+        set(),
+        "not packed dS: dS has the slope of the score as a further factor",
+    ),
+    "96": (96, {}, {"packed_ds", "dq_mid_step", "k_in_registers"}, "K_j in registers: for both there is room"),
+    "96, fp16, slope": (
+        96,
+        {"dtype": "fp16", "score": fg.softcap(30.0)},
+        {"k_in_registers"},
+        "not packed dS: a small P",
+    ),
+    "128": (128, {}, {"packed_ds", "dq_mid_step"}, "dQ between dV and dK: 594 at 4,096, full"),
+    "128, ordered": (128, {"deterministic": True, "mask": fg.causal()}, {"packed_ds", "dq_mid_step"}, "525, causal"),
     "128, documents": (
         128,
         {"mask": MASKS["documents"]},
-        {"packed"},
+        {"packed_ds"},
         "not dQ between dV and dK: 236 registers, and there are 232",
     ),
     "128, bias": (
         128,
         {"score": fg.bias(np.zeros((2, 2), np.float16)), "mask": fg.causal()},
-        {"packed", "reads_ahead"},
+        {"packed_ds", "prefetches_bias"},
         "not dQ between dV and dK: 252 registers, and there are 240",
     ),
     "128, fp16": (128, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats have their registers"),
@@ -201,8 +216,8 @@ SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
 def test_shortcuts_are_those_that_a_head_dim_is_better_with_where_they_may_be_taken(case: str) -> None:
     dim, fields, wanted, words = SHORTCUTS[case]
     kernel = plan(fg.AttentionSpec(dim, **fields), None, ARCH).kernel("main")  # type: ignore[arg-type]
-    assert kernel.switches & {"packed", "reads_ahead", "holds_keys", "dq_between", "ahead"} == wanted
+    assert kernel.switches & {"packed_ds", "prefetches_bias", "k_in_registers", "dq_mid_step", "early_scores"} == wanted
     assert any(words in line for line in choice_lines(kernel))
     plain = choice_plain(kernel)
     assert set(plain["switches"]) == wanted
-    assert ("K_j" in plain["registers"]) == ("holds_keys" in wanted)
+    assert ("K_j" in plain["registers"]) == ("k_in_registers" in wanted)

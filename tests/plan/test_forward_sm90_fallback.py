@@ -24,8 +24,8 @@ FALLBACKS: dict[str, tuple[dict[str, Any], fg.Schedule | None, str, str]] = {
     "head_dim": ({"head_dim": 80}, None, "sm_90a", "made for head_dim 64, 96, 128, 192, 192 with head_dim_v=128, 256"),
     "head_dim_v": ({"head_dim": 128, "head_dim_v": 64}, None, "sm_90a", "it is made for head_dim 64"),
     "rows of 120 bytes": ({"head_dim": 60}, None, "sm_90a", "it is made for head_dim"),
-    "tiles": ({}, fg.Schedule(tile_q=64), "sm_90a", "it cannot be laid out so: tile_q=64 is not 64 rows for each"),
-    "wide tiles": ({"head_dim": 64}, fg.Schedule(tile_kv=144), "sm_90a", "so: tile_kv=144 is more keys than"),
+    "tiles": ({}, fg.Schedule(tile_q=64), "sm_90a", "it cannot be planned: tile_q=64 is not 64 rows for each"),
+    "wide tiles": ({"head_dim": 64}, fg.Schedule(tile_kv=144), "sm_90a", "planned: tile_kv=144 is more keys than"),
     "one stage": ({}, fg.Schedule(stages=1), "sm_90a", "leaves no tile to copy into while another is used"),
     "partition": ({}, fg.Schedule(warps=fg.WarpPartition("split_k", 4)), "sm_90a", "warps='split_k' is a partition of"),
 }

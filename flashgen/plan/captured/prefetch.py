@@ -1,4 +1,4 @@
-"""Which elements of captured tensors a kernel may fetch before the products whose scores they change."""
+"""Which elements of captured tensors a kernel prefetches before the products that their scores need."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from flashgen.plan.model.expressions import Expressions
 if TYPE_CHECKING:
     from flashgen.expr import Load, Node
 
-#: Bytes of elements that are fetched with their neighbours, by C++ type, and how many bytes for each pair of a query
-#: and a key there are registers for: where scores are alone, and where they are with dP, dK and dV.
+#: Bytes of each element type that can be prefetched.
 _BYTES = {"half_t": 2, "bfloat16_t": 2, "float": 4}
-MOST_BYTES, MOST_BYTES_BACKWARD = 4, 2
+#: Bytes per pair that registers hold: in the forward kernel, and in the backward kernel beside dP, dK and dV.
+MAX_PREFETCH_BYTES, MAX_PREFETCH_BYTES_BACKWARD = 4, 2
 
 
-def loads_ahead_of(expressions: Expressions, most_bytes: int = MOST_BYTES) -> tuple[Load, ...]:
-    """Loads of a kernel's score that may come before the products."""
-    return loads_ahead(expressions.score, {tensor.name: tensor.element for tensor in expressions.tensors}, most_bytes)
+def prefetched_loads_of(expressions: Expressions, most_bytes: int = MAX_PREFETCH_BYTES) -> tuple[Load, ...]:
+    """The loads of a kernel's score to issue before the products."""
+    return prefetched_loads(
+        expressions.score, {tensor.name: tensor.element for tensor in expressions.tensors}, most_bytes
+    )
 
 
-def loads_ahead(score: Node | None, elements: Mapping[str, str], most_bytes: int = MOST_BYTES) -> tuple[Load, ...]:
-    """Loads that differ from pair to pair, of rows that the keys go along, so that a lane's pairs are neighbours there:
-    as many as there is room for. ``elements`` are the tensors' C++ types."""
+def prefetched_loads(
+    score: Node | None, elements: Mapping[str, str], most_bytes: int = MAX_PREFETCH_BYTES
+) -> tuple[Load, ...]:
+    """Loads that differ from pair to pair and whose last index is k, so that a lane's pairs are neighbours in memory.
+
+    As many as registers hold. ``elements`` are the tensors' C++ types.
+    """
     if score is None or not elements:
         return ()
     from flashgen.expr import Index, Load, postorder

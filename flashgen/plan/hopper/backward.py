@@ -15,12 +15,12 @@ from flashgen.plan.model.plans import Box, Constant, KernelPlan
 from flashgen.plan.model.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, BackwardSchedule, Schedule
 
-#: Those of one kernel that keeps dK and dV of its keys and adds to a sum of dQ, ...
+#: Head dims of the fused kernel for dK, dV and dQ.
 NARROW_DIMS = ((64, 64), (96, 96), (128, 128))
-#: ... and those for which that has too few registers.
+#: Head dims with one kernel for dK and dV and one for dQ: the fused one lacks registers.
 WIDE_DIMS = ((192, 128), (192, 192), (256, 256))
 HEAD_DIMS = (*NARROW_DIMS, *WIDE_DIMS)
-#: By whether the mask is full, and whether dQ is summed in a fixed order.
+#: Keys: whether the mask is full, and whether dQ is summed in a fixed order.
 _MAIN_PARAMS = {
     (True, False): params.MAIN_SM90,
     (False, False): params.MAIN_SM90_MASKED,
@@ -30,13 +30,13 @@ _MAIN_PARAMS = {
 
 
 def why_not_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
-    """Why a backward pass runs by the kernels for all GPUs instead, in a clause; None where it need not."""
+    """Why a backward pass cannot use these kernels, as a clause; None if it can."""
     if (reason := why_not_hopper(spec, schedule, arch, access_bytes)) is not None:
         return reason
     if (spec.head_dim, spec.head_dim_v) not in HEAD_DIMS:
         return f"its backward kernels are {made_for(spec, HEAD_DIMS)}"
     if schedule.backward != BackwardSchedule():
-        return "a schedule for the backward pass is one of the other kernels"
+        return "a schedule for the backward pass applies to the portable kernels"
     return None
 
 
@@ -50,10 +50,10 @@ def plan_backward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> t
 
 
 def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
-    """Where dQ is summed, unless all heads have a sum."""
+    """Where dQ is summed: in a ring of a few heads, unless deterministic."""
     if frame.spec.deterministic:
         return None
-    # Where tiles of keys have as much to do as one another, the last ones are cut; a score takes the registers for it.
+    # The last tiles of keys are cut into parts if all tiles take equally long. A score leaves no registers for that.
     spec, cuts = frame.spec, None
     if spec.mask.is_full and frame.scales:
         tile_q, columns = choice.tiles.rows, spec.head_dim + spec.head_dim_v
@@ -62,7 +62,7 @@ def _sums(frame: BackwardSm90, choice: Choice) -> SumRing | None:
 
 
 def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
-    """What the rows of queries subtract, and a cleared workspace, unless the first that adds to it stores."""
+    """Statistics of the query rows, and a cleared workspace, unless the first tile that adds to dQ stores."""
     ordered, sums = frame.spec.deterministic, _sums(frame, choice)
     cleared = params.PREPARE_SM90_PARTS if sums is not None and sums.cuts is not None else params.PREPARE_SM90
     return frame.prepare(
@@ -75,7 +75,7 @@ def _prepare(frame: BackwardSm90, choice: Choice) -> KernelPlan:
 
 
 def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
-    """dK and dV, and what each tile of keys adds to dQ."""
+    """dK and dV of each tile of keys, and its addition to dQ."""
     tiles, ordered, sums = choice.tiles, frame.spec.deterministic, _sums(frame, choice)
     cuts = sums is not None and sums.cuts is not None
     sum_lines = Box("dq_accum", 2, SUM_LINE, swizzle=0, element="fp32")
@@ -91,11 +91,11 @@ def _main(frame: BackwardSm90, choice: Choice) -> KernelPlan:
             choice,
             Constant("tile_q", tiles.rows, "B_r: query rows per step"),
             Constant("tile_kv", TILE_KV, "B_c: keys per tile that a block works on"),
-            Constant("q_slots", tiles.count("Q"), "tiles of Q under way at once"),
-            Constant("do_slots", tiles.count("dO"), "tiles of dO under way at once"),
-            Constant("ds_slots", DS_SLOTS, "tiles of dS that wait for dQ"),
-            Constant("sum_slots", tiles.count("sums of dQ"), "parts of dQ under way to be finished"),
-            Constant("rounded_slots", tiles.count("them rounded"), "of them that are rounded"),
+            Constant("q_slots", tiles.count("Q"), "slots for Q"),
+            Constant("do_slots", tiles.count("dO"), "slots for dO"),
+            Constant("ds_slots", DS_SLOTS, "slots for dS"),
+            Constant("sum_slots", tiles.count("sums of dQ"), "slots for sums of dQ to be scaled and rounded"),
+            Constant("rounded_slots", tiles.count("them rounded"), "slots for rounded dQ"),
             share=", 64 keys each",
             in_order=ordered,
             own=order_constants(frame.spec),

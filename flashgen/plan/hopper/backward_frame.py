@@ -1,4 +1,4 @@
-"""The common parts of the backward kernels for Hopper, for heads of any width."""
+"""What the backward kernels for Hopper share."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class BackwardSm90(BackwardFrame):
         return frozenset(name for name, on in named if on)
 
     def section_heads(self, in_order: bool = False) -> int:
-        """Heads that are worked on at the same time: many where some tiles take longer than others.
+        """Heads of a section, whose tiles are scheduled together: many if some tiles take longer than others.
 
-        So it is where tiles of one head add in a fixed order, and few of them are to be in work at once.
+        Also many if the tiles of a head add to dQ in a fixed order, so that few of them run at once.
         """
         mask = self.spec.mask
         return 16 if mask.has_upper or is_block_sparse(self.spec) or in_order else 1
@@ -59,10 +59,10 @@ class BackwardSm90(BackwardFrame):
             Constant("consumers", CONSUMERS, f"warpgroups that compute{share}"),
             Constant("producer_registers", producer),
             Constant("consumer_registers", consumer),
-            Constant("section_heads", heads, "heads that are worked on at the same time"),
+            Constant("section_heads", heads, "heads of a section, whose tiles are scheduled together"),
             *own,
-            Constant("has_lower", mask.has_lower, "the mask ends on the left"),
-            Constant("has_upper", mask.has_upper, "the mask ends on the right"),
+            Constant("has_lower", mask.has_lower, "the band has a lower bound on k - q"),
+            Constant("has_upper", mask.has_upper, "the band has an upper bound on k - q"),
         )
 
     def products(
@@ -81,7 +81,7 @@ class BackwardSm90(BackwardFrame):
         switches: Collection[str] = (),
         sums: SumRing | None = None,
     ) -> KernelPlan:
-        """A kernel with products: one warpgroup that copies, and two that compute."""
+        """A kernel with one producer warpgroup and two consumers."""
         return self.kernel(
             role,
             template,
@@ -115,7 +115,7 @@ class BackwardSm90(BackwardFrame):
         switches: Collection[str] = (),
         sums: SumRing | None = None,
     ) -> KernelPlan:
-        """What the rows of queries subtract; ``workspace`` floats are of dQ, for each tile of them."""
+        """The statistics L and D of the query rows. ``workspace``: floats of dQ to clear, per tile of queries."""
         return self.kernel(
             "prepare",
             "backward_prepare.cu.j2",

@@ -1,7 +1,7 @@
-"""The tiles of the backward kernels for Hopper: which there could be, best first, and what each takes of a block.
+"""Candidate tiles of the backward kernels for Hopper, fastest first, and the registers and shared memory of each.
 
-Of 64 rows and n columns a thread of a warpgroup has n / 2 floats, and n / 4 words when they are rounded. What comes
-first is what was measured to be faster where both fit; research/ has the figures.
+A warpgroup's 64 x n accumulator takes n / 2 registers per thread, and n / 4 once it is rounded to 16 bits. The order
+of the candidates is measured; research/ has the figures.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ CONSUMERS = 2
 TILE_KV = ROWS * CONSUMERS
 #: Rows of Q_i where a kernel computes only dQ.
 TILE_Q = ROWS * CONSUMERS
-#: Tiles of dS that wait for dQ.
+#: Slots for dS.
 DS_SLOTS = 2
 #: Bytes of dQ that a warp stores by TMA at a time: 16 rows of 64 floats.
 DQ_BYTES = STORED_ROWS * PANEL * 4
-#: Floats of a line of the workspace; it comes and goes two lines at a time.
+#: Floats of a line of the dQ workspace. A TMA box is two lines.
 SUM_LINE = 256
 #: Registers per thread of producers and consumers.
 _SPLITS = ((56, 224), (40, 232), (24, 240))
 _ONE_KERNEL = (
-    "S and dP are transposed, so that P and dS are left operands of dV and dK where they are, in registers; "
-    "dS goes to shared memory besides, for dQ"
+    "S and dP are transposed, so that P and dS are left operands of dV and dK from registers; "
+    "dS also goes to shared memory, for dQ"
 )
 _KEYS = (
-    "S and dP are transposed; one consumer makes P and sums dV, the other one makes dS and sums dK: both have all "
-    "keys, and P goes from one to the other by shared memory"
+    "S and dP are transposed; one consumer computes P and dV, the other one dS and dK, for the same keys; "
+    "P passes through shared memory"
 )
 _QUERY = "rows of S and dP are queries, so that dS is the left operand of dQ in registers; Q and dO stay"
 
 
 def one_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:
-    """How dK, dV and what is added to dQ are made together; what there is too little of where they cannot be."""
+    """Tiles of the fused kernel for dK, dV and dQ; if none fits, what each candidate lacks."""
     return first_that_fits(_one_kernel_ways(spec), lambda tiles: _one_kernel_budget(spec, tiles), arch, _ONE_KERNEL)
 
 
 def keys_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:
-    """How dK and dV are made by themselves, of 64 keys at a time."""
+    """Tiles of the kernel for dK and dV alone, 64 keys at a time."""
     together = tuple(f"dQ in the same kernel, {fault}" for fault in _faults(one_kernel(spec, arch)))
     return first_that_fits(_keys_ways(spec), lambda tiles: _keys_budget(spec, tiles), arch, _KEYS, together)
 
 
 def query_kernel(spec: AttentionSpec, arch: Arch) -> Choice | tuple[str, ...]:
-    """How dQ is made by itself, of 128 queries at a time."""
+    """Tiles of the kernel for dQ alone, 128 queries at a time."""
     return first_that_fits(_query_ways(spec), lambda tiles: _query_budget(spec, tiles), arch, _QUERY)
 
 
@@ -61,24 +61,23 @@ def _faults(found: Choice | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _split(of: Held, wanted: int = 40) -> tuple[int, int]:
-    """The registers of both sides: for producers as many as are wanted there, if consumers can do without."""
+    """Registers of producer and consumers: up to ``wanted`` for the producer, if the consumers can spare them."""
     splits = (split for split in _SPLITS if split[0] <= wanted and registers_of(of) <= split[1])
     return next(splits, _SPLITS[-1])
 
 
-# ---- one kernel that keeps dK and dV of its keys and adds to a sum of dQ
+# ---- The fused kernel: keeps dK and dV of its keys in registers, and adds to a float32 sum of dQ
 
 
 def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
-    """Long steps come first, as what a step costs besides its products is the same; then copies of Q that have more
-    time, then parts of dQ under way to be finished."""
+    """Long steps first, since each step has the same overhead; then more slots for Q; then more for finishing dQ."""
     for tile_q, q_slots, reason in (
-        (128, (2,), "the longest tile of queries whose scores and gradients find registers"),
+        (128, (2,), "the longest tile of queries whose scores and gradients fit in registers"),
         (64, (3, 2), "dK and dV take half of the registers, which leaves them for 64 queries"),
     ):
         wanted, most = _room(spec)
         taken, notes = shortcuts(spec, tile_q, most)
-        switches = taken | ({"sparing"} if is_sparing(spec, tile_q, taken) else set())
+        switches = taken | ({"few_dv_in_flight"} if is_sparing(spec, tile_q, taken) else set())
         switches |= {"masks_late"} if masks_late(spec, tile_q, taken) else set()
         split = _split(held(spec, tile_q, switches), wanted)
         for q in q_slots:
@@ -88,9 +87,9 @@ def _one_kernel_ways(spec: AttentionSpec) -> Iterator[Tiles]:
 
 
 def _room(spec: AttentionSpec) -> tuple[int, int]:
-    """Registers that producers want, and the most that consumers can have.
+    """Registers that the producer needs, and the most that consumers can have.
 
-    Producers need few, except to evaluate a block-sparse mask.
+    The producer needs few, except to evaluate a block-sparse mask.
     """
     splits = dict(_SPLITS)
     if not is_block_sparse(spec):
@@ -111,20 +110,22 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("q", q * tile_q * dim, f"Q_i, {q_slots}")
         .then("do", do * tile_q * dim_v, f"dO_i, {do_slots}")
         .then("ds", DS_SLOTS * TILE_KV * tile_q * size, f"dS_ij, {DS_SLOTS} slots")
-        .then("dq", 4 * CONSUMERS * DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, on their way out")
+        .then("dq", 4 * CONSUMERS * DQ_BYTES, "dQ_i, and at the end dK_j and dV_j, to be stored")
     )
     sums = tiles.count("sums of dQ")
     if spec.deterministic:
-        layout.then("sum", tile_q * dim // size * 4 // CONSUMERS, "a consumer's share of dQ_i, to be finished")
+        layout.then(
+            "sum", tile_q * dim // size * 4 // CONSUMERS, "a consumer's share of dQ_i, to be scaled and rounded"
+        )
     if sums:
         rounded = tiles.count("them rounded")
-        layout.then("sums", sums * DQ_BYTES, f"rows of dQ_i to be finished, {sums} slots")
-        layout.then("dq_rows", rounded * STORED_ROWS * PANEL * size, "and when they are")
-        layout.then("zeros", 2 * SUM_LINE * 4, "what their sum is cleared with")
+        layout.then("sums", sums * DQ_BYTES, f"rows of dQ_i to be scaled and rounded, {sums} slots")
+        layout.then("dq_rows", rounded * STORED_ROWS * PANEL * size, "rounded rows of dQ_i")
+        layout.then("zeros", 2 * SUM_LINE * 4, "zeros that clear the sum of dQ")
     (
-        layout.then("lse", q * tile_q * 4, f"what rows subtract from their logits, {q_slots}")
+        layout.then("lse", q * tile_q * 4, f"-L_i in units of S, {q_slots}")
         .then("dsum", do * tile_q * 4, f"-D_i, {do_slots}")
-        .then("k_barriers", 16, "for each slot: it is full, it is empty")
+        .then("k_barriers", 16, "full and empty barriers of each slot")
         .then("v_barriers", 16)
         .then("q_barriers", 16 * q)
         .then("do_barriers", 16 * do)
@@ -133,26 +134,26 @@ def _one_kernel_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
     if sums:
         layout.then("sum_barriers", 16 * sums)
         layout.then("turn_barriers", 16)
-        layout.then("sum_parts", 32 * sums, "which parts of dQ the slots hold")
+        layout.then("sum_parts", 32 * sums, "the part of dQ in each slot")
     else:
         layout.then("dq_barriers", 32 * CONSUMERS).then("sum_barriers", 16)
-        layout.then("sum_parts", 32, "where the share goes")
-    layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
+        layout.then("sum_parts", 32, "the destination of the share")
+    layout.then("tile_barriers", 16 * TILE_SLOTS).then("tiles", 16 * TILE_SLOTS, "the next tiles of keys")
     if is_block_sparse(spec):
-        layout.then("sparse_query_tiles", 8 * q, "which tiles of queries the slots hold")
+        layout.then("sparse_query_tiles", 8 * q, "the tile of queries in each slot")
     if not spec.mask.is_full and not sums:
-        layout.then("added_slowly", 8, "whether dQ of the tiles of keys is added pair by pair")
+        layout.then("added_slowly", 8, "whether dQ of a tile of keys is added pair by pair (contain.j2)")
     return Budget(held(spec, tile_q, tiles.switches), layout.map())
 
 
-# ---- two kernels for wide heads: dK and dV
+# ---- Two kernels for wide heads: dK and dV
 
 
 def _keys_ways(spec: AttentionSpec) -> Iterator[Tiles]:
-    """As many tiles of queries under way as there is room for: consumers issue their products in another order then."""
+    """As many slots for Q and dO as fit. The order of a consumer's products depends on it."""
     for slots, reason in (
-        (3, "three tiles of Q and dO under way, so that each consumer has a product ahead"),
-        (2, "shared memory has room for four tiles of Q and dO, which sums are to free early"),
+        (3, "three slots for Q and dO, so that each consumer issues a product early"),
+        (2, "shared memory holds two slots for Q and dO; dV and dK are issued first to free them"),
     ):
         split = _split(_keys_held(spec, ROWS))
         yield Tiles(ROWS, "queries", (("Q", slots), ("dO", slots), ("P", 2)), split, reason)
@@ -179,33 +180,31 @@ def _keys_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("q", q * tiles.rows * dim, f"Q_i, {q_slots}")
         .then("do", do * tiles.rows * dim_v, f"dO_i, {do_slots}")
         .then("p", p * ROWS * tiles.rows * 4, f"P_ij for the other consumer, {p} slots")
-        .then("lse", q * tiles.rows * 4, f"what rows subtract from their logits, {q_slots}")
+        .then("lse", q * tiles.rows * 4, f"-L_i in units of S, {q_slots}")
         .then("dsum", do * tiles.rows * 4, f"-D_i, {do_slots}")
-        .then("k_barriers", 16, "for each slot: it is full, it is empty")
+        .then("k_barriers", 16, "full and empty barriers of each slot")
         .then("v_barriers", 16)
         .then("q_barriers", 16 * q)
         .then("do_barriers", 16 * do)
         .then("p_barriers", 16 * p)
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
-    layout.then("tiles", 16 * TILE_SLOTS, "which tiles of keys come next")
+    layout.then("tiles", 16 * TILE_SLOTS, "the next tiles of keys")
     if is_block_sparse(spec):
-        layout.then("sparse_query_tiles", 8 * q, "which tiles of queries the slots hold")
+        layout.then("sparse_query_tiles", 8 * q, "the tile of queries in each slot")
     return Budget(_keys_held(spec, tiles.rows), layout.map())
 
 
-# ---- and dQ
+# ---- Two kernels for wide heads: dQ
 
 
 def _query_ways(spec: AttentionSpec) -> Iterator[Tiles]:
-    """Steps of 64 keys at least, then a second tile of V under way, then longer steps."""
+    """Steps of at least 64 keys first, then a second slot for V, then longer steps."""
     ways = [(keys, v) for keys in range(16, 129, 16) for v in (1, 2)]
     for keys, v in sorted(ways, key=lambda way: (min(way[0], 64), way[1], way[0]), reverse=True):
-        reason = (
-            "two tiles of keys and values under way" if v == 2 else "the widest tile of keys of which two find room"
-        )
+        reason = "two slots for K and V" if v == 2 else "the widest tile of keys with two slots"
         if keys < 64:
-            reason = "fewer keys, as a mask with holes takes registers"
+            reason = "fewer keys, as a block-sparse mask takes registers"
         yield Tiles(keys, "keys", (("K", 2), ("V", v)), _split(_query_held(spec, keys)), reason)
 
 
@@ -229,18 +228,18 @@ def _query_budget(spec: AttentionSpec, tiles: Tiles) -> Budget:
         .then("do", TILE_Q * dim_v, "dO_i")
         .then("k", k * tiles.rows * dim, f"K_j, {k} slots")
         .then("v", v * tiles.rows * dim_v, f"V_j, {v} slots")
-        .then("stats", 2 * TILE_Q * 4, "of each consumer what its rows subtract from their logits, and -D_i")
-        .then("q_barriers", 16, "for each slot: it is full, it is empty")
+        .then("stats", 2 * TILE_Q * 4, "of each consumer -L_i in units of S, and -D_i")
+        .then("q_barriers", 16, "full and empty barriers of each slot")
         .then("do_barriers", 16)
         .then("k_barriers", 16 * k)
         .then("v_barriers", 16 * v)
     )
     layout.then("tile_barriers", 16 * TILE_SLOTS)
-    layout.then("tiles", 32 * TILE_SLOTS, "which tiles of queries come next")
+    layout.then("tiles", 32 * TILE_SLOTS, "the next tiles of queries")
     if is_block_sparse(spec):
-        layout.then("sparse_key_tiles", 8 * k, "which tiles of keys the slots hold")
+        layout.then("sparse_key_tiles", 8 * k, "the tile of keys in each slot")
     if not spec.mask.is_full:
-        layout.then("scores_taken", 8 * k, "all have their scores of K_j")
+        layout.then("scores_taken", 8 * k, "all consumers have their scores of K_j")
         layout.then("inspected", 8 * k, "non-finite values of K_j are cleared")
-        layout.then("written", 8 * TILE_SLOTS, "results of a tile of queries are where they belong")
+        layout.then("written", 8 * TILE_SLOTS, "dQ of a tile of queries is in global memory")
     return Budget(_query_held(spec, tiles.rows), layout.map())

@@ -1,5 +1,5 @@
-"""Planning the backward kernels for Hopper of wide heads: one keeps keys and sums dK and dV, one keeps queries and sums
-dQ. Seven products instead of five, but every sum stays in registers: nothing is added in memory."""
+"""Planning the backward kernels of wide heads for Hopper: one keeps keys and computes dK and dV, one keeps queries and
+computes dQ. Together they take seven products instead of five, but all accumulators stay in registers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _main(frame: BackwardSm90) -> KernelPlan:
     """dK and dV."""
     choice = chosen(keys_kernel(frame.spec, frame.arch), "main backward")
     tiles = choice.tiles
-    # With a score P is rounded while its registers are still needed. Else it is a matter of how many tiles of queries
-    # there are: slots are free earlier if a step's sum comes first, and exponentials overlap less.
+    # Issuing a step's dV and dK before the next step's scores frees slots earlier, but exponentials overlap less. With
+    # a score the registers of P are needed until it is rounded.
     sums_first = tiles.count("Q") < 3 or not frame.scales
     return frame.products(
         "main",
@@ -37,11 +37,11 @@ def _main(frame: BackwardSm90) -> KernelPlan:
             choice,
             Constant("tile_q", tiles.rows, "B_r: query rows per step"),
             Constant("tile_kv", ROWS, "B_c: keys per tile that a block works on"),
-            Constant("q_slots", tiles.count("Q"), "tiles of Q under way at once"),
-            Constant("do_slots", tiles.count("dO"), "tiles of dO under way at once"),
-            Constant("p_slots", tiles.count("P"), "tiles of P that wait for dS"),
+            Constant("q_slots", tiles.count("Q"), "slots for Q"),
+            Constant("do_slots", tiles.count("dO"), "slots for dO"),
+            Constant("p_slots", tiles.count("P"), "slots for P"),
             share=": one sums dV, one dK",
-            own=(Constant("sums_first", sums_first, "a step's sum is issued before the next step"),),
+            own=(Constant("sums_first", sums_first, "dV and dK of a step are issued before the next step's scores"),),
         ),
         params=params.KEYS_SM90,
         boxes=(Box("row_stats", 1, tiles.rows, swizzle=0, element="fp32"),),
@@ -64,9 +64,9 @@ def _query(frame: BackwardSm90, stats_rows: int) -> KernelPlan:
             choice,
             Constant("tile_q", TILE_Q, "B_r: query rows per tile that a block works on"),
             Constant("tile_kv", tiles.rows, "B_c: keys per step"),
-            Constant("k_slots", tiles.count("K"), "tiles of K under way at once"),
-            Constant("v_slots", tiles.count("V"), "tiles of V under way at once"),
-            Constant("stats_rows", stats_rows, "queries whose statistics lie together"),
+            Constant("k_slots", tiles.count("K"), "slots for K"),
+            Constant("v_slots", tiles.count("V"), "slots for V"),
+            Constant("stats_rows", stats_rows, "queries per row of row_stats"),
             share=", 64 query rows each",
             own=(Constant("longest_first", frame.section_heads() > 1, "the last queries of a head go first"),),
         ),

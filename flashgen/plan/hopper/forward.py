@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.hopper.forward_table import Row
-from flashgen.plan.hopper.forward_tiles import chosen_row, fault_of, has_mask, records_of, row_of, smem_of
+from flashgen.plan.hopper.forward_tiles import chosen_row, fault_of, has_mask, record_count, row_of, smem_of
 from flashgen.plan.hopper.forward_traits import (
     changes_scores,
     has_any_cap,
@@ -13,7 +13,7 @@ from flashgen.plan.hopper.forward_traits import (
     has_modest_cap,
     is_capped,
     is_in_products,
-    looks_up_pairs,
+    mask_loads_per_pair,
 )
 from flashgen.plan.hopper.units import (
     HEAD_DIMS,
@@ -30,19 +30,18 @@ from flashgen.plan.model.params import FORWARD_SM90, FORWARD_SM90_SCORE
 from flashgen.plan.model.plans import Box, Constant, KernelPlan
 from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
-#: Columns of all heads whose tiles are given out together where tiles differ in length. With more heads blocks end at
-#: more nearly the same time, as long as keys and values stay in the L2 cache: best of 16, 32 and 64 heads at S = 512
-#: were 64 at D=64, 32 at D=128 and 16 at D=256.
+#: Head dims times heads of a section, if tiles differ in length. More heads balance the blocks better, as long as K and
+#: V stay in the L2 cache. Of 16, 32 and 64 heads, at S = 512, the fastest were 64 at D=64, 32 at 128 and 16 at 256.
 _SECTION_COLUMNS = 4096
-#: Up to so many keys, of each query head, the last heads that are given out together are twice as many, so that blocks
-#: end at more nearly the same time: on an H200 512 keys with a causal mask take .957 of the time at D=256, .989 at 128
-#: and 1.00 at 64, 1k .986, 1.009 and 1.006, and 2k 1.000, 1.019 and .994.
+#: Up to this many keys per query head the last section has twice as many heads, which balances the blocks better.
+#: Times relative to a single section, H200, causal, at D = 256, 128, 64: 512 keys .957, .989, 1.00; 1k .986, 1.009,
+#: 1.006; 2k 1.000, 1.019, .994.
 _KEYS_TO_DOUBLE = 640
-#: Why exponentials are relative to maxima where nobody asked for it.
+#: Why the plan uses the running maximum although the schedule does not ask for it.
 _BY_MAXIMA = (
-    "Exponentials are relative to the maximum so far: under a cap that may be above 50 rows go on growing, and with "
-    "reference maxima ahead of them logits near the cap took up to 1.88 times as long as small ones, and 1.46 times by "
-    "maxima (H100, D=64, causal, 2k)."
+    "Exponentials use the running maximum: under a cap that may be above 50 the row maximum keeps growing. Logits near "
+    "the cap took up to 1.88 times as long as small ones with reference maxima, and 1.46 times with running maxima "
+    "(H100, D=64, causal, 2k)."
 )
 
 
@@ -55,18 +54,18 @@ def why_not(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: i
     if schedule.algorithm is None and schedule.warps is not None and schedule.warps.kind != "specialized":
         return f"warps={schedule.warps.kind!r} is a partition of the other kernels"
     if not _is_asked(schedule) and (fault := fault_of(spec, schedule, arch)) is not None:
-        return f"it cannot be laid out so: {fault}".removesuffix(".")
+        return f"it cannot be planned: {fault}".removesuffix(".")
     return None
 
 
 def _is_asked(schedule: Schedule) -> bool:
-    """Whether the schedule names this kernel, and not only sizes that others have too."""
+    """Whether the schedule asks for this kernel, not only for sizes that the portable kernel has too."""
     by_warps = schedule.warps is not None and schedule.warps.kind == "specialized"
     return by_warps or schedule.algorithm == "fa3" or schedule.softmax is not None or schedule.registers is not None
 
 
 def is_planned(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> bool:
-    """Whether this kernel is planned. A PlanError if the schedule asks for it and it cannot be."""
+    """Whether to plan this kernel. Raises PlanError if the schedule asks for it and it cannot be planned."""
     reason = why_not(spec, schedule, arch, access_bytes)
     if reason is not None and _is_asked(schedule) and schedule.algorithm != "fa2":
         raise PlanError(f"algorithm='fa3' cannot be planned for {spec.describe()}: {reason}; leave algorithm out.")
@@ -82,7 +81,7 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
         raise PlanError(f"The forward kernel cannot be planned: {fault} {remedy}")
     row = chosen_row(spec, schedule, arch)
     smem = smem_of(spec, row)
-    producer, consumer = row.split()
+    producer, consumer = row.register_split()
     has_end = spec.mask.has_upper or is_block_sparse(spec)
     capped = is_capped(spec)
     fine_cap, modest_cap = capped and has_fine_cap(spec), capped and has_modest_cap(spec)
@@ -90,8 +89,8 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
     running = by_maxima or schedule.softmax == "running-max"
     keeps = row.keeps_scores and not running
     in_products = is_in_products(spec)
-    foresees = capped and not running
-    recompute_scores = not keeps and not running and not foresees
+    bounds_growth = capped and not running
+    recompute_scores = not keeps and not running and not bounds_growth
     skips = row.tile_q > row.tile_kv
     return KernelPlan(
         name=kernel_name(
@@ -114,36 +113,36 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
             Constant("head_dim_v", spec.head_dim_v),
             Constant("tile_q", row.tile_q, "B_r: query rows per block"),
             Constant("tile_kv", row.tile_kv, "B_c: keys per step"),
-            Constant("stages", row.stages, "tiles of values under way at once"),
-            Constant("k_slots", row.k_slots, "and of keys"),
-            Constant("non_finite_records", records_of(row), "tiles of V whose non-finite values are recorded at once"),
-            Constant("q_rows", row.q_rows, "queries of a slot: a tile, or each consumer's by themselves"),
-            Constant("q_slots", row.q_slots, "slots for queries"),
-            Constant("tile_slots", TILE_SLOTS, "tiles of queries known ahead"),
+            Constant("stages", row.stages, "slots for V"),
+            Constant("k_slots", row.k_slots, "slots for K"),
+            Constant("non_finite_records", record_count(row), "tiles of V with a record of non-finite values"),
+            Constant("q_rows", row.q_rows, "query rows in a slot: a tile, or one consumer's part"),
+            Constant("q_slots", row.q_slots, "slots for Q"),
+            Constant("tile_slots", TILE_SLOTS, "slots of the ring that announces tiles of queries"),
             Constant("consumers", row.consumers, "warpgroups that compute, 64 query rows each"),
             Constant("producer_registers", producer),
             Constant("consumer_registers", consumer),
             Constant(
                 "section_heads",
                 _SECTION_COLUMNS // spec.head_dim if has_end else 1,
-                "heads that are worked on at the same time",
+                "heads of a section, whose tiles are scheduled together",
             ),
-            Constant("doubles_to", _KEYS_TO_DOUBLE, "keys up to which the last of these are twice as many"),
+            Constant("doubles_to", _KEYS_TO_DOUBLE, "keys up to which the last section has twice as many heads"),
             Constant("longest_first", has_end, "the last queries of a head go first"),
             Constant("running_maximum", running, "exponentials relative to the maximum so far"),
-            Constant("keeps_scores", keeps, "exponentials do not take the place of scores"),
-            Constant("foresees", foresees, "how far rows may grow is known before exponentials are taken"),
-            Constant("holds_waits", row.consumers < 3, "exponentials overlap the products, as registers allow"),
+            Constant("keeps_scores", keeps, "P does not overwrite S"),
+            Constant("foresees", bounds_growth, "the cap bounds how far row maxima can grow"),
+            Constant("holds_waits", row.consumers < 3, "exponentials overlap the products"),
             Constant(
                 "packs_finished",
                 row.consumers > 2 or (running and spec.head_dim_v > 192),
-                "finished rows have one register of each lane, as registers are short",
+                "row statistics of a finished tile take one register per lane",
             ),
-            Constant("ends_alone", row.ends_alone, "the last values of a tile are multiplied without the next scores"),
-            Constant("keys_lead", row.keys_lead, "the next tile's first keys come before the last values"),
-            Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few keys are left"),
-            Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
-            Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
+            Constant("ends_alone", row.ends_alone, "the last P V of a tile is issued without the next scores"),
+            Constant("keys_lead", row.keys_lead, "the next tile's first K is loaded before the last V"),
+            Constant("draws_late", _draws_late(spec, row), "the next tile is drawn when few tiles of keys are left"),
+            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
+            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
         ),
         params=FORWARD_SM90 if spec.score is None else FORWARD_SM90_SCORE,
         smem=smem,
@@ -177,25 +176,21 @@ def plan_forward_sm90(spec: AttentionSpec, schedule: Schedule, arch: Arch) -> Ke
                 ("hoists_tile_rules", is_block_sparse(spec)),
                 ("in_products", in_products),
                 ("capped", capped),
-                # A mask that reads an element for each pair needs its address. Groups of pairs take fewer registers.
-                ("in_groups", looks_up_pairs(spec) and (changes_scores(spec) or row.looks_up_in_groups)),
+                # A mask that loads an element for each pair needs its address: groups of pairs take fewer registers.
+                ("in_groups", mask_loads_per_pair(spec) and (changes_scores(spec) or row.mask_loads_in_groups)),
                 ("fine_cap", fine_cap),
                 ("modest_cap", modest_cap),
                 ("any_cap", capped and has_any_cap(spec)),
-                # Where streams end within a block, results of their last tiles are written behind the next scores, by
-                # the text that writes others, so that a step of logits beyond their cap, which has the longest way,
-                # finds its instructions: 16 times normal data under a cap of 200, causal, with 512 keys, take 1.47
-                # times as long as these on an H200, and 1.52 with two texts. Without a cap normal data are up to 4 %
-                # slower so.
+                # One copy of the epilogue saves instruction cache. Steps with logits near the cap have the most code.
+                # N(0, 16^2) data, cap 200, causal, 512 keys, H200: 1.47x the time of N(0, 1) data, and 1.52x with two
+                # copies. Without a cap one copy costs N(0, 1) data up to 4 %.
                 ("writes_once", capped and not fine_cap and not modest_cap and row.values_first and skips),
-                # Three consumers have their instructions beside each other: a text that few warps take has others wait
-                # for theirs. With two that is less than what a barrier in each step costs.
+                # All warps of a consumer take the same branch, which spares three consumers instruction cache misses.
+                # With two consumers a barrier in each step costs more.
                 ("go_together", capped and not fine_cap and row.consumers > 2),
-                # Whose instructions lie first. On an H200 calls of up to 1k keys are up to 1 % faster where it is
-                # consumers', but under a cap all are up to 2 % slower.
+                # Consumer code first is up to 1 % faster up to 1k keys (H200), but up to 2 % slower under a cap.
                 ("consumers_first", not capped),
-                # To apply a mask, recompute which columns a lane has: keeping them takes one register too many where
-                # scores may be recomputed, and under a softcap with a band.
+                # Recompute lane ids to apply a mask. Keeping them takes one register too many.
                 ("rematerialize_lane_ids", recompute_scores or (capped and not is_block_sparse(spec))),
             )
             if on
@@ -219,9 +214,9 @@ def _scrubs_first(spec: AttentionSpec) -> bool:
 
 def _draws_late(spec: AttentionSpec, row: Row) -> bool:
     """Whether a block draws its next tile of queries late, so that none waits that another block could begin."""
-    # With a block-sparse mask the producer knows only the last tile of keys, not how many are left. Drawing late then
-    # costs 4 % where queries have room before the last keys come (a window with four global keys at head_dim 128), and
-    # saves 5 % elsewhere (3 of 10 blocks at 256, 2k, on an H200).
+    # With a block-sparse mask the producer knows which tile of keys is the last, not how many are left. On an H200
+    # drawing late then costs 4 % with two slots for Q (a window with four global keys at head_dim 128), and saves 5 %
+    # with one (3 of 10 blocks at 256, 2k).
     if is_block_sparse(spec):
         return row.q_slots == 1
     # With a window all tiles take equally long, but announcing a tile late means fewer tiles to recompute if V is not

@@ -1,4 +1,4 @@
-"""Properties of expressions for the forward kernel for Hopper: where scores add, what they read, what masks compare."""
+"""Properties of masks and scores by which the plan of Hopper's forward kernel chooses tiles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from flashgen.plan.captured.load_dependence import over_of
-from flashgen.plan.captured.prefetch import loads_ahead
+from flashgen.plan.captured.prefetch import prefetched_loads
 from flashgen.plan.expressions import element_of
 from flashgen.plan.hopper.units import is_block_sparse
 from flashgen.spec import AttentionSpec
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from flashgen.expr import Load
     from flashgen.expr.analysis.key_orders import Orders
 
-#: With up to this many words for the keys of a row, there are registers left.
-_FEW_COMPARISONS = 2
-#: The cost of a division of a value that differs from pair to pair, in operations.
-_DIVISION = 4
-#: As cap_shares.cuh has it of shares of low caps: all of them in few instructions, from the first to the second, and
-#: exact ones in rows of any sums.
-_LEAST_FINE_CAP, _FINE_CAP, _MODEST_CAP = 0.01, 50.0, 100.0
+#: Up to this many comparisons of keys per row, registers are left for wide tiles.
+_MAX_KEY_COMPARISONS = 2
+#: Operations that a division of a value that differs from pair to pair counts for.
+_DIVISION_COST = 4
+#: Limits of the formulas in cap_shares.cuh. Between the first two the short tanh formula is accurate for every logit.
+#: Up to the third the exact tanh formula is accurate whatever the row sum.
+_MIN_FINE_CAP, _FINE_CAP, _MODEST_CAP = 0.01, 50.0, 100.0
 
 
 def is_in_products(spec: AttentionSpec) -> bool:
-    """Whether the score adds to products what it would to logits."""
+    """Whether the score can be applied to Q K^T before the scale: it only adds to its logit."""
     if spec.score is None or not spec.score.changes_logits:
         return False
     from flashgen.expr import in_products
@@ -34,7 +34,7 @@ def is_in_products(spec: AttentionSpec) -> bool:
 
 
 def changes_scores(spec: AttentionSpec) -> bool:
-    """Whether there is a score that differs from its logit."""
+    """Whether the score changes the logit at all."""
     return spec.score is not None and spec.score.changes_logits
 
 
@@ -48,23 +48,22 @@ def is_capped(spec: AttentionSpec) -> bool:
 
 
 def has_fine_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap is known to be so low that what shares of it are off by is nothing beside any logit, and not so
-    low that there is no logit for what is forbidden."""
-    return _LEAST_FINE_CAP <= _known_cap(spec) <= _FINE_CAP
+    """Whether the cap is known and in the range where the short tanh formula is accurate for every logit."""
+    return _MIN_FINE_CAP <= _known_cap(spec) <= _FINE_CAP
 
 
 def has_modest_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap is known to be so low that shares of it may be taken in rows of any sums, if exactly computed."""
+    """Whether the cap is known and low enough for the exact tanh formula in every row, but not for the short one."""
     return _known_cap(spec) <= _MODEST_CAP and not has_fine_cap(spec)
 
 
 def has_any_cap(spec: AttentionSpec) -> bool:
-    """Whether the cap comes with a call."""
+    """Whether the cap is known only at the call."""
     return math.isinf(_known_cap(spec))
 
 
 def _known_cap(spec: AttentionSpec) -> float:
-    """The cap; infinity where it comes with a call."""
+    """The cap; infinity if it is known only at the call."""
     from flashgen.expr import Const, Scalar, cap_of, evaluate, postorder
 
     assert spec.score is not None, "only a score caps"
@@ -76,8 +75,8 @@ def _known_cap(spec: AttentionSpec) -> float:
     return abs(float(evaluate(cap.amplitude, spec.scalars)))
 
 
-def is_lean(spec: AttentionSpec) -> bool:
-    """Whether the score leaves registers for tiles as wide as without it: it caps, or adds little to products."""
+def score_is_light(spec: AttentionSpec) -> bool:
+    """Whether tiles can be as wide as without a score: a softcap, or a cheap addition to Q K^T."""
     if spec.score is None or not spec.score.changes_logits or is_capped(spec):
         return True
     from flashgen.expr.analysis.hoisting import is_light
@@ -86,7 +85,7 @@ def is_lean(spec: AttentionSpec) -> bool:
 
 
 def compares_documents(spec: AttentionSpec) -> bool:
-    """Whether the mask compares captured whole numbers along the sequence, by which its loops are bounded."""
+    """Whether the mask compares captured integers along the sequence, such as document ids, which bound its loops."""
     if not is_block_sparse(spec) or not spec.mask.traced.tensors:
         return False
     from flashgen.expr import Search, postorder
@@ -95,8 +94,8 @@ def compares_documents(spec: AttentionSpec) -> bool:
     return any(isinstance(node, Search) for node in postorder(rule.key_begin, rule.key_end))
 
 
-def looks_up_pairs(spec: AttentionSpec) -> bool:
-    """Whether the mask reads something of captured tensors that depends on both the query and the key."""
+def mask_loads_per_pair(spec: AttentionSpec) -> bool:
+    """Whether the mask loads an element that depends on both the query and the key."""
     if not is_block_sparse(spec) or not spec.mask.traced.tensors:
         return False
     from flashgen.expr import Load, postorder
@@ -105,21 +104,21 @@ def looks_up_pairs(spec: AttentionSpec) -> bool:
     return any(over_of(load.indices) in ("diagonals", "pairs") for load in loads)
 
 
-def compares_little(spec: AttentionSpec) -> bool:
-    """Whether at most two comparisons of keys are asked of a pair, and its logit stays as it is."""
+def compares_few_keys(spec: AttentionSpec) -> bool:
+    """Whether the mask is at most two comparisons of the key, and no score changes the logit."""
     if changes_scores(spec):
         return False
     from flashgen.expr import Const
     from flashgen.expr.analysis.key_orders import leaves
 
     by_order = _orders(spec)
-    return by_order.besides is Const(True) and len(leaves(by_order.ordered)) <= _FEW_COMPARISONS
+    return by_order.besides is Const(True) and len(leaves(by_order.ordered)) <= _MAX_KEY_COMPARISONS
 
 
-def asked_of_pairs(spec: AttentionSpec) -> int:
-    """How many operations the mask asks for of one pair after another, comparisons of keys beside them included.
+def mask_ops_per_pair(spec: AttentionSpec) -> int:
+    """Operations per pair to evaluate the mask, including comparisons of the key.
 
-    None where the order of keys is all, or whether two documents are the same.
+    0 if the mask only compares keys in order, or only tests whether two documents are the same.
     """
     if not is_block_sparse(spec):
         return 0
@@ -135,9 +134,9 @@ def asked_of_pairs(spec: AttentionSpec) -> int:
     for node in postorder(besides):
         if not node.children or not node.uses & USES["k"]:
             continue
-        # By a number of the call, it is a dozen instructions.
+        # A divisor that is no constant takes a dozen instructions.
         divides = isinstance(node, Binary) and node.op in ("//", "%") and not isinstance(node.right, Const)
-        asked += _DIVISION if divides and node.uses & USES["q"] else 1
+        asked += _DIVISION_COST if divides and node.uses & USES["q"] else 1
     return asked + sum(is_comparison_of_key(leaf) for leaf in leaves(by_order.ordered))
 
 
@@ -148,8 +147,8 @@ def _orders(spec: AttentionSpec) -> Orders:
     return orders(with_keys_apart(spec.mask.traced.root))
 
 
-def pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
-    """What the score reads of captured tensors that depends on both the query and the key."""
+def score_loads_per_pair(spec: AttentionSpec) -> tuple[Load, ...]:
+    """The score's loads that depend on both the query and the key."""
     if spec.score is None or not spec.score.traced.tensors:
         return ()
     from flashgen.expr import Load, postorder
@@ -158,14 +157,14 @@ def pair_loads(spec: AttentionSpec) -> tuple[Load, ...]:
     return tuple(load for load in loads if over_of(load.indices) in ("diagonals", "pairs"))
 
 
-def all_ahead(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
-    """Whether all of these loads come before the products."""
+def all_prefetched(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether all of these loads are issued before the products."""
     assert spec.score is not None, "only a score loads"
-    return set(loads) <= set(loads_ahead(spec.score.traced.root, _elements(spec)))
+    return set(loads) <= set(prefetched_loads(spec.score.traced.root, _elements(spec)))
 
 
-def adds_two_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
-    """Whether they are one load of two bytes for each pair, and all that the score does is to add it."""
+def is_16bit_bias(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
+    """Whether the score only adds one 16-bit element per pair."""
     from flashgen.expr import Scalar, Score
     from flashgen.expr.tree.build import binary
     from flashgen.expr.tree.rebuild import substitute
@@ -181,7 +180,7 @@ def adds_two_bytes(spec: AttentionSpec, loads: tuple[Load, ...]) -> bool:
 
 
 def _elements(spec: AttentionSpec) -> dict[str, str]:
-    """The C++ types of what the score has captured."""
+    """The C++ types of the score's captured tensors."""
     from flashgen.expr import element_type
 
     assert spec.score is not None, "only a score captures"

@@ -1,4 +1,4 @@
-"""Common facts for planning on Hopper: the units of its instructions, and which specs the kernels support."""
+"""Units of Hopper's instructions, and which specs its kernels support."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PANEL = 64
 STORED_ROWS = 16
 #: Slots of the ring that announces a persistent block's tiles.
 TILE_SLOTS = 2
-#: Registers of the register file for one block.
+#: Registers of a multiprocessor.
 _REGISTERS = 65536
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
@@ -43,7 +43,7 @@ def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_b
 
 
 def made_for(spec: AttentionSpec, pairs: Sequence[tuple[int, int]]) -> str:
-    """Which head dims a kernel is made for, and why it does not pad others, for the end of a sentence."""
+    """The head dims of a kernel, and why it does not pad others, for the end of a sentence."""
     larger = next(pair for pair in sorted(pairs) if pair[0] >= spec.head_dim and pair[1] >= spec.head_dim_v)
     return (
         f"made for head_dim {', '.join(_dims(*pair) for pair in pairs)}; "
@@ -57,16 +57,16 @@ def _dims(head_dim: int, head_dim_v: int) -> str:
 
 
 def registers_at_launch(warpgroups: int) -> int:
-    """Registers per thread that all warps of a block begin with; the roles redistribute these later."""
+    """Registers per thread at launch; setmaxnreg redistributes them later."""
     return _REGISTERS // (WARPGROUP * warpgroups) // 8 * 8
 
 
 def is_block_sparse(spec: AttentionSpec) -> bool:
-    """Whether the mask is more than a band: the producer then chooses the tiles and describes each to the consumers."""
+    """Whether the mask is more than a band. The producer then announces each tile to the consumers."""
     return not spec.mask.is_band
 
 
 def row_bytes(spec: AttentionSpec) -> tuple[int, int]:
-    """Of rows of Q or K in shared memory, and of V, O or dO, in panels."""
+    """Bytes of a row in shared memory: of Q and K, and of V, O and dO. Rows are whole panels."""
     dim, dim_v = (-(-d // PANEL) * PANEL * spec.element.bytes for d in (spec.head_dim, spec.head_dim_v))
     return dim, dim_v

@@ -1,4 +1,4 @@
-"""What tiles take of a block's registers and shared memory, and the first of several ways that there is room for."""
+"""Registers and shared memory of candidate tiles, and the choice of the first candidate that fits."""
 
 from __future__ import annotations
 
@@ -10,69 +10,69 @@ from flashgen.arch import Arch
 from flashgen.errors import PlanError
 from flashgen.plan.model.parts import SmemMap
 
-#: What registers of a thread are for, and how many.
+#: What a thread keeps in registers: names and counts.
 Held = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One way to cut a kernel's work: what goes by in a step, and how many of each there is room for at once."""
+    """A candidate: the length of a step, and the slots for each tensor."""
 
-    #: Rows of a step, and what they are.
+    #: Rows of a step, and whether they are queries or keys.
     rows: int
     of: str
-    #: By name, as for people.
+    #: Slots, by the name of what they hold.
     slots: tuple[tuple[str, int], ...]
     #: Registers per thread of producers and consumers.
     registers: tuple[int, int]
     reason: str
-    #: How a step is done besides, as switches of the template, and why, in sentences.
+    #: Template switches, and sentences that justify them.
     switches: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property
     def step(self) -> str:
-        """How long a step is, for people."""
+        """The length of a step, as text."""
         return f"{self.rows} {self.of} a step"
 
     @property
     def described(self) -> str:
-        """All of it, for people."""
+        """The step and the slots, as text."""
         return ", ".join((self.step, *(f"{count} of {name}" for name, count in self.slots)))
 
     def count(self, name: str) -> int:
-        """How many of something are under way."""
+        """The number of slots of that name."""
         return dict(self.slots)[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What tiles take of a block, and what for."""
+    """Registers and shared memory of a candidate."""
 
-    #: Of a thread that computes.
+    #: Of a consumer thread.
     registers: Held
     smem: SmemMap
 
     @property
     def all_registers(self) -> int:
-        """Those that a thread needs."""
+        """Registers per thread."""
         return registers_of(self.registers)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Why a kernel has the tiles that it has."""
+    """The tiles of a kernel, and why."""
 
     tiles: Tiles
     budget: Budget
     max_smem: int
-    #: What would have come before, and why it cannot be.
+    #: The candidates before it, and why they do not fit.
     passed_over: tuple[str, ...]
-    #: Which operands lie where, in a sentence.
+    #: A sentence on where operands are.
     operands: str
 
     def lines(self) -> tuple[str, ...]:
-        """For people, one thing each."""
+        """Lines for ``flashgen explain``."""
         held = ", ".join(f"{name} {count}" for name, count in self.budget.registers)
         return (
             self.tiles.described,
@@ -85,7 +85,7 @@ class Choice:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What a plan does not tell otherwise, as plain values."""
+        """The same as plain values."""
         return {
             "slots": dict(self.tiles.slots),
             "operands": self.operands,
@@ -98,20 +98,21 @@ class Choice:
 
 
 def registers_of(held: Iterable[tuple[str, int]]) -> int:
-    """How many registers several things take together."""
+    """The sum of the counts."""
     return sum(count for _, count in held)
 
 
 def first_that_fits(
-    ways: Iterable[Tiles], weigh: Callable[[Tiles], Budget], arch: Arch, operands: str, before: tuple[str, ...] = ()
+    candidates: Iterable[Tiles],
+    budget_of: Callable[[Tiles], Budget],
+    arch: Arch,
+    operands: str,
+    before: tuple[str, ...] = (),
 ) -> Choice | tuple[str, ...]:
-    """The first of several ways, best first, that a block has room for; if there is none, what each lacks.
-
-    ``before`` is what was passed over before any of these.
-    """
+    """The first candidate that fits; if none does, what each lacks. ``before`` precedes these faults."""
     passed_over = list(before)
-    for tiles in ways:
-        budget = weigh(tiles)
+    for tiles in candidates:
+        budget = budget_of(tiles)
         fault = _fault(tiles, budget, arch)
         if fault is None:
             return Choice(tiles, budget, arch.max_smem_per_block, tuple(passed_over), operands)
@@ -129,7 +130,7 @@ def _fault(tiles: Tiles, budget: Budget, arch: Arch) -> str | None:
 
 
 def chosen(found: Choice | tuple[str, ...], kernel: str) -> Choice:
-    """What was found; a PlanError where there is no room for any way."""
+    """The choice; a PlanError if no candidate fits."""
     if isinstance(found, Choice):
         return found
     raise PlanError(f"The {kernel} kernel cannot be planned: not {'; not '.join(found)}.")

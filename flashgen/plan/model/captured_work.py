@@ -1,4 +1,4 @@
-"""What kernels of captured gradients work on: the shares that loads of captured tensors have in their gradients."""
+"""The work of kernels of captured gradients: what each load of a captured tensor adds to its gradient."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class CapturedGradient:
-    """How the gradient of one captured tensor comes about."""
+    """How the gradient of one captured tensor is computed."""
 
     tensor: CapturedTensor
     pairs: tuple[Share, ...]
     sinks: tuple[Share, ...]
-    #: Not at all, tile by tile without sums in memory, or in sums.
+    #: none: zero; tile: summed in registers, one tile at a time; sum: added to sums in memory.
     how: How
 
     @property
@@ -68,7 +68,7 @@ class CapturedGradient:
 
 @dataclass(frozen=True, slots=True)
 class CapturedWork:
-    """What a kernel of captured gradients works on."""
+    """The work of one kernel of captured gradients."""
 
     shares: tuple[Share, ...] = ()
     summed: tuple[CapturedGradient, ...] = ()

@@ -1,4 +1,4 @@
-"""How the work of a kernel is cut, what that takes of a block, and why it is cut so, in words and as plain values."""
+"""The tiles of a kernel, their resources and the reasons, as text and as plain values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from flashgen.plan.model.plans import KernelPlan
 
-#: Config members that say how large tiles are.
+#: Config members for tile sizes.
 _SIZES = ("tile_q", "tile_kv", "stages", "warps")
 
 
 def choice_lines(kernel: KernelPlan) -> tuple[str, ...]:
-    """For people, one thing each."""
+    """Lines for ``flashgen explain``."""
     kept = f"{kernel.grid_tile} {'keys' if kernel.grid_over == 'kv' else 'queries'} of a block"
     if kernel.choice is not None:
         first, *others = kernel.choice.lines()

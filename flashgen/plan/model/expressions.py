@@ -38,13 +38,13 @@ class CapturedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The smallest and largest elements of stretches of a captured tensor along one dimension."""
+    """A table of the extremes of a captured tensor: one entry per ``stretch`` elements along one dimension."""
 
     tensor: str
     axis: int
-    #: The tiles it is asked about: of queries (q), of keys (k), or both.
+    #: The tiles that it is indexed by: of queries (q), of keys (k), or both.
     sides: str
-    #: Whether it is asked where elements first reach a value, or are last within it.
+    #: Whether it is also searched for where elements first reach a value, or are last within it.
     is_searched: bool = False
 
     @property
@@ -54,7 +54,7 @@ class Table:
 
     @property
     def numbers(self) -> int:
-        """How many there are for each stretch."""
+        """Numbers per entry."""
         return 4 if self.is_searched else 2
 
     @property

@@ -1,4 +1,4 @@
-"""What does not fit, said in a sentence that names what would."""
+"""Choosing a tiling, and error messages for those that do not fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashgen.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """One way to cut the work: a row of the schedule tables."""
+    """Tile sizes, warps and stages: a row of the schedule tables."""
 
     tile_q: int
     tile_kv: int
@@ -30,14 +30,14 @@ class Tiling:
 
 #: Says what is wrong with a tiling (in a sentence), or None.
 Check = Callable[[Tiling], "str | None"]
-#: Bytes of shared memory that a tiling takes.
+#: Bytes of shared memory of a tiling.
 Size = Callable[[Tiling], int]
 
 
 def choose(kernel: str, rows: Sequence[Tiling], given: dict[str, int], arch: Arch, check: Check, size: Size) -> Tiling:
-    """The first row that keeps to what the user gave and passes the check; else a PlanError.
+    """The first row that passes the check, with the values that the user gave; else a PlanError.
 
-    Rows whose blocks would not share a multiprocessor as they are meant to come after all others.
+    Rows that reach the number of blocks per multiprocessor that they ask for come first.
     """
     candidates = [replace(row, **given) for row in rows]  # type: ignore[arg-type]
     for candidate in [c for c in candidates if _shares(c, arch, size)] + candidates:
@@ -55,7 +55,7 @@ def _shares(tiling: Tiling, arch: Arch, size: Size) -> bool:
 
 
 def smem_fault(arch: Arch, tiling: Tiling, needed: int) -> str | None:
-    """The sentence for a block that asks for more shared memory than there is."""
+    """Why shared memory does not suffice, in a sentence; None if it does."""
     if needed <= arch.max_smem_per_block:
         return None
     return (
@@ -65,7 +65,7 @@ def smem_fault(arch: Arch, tiling: Tiling, needed: int) -> str | None:
 
 
 def stages_fault(arch: Arch, tiling: Tiling) -> str:
-    """The sentence for a ring of tiles that cannot be filled while others are used."""
+    """The sentence for several stages without cp.async."""
     return (
         f"stages={tiling.stages} needs asynchronous copies of at least 4 bytes, which {arch.name} lacks "
         "with these head dims and alignments; use stages=1."

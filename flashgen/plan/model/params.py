@@ -9,25 +9,25 @@ _NOTES = {
     "dsum": "D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)",
     "dlse": "gradient of lse, (batch, heads_q, len_q); null where it is zero",
     "dq_accum": "workspace that dQ is summed in",
-    "head_counts": "tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished",
-    "sum_heads": "heads that dq_accum has room for",
+    "head_counts": "tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished",
+    "sum_heads": "query heads in dq_accum, a ring",
     "whole_tiles": "tiles of keys that are not cut into parts",
     "tile_parts": "parts of each of the others",
-    "part_sums": "of how many of these the place of a group's dQ has room for dK and dV",
-    "part_heads": "heads that are counted besides those that there are, for such places",
-    "part_counts": "words of dq_accum behind sums: how many parts of tiles that are cut have been added",
-    "o_partial": "of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)",
-    "lse_partial": "and its log-sum-exp, (splits, batch, heads_q, len_q)",
-    "len_new": "keys that are put into the cache",
+    "part_sums": "cut tiles whose dK and dV fit where dQ of a group was summed",
+    "part_heads": "further heads that the sums of cut tiles are numbered as",
+    "part_counts": "words of dq_accum behind the sums: parts added to each cut tile",
+    "o_partial": "O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)",
+    "lse_partial": "log-sum-exp of each split, (splits, batch, heads_q, len_q)",
+    "len_new": "keys to append to the cache",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
     "scale_log2": "scale * log2(e)",
-    "counter": "tiles given out, then blocks that are done; 0 between launches",
+    "counter": "tiles drawn, then blocks done; 0 between launches",
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
-    "turns": "of each tile of queries one more than the last tile of keys that has added to its dQ",
-    "row_stats": "of each tile of queries what its rows subtract from their logits, then their D, negated",
+    "turns": "per tile of queries: 1 + the last tile of keys that has added to its dQ",
+    "row_stats": "per tile of queries: -L in units of S, then -D",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
 
@@ -65,7 +65,7 @@ FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("sc
 
 
 def _sm90(*scales: str) -> ParamTable:
-    """Forward by TMA; v and o themselves are for what it cannot do."""
+    """The forward kernel for Hopper. v and o are also pointers, for accesses without TMA."""
     return _table(
         ("v",),
         ("o",),
@@ -81,12 +81,12 @@ FORWARD_SM90 = _sm90("scale_log2")
 FORWARD_SM90_SCORE = _sm90("scale", "scale_log2")
 
 
-#: Of tiles of keys, the last of which may be cut.
+#: Sizes for cut tiles of keys (KeyParts).
 _PARTS = ("whole_tiles", "tile_parts", "part_sums", "part_heads")
 
 
 def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = False, cuts: bool = False) -> ParamTable:
-    """Backward by TMA; ``reads`` and ``row_reads`` are for what it cannot do."""
+    """The fused backward kernel for Hopper. ``reads`` and ``row_reads`` are pointers, for accesses without TMA."""
     return _table(
         reads,
         (),
@@ -117,7 +117,7 @@ MAIN_SM90_ORDERED_MASKED = _main_sm90("q", "dout", row_reads=("row_stats",), ord
 
 
 def _wide_sm90(reads: tuple[str, ...], writes: tuple[str, ...], tiles: str, **more: tuple[str, ...]) -> ParamTable:
-    """Backward by two kernels: results leave from registers."""
+    """The two backward kernels for wide heads, which store results from registers."""
     return _table(
         reads,
         writes,
@@ -135,7 +135,7 @@ QUERY_SM90_MASKED = _wide_sm90(("k",), ("dq",), "q_tiles", row_reads=("row_stats
 
 
 def _prepare(*writes: str, reads: tuple[str, ...] = ("dlse",), **more: tuple[str, ...]) -> ParamTable:
-    """The rows of O and dO, and what becomes of them."""
+    """The prepare kernels, which read O and dO."""
     fields = {"sizes": ("heads_q", "len_q"), "scales": (), **more}
     return _table(("o", "dout"), (), row_reads=reads, row_writes=writes, **fields)
 
@@ -145,21 +145,21 @@ PREPARE_DETERMINISTIC = _prepare("dsum")
 
 
 def _prepare_sm90(*writes: str, **more: tuple[str, ...]) -> ParamTable:
-    """Rows' statistics besides."""
+    """prepare for Hopper, which also writes row_stats."""
     return _prepare("dsum", "row_stats", *writes, reads=("lse", "dlse"), scales=("scale",), **more)
 
 
 def _prepare_sums(*sizes: str) -> ParamTable:
-    """Where sums of dQ are cleared, and finished in any order."""
+    """prepare for Hopper that clears the sums of dQ."""
     return _prepare_sm90("dq_accum", sizes=(*sizes, "heads_q", "len_q", "sum_heads"), counts=("head_counts",))
 
 
 PREPARE_SM90 = _prepare_sums()
-#: Where dK and dV may be summed in memory, too.
+#: With cut tiles of keys.
 PREPARE_SM90_PARTS = _prepare_sums("part_counts", "batch")
 #: dQ is not cleared: the first tile of keys that adds to it stores.
 PREPARE_SM90_ORDERED = _prepare_sm90(counts=("turns",))
-#: Nor is there anything to add to.
+#: Wide heads have no dQ workspace.
 PREPARE_WIDE_SM90 = _prepare_sm90()
 MAIN = _table(
     ("q", "k", "v", "dout"),
@@ -181,7 +181,7 @@ PAIRS = _table(
     sizes=("batch", *_SIZES),
     scales=("scale", "scale_log2"),
 )
-#: O and L of several splits into one.
+#: Combines O and L of several splits.
 COMBINE = _table(
     (),
     ("o",),
@@ -190,7 +190,7 @@ COMBINE = _table(
     sizes=("batch", "heads_q", "len_q", "splits"),
     scales=(),
 )
-#: New keys and values into a cache, and queries turned on the way.
+#: Appends new keys and values to a cache, and applies rotary embedding.
 APPEND = _table(
     ("q", "new_k", "new_v"),
     ("k", "v", "rotated_q"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 #: C type -> struct format character. Parameters are ordered widest first, so the struct has no holes.
 _FORMATS = {"map": "128s", "void*": "Q", "uint64": "Q", "int64": "q", "int32": "i", "float": "f"}
-#: Tensor maps lie at multiples of this.
+#: Alignment of a tensor map.
 _MAP_ALIGNMENT = 64
 
 
@@ -32,7 +32,7 @@ class ParamTable:
 
     @classmethod
     def widest_first(cls, params: Iterable[Param]) -> ParamTable:
-        """These parameters in an order that leaves no holes, and that keeps the order of those of a kind."""
+        """These parameters, stably sorted from the widest to the narrowest, so the struct has no holes."""
         order = tuple(_FORMATS)
         return cls(tuple(sorted(params, key=lambda p: order.index(p.kind))))
 
@@ -55,7 +55,7 @@ class ParamTable:
 
 @dataclass(frozen=True, slots=True)
 class SmemRegion:
-    """A named stretch of dynamic shared memory."""
+    """A named region of dynamic shared memory."""
 
     name: str
     offset: int
@@ -76,7 +76,7 @@ class SmemMap:
 
     @property
     def sizes(self) -> str:
-        """For people: each region and its bytes, but for small ones, and whose room it takes over."""
+        """Regions above 256 bytes, as text, and which region each one reuses."""
         parts = []
         for i, region in enumerate(self.regions):
             before = (r.name for r in self.regions[:i] if r.offset <= region.offset < r.offset + r.bytes)
@@ -93,18 +93,15 @@ class SmemMap:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What TMA copies of a tensor (batch, row, head, column): which boxes of it are copied.
-
-    A workspace of one dimension is rows as long as a box.
-    """
+    """The TMA box of a tensor (batch, row, head, column). A 1-D workspace counts as rows of one box each."""
 
     #: The tensor; the parameter is ``<tensor>_map``.
     tensor: str
     rows: int
     columns: int
-    #: Within stretches of so many bytes of shared memory, 16-byte chunks change places.
+    #: Swizzle in bytes; 0: none.
     swizzle: int = 128
-    #: Of the tensor, where that is not the spec's dtype.
+    #: Element type, if not the spec's dtype.
     element: str | None = None
 
     @property
@@ -122,7 +119,7 @@ class Problem:
     heads_kv: int
     len_q: int
     len_kv: int
-    #: Parts of the keys of a sequence that have blocks of their own.
+    #: Splits of the keys of a sequence.
     splits: int = 1
 
 

@@ -65,27 +65,27 @@ class KernelPlan:
     #: Alignment in bytes that pointers and strides of the tensors must have.
     access_bytes: int
     min_blocks: int = 1
-    #: Whether each sequence has blocks of its own.
+    #: Whether sequences multiply the grid.
     grid_batch: Literal["each", "one"] = "each"
     #: Blocks along x when their number does not depend on the problem.
     fixed_blocks: int | None = None
-    #: Whether blocks take tiles from a counter until none is left, so that no more start than run at once.
+    #: Whether the grid has only resident blocks, which draw tiles from a counter.
     is_persistent: bool = False
-    #: Whether it may start while the grid before it on the stream still runs, which it waits for itself.
+    #: Whether it uses programmatic dependent launch.
     overlaps_predecessor: bool = False
-    #: Whether each split of the keys has blocks of its own.
+    #: Whether splits of the keys multiply the grid.
     grid_splits: bool = False
-    #: What TMA moves: one tensor map each among the parameters.
+    #: TMA boxes: one tensor map each among the parameters.
     boxes: tuple[Box, ...] = ()
-    #: Whether it cannot do with a scale of almost nothing.
+    #: Whether it divides by the scale, which must then not be tiny.
     divides_by_scale: bool = False
     #: Whether it is refused if it spills: its exponentials run between two products, where there is no time for it.
     refuses_spills: bool = False
     #: Why the schedule is what it is, one sentence each.
     reasons: tuple[str, ...] = ()
-    #: What its tiles were chosen by, where they were weighed against others.
+    #: The choice among candidate tiles, if there were any.
     choice: Choice | None = None
-    #: The schedule that was asked for, as far as one was.
+    #: The schedule as the caller gave it; None if it sets nothing.
     schedule: Schedule | None = None
     #: Named switches that templates may test.
     switches: frozenset[str] = frozenset()
@@ -95,12 +95,12 @@ class KernelPlan:
     score: ScoreForm | None = None
     #: What a kernel of captured gradients works on.
     captured: CapturedWork | None = None
-    #: Where it sums dQ, if not for all heads at once.
+    #: The ring in which it sums dQ; None if dQ of all heads has a sum.
     sums: SumRing | None = None
 
     @property
     def own_lengths(self) -> str:
-        """What kernels call that which knows the lengths of a block's sequence; nothing where all are equally long."""
+        """The name, in the source, of the struct with the lengths of a block's sequence; empty if lengths are equal."""
         names = {"varlen": "packed", "cached": "cached"}
         return next((name for switch, name in names.items() if switch in self.switches), "")
 

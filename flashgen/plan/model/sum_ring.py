@@ -1,4 +1,4 @@
-"""Where dQ is summed when the kernel that sums it also finishes it: for a few heads at a time."""
+"""The workspace of a kernel that both sums dQ and finishes it: a ring of a few heads."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from flashgen.plan.model.parts import Problem
 
 @dataclass(frozen=True, slots=True)
 class SumRing:
-    """Heads take turns in the workspace: it stays in the cache, and is cleared as each head is finished.
+    """A ring of heads. It stays in the L2 cache, and the slot of a head is cleared when the head is finished.
 
-    A head waits for the one that had its place before. Tiles are given out in order, section after section; as
-    a section never waits for itself, there is always a tile that nothing holds up.
+    A head waits until the previous head in its slot is finished. Tiles are scheduled in order, section after section.
+    No head waits for one of its own section, so some tile can always proceed.
     """
 
     #: Keys of a tile that adds to the sum.
     tile_kv: int
-    #: Heads of keys whose tiles are given out at the same time.
+    #: Key heads of a section.
     section_heads: int
-    #: Blocks that have a tile each.
+    #: Blocks that run at once.
     blocks: int = BLOCKS
     #: How the last tiles of keys are cut, if they are.
     cuts: KeyParts | None = None
 
     def heads(self, problem: Problem) -> int:
-        """For how many heads of queries there is room: twice as many as blocks work on, and a section."""
+        """Query heads in the ring: twice as many as blocks work on at once, plus a section."""
         all_heads = problem.batch * problem.heads_kv
         if not all_heads:
             return 0
         tiles = -(-problem.len_kv // self.tile_kv) or 1
-        under_way = -(-2 * self.blocks // tiles)
-        sections = -(-under_way // self.section_heads) + 1
+        in_flight = -(-2 * self.blocks // tiles)
+        sections = -(-in_flight // self.section_heads) + 1
         wanted = max(sections * self.section_heads, self._heads_of_parts(problem, all_heads))
         return min(all_heads, wanted) * (problem.heads_q // problem.heads_kv)
 
     def _heads_of_parts(self, problem: Problem, all_heads: int) -> int:
-        """For so many heads of keys that sums of parts have places of heads whose tiles are whole."""
+        """Key heads so that sums of parts reuse only slots of heads without a cut tile."""
         if self.cuts is None or not self.cuts.heads(problem):
             return 0
         return all_heads + self.cuts.heads(problem) - self.cuts.whole_heads(problem)

@@ -1,4 +1,4 @@
-"""Planning the backward kernels for all GPUs: prepare, main, and then query (deterministic) or finish."""
+"""Planning the portable backward kernels: prepare, main, and then query (deterministic) or finish."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def plan_query(
     lines: bool = False,
     tile_kv: int | None = None,
 ) -> KernelPlan:
-    """The kernel that goes over all pairs, tile of queries by tile of queries, and makes dQ of them.
+    """The kernel that computes dQ, one block per tile of queries.
 
-    ``lines`` leaves room for a tile of floats, in which columns or diagonals are summed.
+    ``lines`` adds shared memory for a float tile, in which columns or diagonals are summed.
     """
     tiling = choose(
         "dQ",
@@ -65,21 +65,21 @@ def plan_query(
 
 
 def workspace_tiles(prepare: KernelPlan) -> dict[str, int]:
-    """Floats of each workspace for a tile of queries."""
+    """Floats of each workspace per tile of queries."""
     stats = 2 * prepare.grid_tile if "row_stats" in prepare.switches else 0
     turns = 1 if "turns" in prepare.params.names else 0
     return {"dq_accum": int(prepare.constant("workspace_floats")), "row_stats": stats, "turns": turns}
 
 
 def chosen_backward(main: KernelPlan) -> BackwardSchedule:
-    """The main kernel's plan as the schedule it amounts to."""
+    """The schedule that would give this plan."""
     names = ("tile_q", "tile_kv", "stages", "warps")
     return BackwardSchedule(**{n: int(main.constant(n)) for n in names})
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How many warps stand above one another on each product of the main kernel."""
+    """How warps divide each product of the main kernel: the number of warps along its rows."""
 
     scores: int
     dk: int
@@ -88,7 +88,7 @@ class Shares:
 
     @classmethod
     def of(cls, spec: AttentionSpec, tiling: Tiling) -> Shares:
-        """The division of each product that fetches the fewest operand fragments; 0 where none exists."""
+        """The division of each product that loads the fewest operand fragments; 0 if there is none."""
         dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
         return cls(
             scores=_best_share(tiling.tile_q, tiling.tile_kv, tiling.warps),
@@ -99,15 +99,15 @@ class Shares:
 
 
 def _best_share(rows: int, columns: int, warps: int) -> int:
-    """Warps above one another on a rows x columns product (0: the product cannot be divided so)."""
+    """Warps along the rows of a rows x columns product; 0 if it cannot be divided."""
     options = [
         above
         for above in (1, 2, 4, 8, 16)
         if warps % above == 0 and rows % (16 * above) == 0 and columns % (8 * (warps // above)) == 0
     ]
 
-    # A warp fetches its rows and its columns once per step: the squarest share fetches least. Of two equal
-    # ones, the one with an even number of column blocks, which load in pairs.
+    # A warp loads the fragments of its rows and columns once per step, so the squarest share loads least. Prefer an
+    # even number of column blocks, because ldmatrix loads them in pairs.
     def cost(above: int) -> tuple[int, int, int]:
         columns_each = columns // (warps // above)
         return rows // above + columns_each, columns_each % 16, above
@@ -122,7 +122,7 @@ class _Kernels(BackwardFrame):
 
     @classmethod
     def of(cls, spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> _Kernels:
-        """Those of a spec."""
+        """The kernels of a spec."""
         return cls(spec, arch, schedule if schedule != Schedule() else None, "FlashAttention-2", access_bytes)
 
     @property
@@ -205,18 +205,18 @@ class _Kernels(BackwardFrame):
             Constant("head_dim_v", spec.head_dim_v),
             Constant("tile_q", tiling.tile_q, "B_r: query rows per step"),
             Constant("tile_kv", tiling.tile_kv, "B_c: keys per block"),
-            Constant("stages", tiling.stages, "tiles of queries under way at once"),
+            Constant("stages", tiling.stages, "slots for Q and dO"),
             Constant("warps", tiling.warps),
-            Constant("score_warps", shares.scores, "warps above one another on S, dP"),
+            Constant("score_warps", shares.scores, "warps along the rows of S, dP"),
             Constant("dk_warps", shares.dk, "on dK"),
             Constant("dv_warps", shares.dv, "on dV"),
             Constant("dq_warps", shares.dq, "on dQ"),
-            Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
-            Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
+            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
+            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("vector_reduction", arch.has_vector_reduction, "four-wide additions to global memory"),
             Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
             Constant("async_copy", copies_asynchronously(arch, self.access_bytes)),
-            Constant("turing", not arch.has_cp_async, "half-depth tensor-core steps"),
+            Constant("turing", not arch.has_cp_async, "mma.m16n8k8, as Turing has no k16"),
         )
 
 
@@ -283,6 +283,6 @@ def _query_smem(spec: AttentionSpec, tiling: Tiling, lines: bool) -> SmemMap:
         .then("dsum", tiling.tile_q * 4, "D_i")
     )
     if lines:
-        # Eight floats more per row spread the rows of a block over the banks.
+        # Eight more floats per row avoid bank conflicts.
         layout.then("lines", tiling.tile_q * (tiling.tile_kv + 8) * 4, "dS_ij times a slope")
     return layout.map()

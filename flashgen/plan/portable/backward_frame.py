@@ -1,4 +1,4 @@
-"""What all kernels of a backward pass have in common, whichever GPUs they are for."""
+"""What all backward kernels share, on every GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BackwardFrame:
 
     spec: AttentionSpec
     arch: Arch
-    #: What was asked for, as far as something was.
+    #: The schedule as the caller gave it; None if it sets nothing.
     schedule: Schedule | None
     algorithm: str
     access_bytes: int

@@ -22,9 +22,9 @@ def main_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
         return
     if arch.has_cp_async:
         if spec.dropout and dim <= 64:
-            yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp leave registers for which pairs are kept", blocks=2)
+            yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp leave registers for the dropout mask", blocks=2)
         elif spec.dropout and dim <= 128:
-            yield Tiling(64, 64, 8, 2, "32 x 16 scores per warp leave registers for which pairs are kept")
+            yield Tiling(64, 64, 8, 2, "32 x 16 scores per warp leave registers for the dropout mask")
         elif dim <= 64:
             yield Tiling(128, 64, 4, 1, "64 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
@@ -32,18 +32,18 @@ def main_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
             if spec.deterministic:
                 if not spec.mask.is_full and arch.has_vector_reduction:
                     yield Tiling(128, 64, 8, 1, "32 x 32 scores per warp; with four warps the assembler spills")
-                # With a second stage, and no dQ to end the iteration, the assembler spills.
+                # With a second stage, and no dQ at the end of the iteration, the assembler spills.
                 yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             if spec.varlen and spec.mask.is_full:
                 yield Tiling(64, 64, 4, 1, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
             yield Tiling(64, 64, 4, 2, "32 x 32 scores per warp; two blocks share a multiprocessor", blocks=2)
-            yield Tiling(64, 128, 8, 2, "32 x 32 scores per warp, and queries one step ahead")
+            yield Tiling(64, 128, 8, 2, "32 x 32 scores per warp, and Q prefetched one step ahead")
         yield Tiling(64, 64, 8, 1, fits)
         yield Tiling(32, 64, 8, 1, fits)
         yield Tiling(32, 32, 4, 1, fits)
     else:
-        yield Tiling(64, 64, 8, 1, "eight warps share the tiles that wait in registers")
-        yield Tiling(32, 64, 8, 1, "eight warps share the tiles that wait in registers")
+        yield Tiling(64, 64, 8, 1, "eight warps share the tiles that are prefetched into registers")
+        yield Tiling(32, 64, 8, 1, "eight warps share the tiles that are prefetched into registers")
     yield Tiling(64, 64, 4, 1, fits)
     yield Tiling(32, 64, 4, 1, fits)
     yield Tiling(32, 32, 4, 1, fits)

@@ -1,4 +1,4 @@
-"""Planning the forward kernel."""
+"""Planning the portable forward kernel."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
     smem = _smem(spec, tiling, split_k)
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     q_in_registers = tiling.hold_q and _q_fits(spec, tiling)
-    words = []
-    if split_k:
-        words.append("splitk")
+    words = ["splitk"] if split_k else []
     return KernelPlan(
         name=kernel_name(spec, "forward", arch, *words),
         pass_="forward",
@@ -58,15 +56,15 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
             Constant("head_dim_v", spec.head_dim_v, _padding_note(spec.head_dim_v, dim_v)),
             Constant("tile_q", tiling.tile_q, "B_r: query rows per block"),
             Constant("tile_kv", tiling.tile_kv, "B_c: keys per step"),
-            Constant("stages", tiling.stages, "tiles of keys and values under way at once"),
+            Constant("stages", tiling.stages, "slots for K and V"),
             Constant("warps", tiling.warps),
-            Constant("split_k", split_k, "warps own key columns, not query rows"),
-            Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
-            Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
+            Constant("split_k", split_k, "each warp owns keys, not query rows"),
+            Constant("has_lower", spec.mask.has_lower, "the band has a lower bound on k - q"),
+            Constant("has_upper", spec.mask.has_upper, "the band has an upper bound on k - q"),
             Constant("q_in_registers", q_in_registers),
             Constant("access_bytes", access_bytes, "alignment of rows in global memory"),
             Constant("async_copy", asynchronous),
-            Constant("turing", not arch.has_cp_async, "half-depth tensor-core steps"),
+            Constant("turing", not arch.has_cp_async, "mma.m16n8k8, as Turing has no k16"),
         ),
         params=FORWARD if spec.score is None else FORWARD_SCORE,
         smem=smem,
@@ -90,7 +88,7 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
 
 
 def chosen_schedule(kernel: KernelPlan) -> Schedule:
-    """The forward plan as the schedule it amounts to."""
+    """The schedule that would give this plan."""
     kind = "split_k" if kernel.constant("split_k") else "split_q"
     return Schedule(
         tile_q=int(kernel.constant("tile_q")),
@@ -160,7 +158,7 @@ def _q_fits(spec: AttentionSpec, tiling: Tiling) -> bool:
 
 
 _SPLIT_K = (
-    Tiling(16, 64, 4, 2, "warps split the keys, so one row block of 16 queries occupies all four"),
+    Tiling(16, 64, 4, 2, "warps split the keys, so 16 queries keep all four busy"),
     Tiling(16, 64, 4, 1, "one stage is what fits"),
     Tiling(16, 32, 2, 1, "two warps and one stage are what fits"),
 )
@@ -172,15 +170,15 @@ def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
     if not spec.element.is_half:
         yield from _rows_float(dim, spec.mask.is_full, arch)
     elif not arch.has_cp_async:
-        yield Tiling(64, 64, 4, 1, "16 rows per warp leave registers for the tiles that wait in them")
+        yield Tiling(64, 64, 4, 1, "16 rows per warp leave registers for prefetched tiles")
         yield Tiling(64, 32, 4, 1, _FITS)
         yield Tiling(32, 32, 2, 1, _FITS)
     else:
         if spec.dropout and dim <= 128:
             stages = 2 if dim <= 64 else 1
-            yield Tiling(64, 64, 4, stages, "16 rows per warp leave registers for which pairs are kept", blocks=2)
+            yield Tiling(64, 64, 4, stages, "16 rows per warp leave registers for the dropout mask", blocks=2)
         if spec.cache:
-            reason = "16 rows per warp leave registers to find keys with; calls with a cache have few queries"
+            reason = "16 rows per warp leave registers for cache addresses; calls with a cache have few queries"
             yield Tiling(64, 64 if dim <= 128 else 32, 4, 2, reason)
         yield from _rows_ampere(dim, spec.mask.is_full, arch)
     yield Tiling(16, 16, 1, 1, _FITS)
@@ -215,10 +213,10 @@ def _rows_float(dim: int, is_full: bool, arch: Arch) -> Iterator[Tiling]:
         if dim <= 96 or is_full:
             yield Tiling(64, 32, 4, 1, wide)
         if arch.spills_float_copies:
-            yield Tiling(128, 16, 8, 1, f"{wide}; eight warps share the copies, which is what does not spill here")
+            yield Tiling(128, 16, 8, 1, f"{wide}; eight warps share the copies, which avoids spills")
         yield Tiling(64, 16, 4, 1, wide)
     else:
-        # The next tiles wait in registers, which floats leave few of.
+        # Without cp.async the next tiles are prefetched into registers, and floats leave few.
         if dim <= 64:
             yield Tiling(64, 32, 4, 1, wide)
         yield Tiling(64, 16, 4, 1, wide)
