@@ -91,7 +91,7 @@ def test_a_choice_says_where_operands_lie_what_they_take_and_what_was_passed_ove
     text = "\n".join(choice_lines(kernel))
     for words in (
         "128 keys of a block, 64 queries a step, 3 of Q, 2 of dO",
-        "P and dS are left operands of dV and dK where they are, in registers",
+        "P and dS are left operands of dV and dK from registers, in registers",
         "registers: 236 of 240: dK 64, dV 64, S or dQ 32, dP 32, P rounded 16, addresses 28",
         f"shared memory: {kernel.smem.bytes} of {ARCH.max_smem_per_block} bytes: k 32768, v 32768, q 49152, ",
         f"because: {kernel.reasons[0]}",
@@ -167,13 +167,13 @@ SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
         "not dQ between dV and dK: 236 registers, and there are 232",
     ),
     "64, fp16": (64, {"dtype": "fp16"}, set(), "not packed dS: a small P has lost bits in fp16"),
-    "64, fp16, dQ": (64, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats have"),
-    "64, fp16, ahead": (64, {"dtype": "fp16"}, set(), "not the next step's scores ahead: P's floats have"),
+    "64, fp16, dQ": (64, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats keep"),
+    "64, fp16, ahead": (64, {"dtype": "fp16"}, set(), "not the next step's scores ahead: P's floats keep"),
     "64, added": (
         64,
         {"score": fg.alibi(np.ones(1, np.float32)) >> fg.sink(np.ones(1, np.float32))},
         {"packed_ds", "dq_mid_step"},
-        "not the next step's scores ahead: scores that a score changes begin with zeros",
+        "not the next step's scores ahead: with a score the accumulators start at zero",
     ),
     "64, sink": (
         64,
@@ -208,7 +208,7 @@ SHORTCUTS: dict[str, tuple[int, dict[str, object], set[str], str]] = {
         {"packed_ds", "prefetches_bias"},
         "not dQ between dV and dK: 252 registers, and there are 240",
     ),
-    "128, fp16": (128, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats have their registers"),
+    "128, fp16": (128, {"dtype": "fp16"}, set(), "not dQ between dV and dK: P's floats keep their registers"),
 }
 
 

@@ -233,7 +233,7 @@ def test_rows_under_a_high_cap_use_the_running_max_unless_asked_for_the_referenc
     assert [k.constant("running_maximum") for k in (low, high, reference, running)] == [False, True, False, True]
     assert high.switches == running.switches == reference.switches
     assert [kernel.constant("foresees") for kernel in (high, running, reference)] == [False, False, True]
-    assert [any("maximum so far" in reason for reason in k.reasons) for k in (low, high, reference)] == [
+    assert [any("use the running maximum" in reason for reason in k.reasons) for k in (low, high, reference)] == [
         False,
         True,
         False,

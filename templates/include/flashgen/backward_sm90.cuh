@@ -26,16 +26,16 @@ struct BackwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
-  // Of tiles of keys, see AddingOrder.
+  // In tiles of keys, see AddingOrder.
   i32 order_group = 0;
   bool has_lower;
   bool has_upper;
 };
 
-// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 of the rows, or 64 of the columns
-// (of the last ones as many as there are). Of a consumer's rows each warp has 16. The sum lies in global
-// memory in the order in which warps hold it: warp after warp, and of each 16 rows x 8 columns four floats
-// for each lane, so that all accesses are contiguous.
+// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 rows, or 64 columns (or those that
+// are left). Each warp has 16 rows of it. The float32 sum in global memory has the layout of the
+// accumulators: warp after warp, then blocks of 16 rows x 8 columns, then four floats per lane. So all
+// accesses are contiguous.
 template <i32 tile_q, i32 head_dim, i32 consumers>
 struct QueryGradientShare {
   static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
@@ -76,7 +76,7 @@ struct BackwardSm90Shape {
   // A warp's rows of dK and dV.
   using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
   using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
-  // A warp's share of dQ, when it is finished.
+  // A warp's share of dQ, rounded.
   using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
   using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
 
@@ -88,14 +88,15 @@ struct BackwardSm90Shape {
   using DQ = Strip<kPanelColumns>;
 
   static constexpr i32 row_bytes = cfg.tile_q * 4;
-  // What a warp writes out at a time: its share of dQ, or its rows of dK and dV.
+  // The staging buffer of a warp: its share of dQ, or its rows of dK and dV.
   static constexpr i32 out_bytes = kWarpRows * kPanelColumns * 4;
-  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes, "rows of dK go out as dQ does");
+  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes,
+                "dK and dV fit in the staging buffer of dQ");
   static constexpr bool both_at_once = DKRows::bytes + DVRows::bytes <= out_bytes;
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// Finished rows of a tile of dQ: those that one of the adding warps has added to.
+// A warp's rows of a tile of dQ, to be scaled, rounded and stored.
 struct alignas(32) SumPart {
   // Where the results go.
   i32 column;
@@ -105,14 +106,13 @@ struct alignas(32) SumPart {
   // The place of the sum in the workspace, and its number of boxes: 0 after the last sum.
   i32 line;
   i32 boxes;
-  // Whether another head will use its place.
+  // Whether another head will use its slot of the ring.
   bool is_needed_again;
-  // Of the tile's.
+  // Whether it is the last part of its tile.
   bool is_last;
 };
 
-// Part of a sum in shared memory. To TMA the workspace is an array of lines, copied two at a
-// time.
+// Part of a sum in shared memory. The TMA map of the workspace is an array of lines; a box is two of them.
 struct SumLines {
   static constexpr i32 floats = 256;
   static constexpr u32 box_bytes = 2 * floats * 4;
@@ -123,7 +123,7 @@ struct SumLines {
     for (i32 i = 0; i < boxes; ++i)
       tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
   }
-  // The same bytes for each box.
+  // Stores the same bytes to each box.
   FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
 #pragma unroll 1
     for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
@@ -132,9 +132,9 @@ struct SumLines {
 
 // ---- The sum of dQ, see fragments.cuh
 
-// Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
-// those that compute, so that each instruction counts. `in_place`, the tile is the part's own first half: the
-// columns' own place, or, of the last 32, that of what has been rounded before.
+// Scales and rounds 32 columns of a part's 16 rows into a tile in shared memory. The finisher warp competes
+// with consumers for issue slots, so each instruction counts. With `in_place` the tile overlays the first
+// half of the part, which has been read by then.
 template <i32 box, bool in_place = false, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
@@ -151,7 +151,7 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
     if constexpr (in_place) {
-      // Two at a time, as registers are few, and all before the first of them is overwritten.
+      // Everything is read before the first element is overwritten. Two at a time, to save registers.
       warp_sync();
     } else {
       stmatrix_x4(Tile::chunk_after(rows.first_chunk(0, thread), 2 * box + n), words[n]);
@@ -169,15 +169,15 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
 // Whether this lane's elements of a warp's rows of a panelled tile hold NaN or infinities.
 template <class Tile>
 FLASHGEN_DEVICE bool lane_finds_non_finite(SharedPanels<Tile> tile, i32 row, Thread thread) {
-  u32 bad = 0;
+  u32 signs = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
   for (i32 i = thread.lane; i < kWarpRows * chunks; i += kWarpSize) {
     const Vec16 chunk = tile.chunk(row + i / chunks, i % chunks);
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
-  return bad != 0;
+  return signs != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.

@@ -1,5 +1,5 @@
-// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
-// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
+// A step of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Scores
+// are transposed: rows are keys, 64 per warpgroup, and columns are queries.
 #pragma once
 #include "flashgen/block_sparse_tile.cuh"
 #include "flashgen/query_walk.cuh"
@@ -8,8 +8,8 @@
 
 namespace flashgen {
 
-// A tile of queries as the producer announces it: which of the group's heads it belongs to, and for consumer
-// i whether some pair is not allowed (fact i).
+// A tile of queries as the producer announces it: its head within the group, and for consumer i whether the
+// mask forbids some pair (bit i).
 constexpr i32 kMemberFact = 8;
 FLASHGEN_DEVICE BlockSparseTile sparse_query_tile(Step step, bool is_last, u32 cut) {
   constexpr u32 consumers = (1u << kMemberFact) - 1;
@@ -20,7 +20,7 @@ FLASHGEN_DEVICE Step step_of(BlockSparseTile queries) {
   return {static_cast<i32>(queries.others() >> kMemberFact), queries.tile};
 }
 
-// Every row of a strip becomes `columns`, which are one float for each column.
+// Initializes every row of a strip with `columns`, one float per column.
 template <i32 count>
 FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns, Thread thread) {
 #pragma unroll
@@ -47,9 +47,8 @@ FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
   for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
 }
 
-// The same for products that become scores before; `probabilities` are P rounded, and what takes the place of
-// the products is P times the slope of the score, by which the gradient of a product is the greater. `pairs`,
-// if given, tells what a lane's pairs read of captured tensors.
+// The same with a score function. `probabilities` becomes rounded P, and `products` becomes P times the slope
+// of the score, the factor of dS. `pairs`, if given, holds the prefetched elements of captured tensors.
 template <class T, class Score, i32 count, class... Pairs>
 FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabilities)[count / 8][4],
                                         const Score& score, float scale, const float* negated_lse_log2,
@@ -70,8 +69,8 @@ FLASHGEN_DEVICE void score_exponentials(float (&products)[count], u32 (&probabil
   }
 }
 
-// Replaces P, or P times a slope, where the mask forbids the pair: a value that neither can have otherwise.
-// As P itself it must be a zero.
+// Marks forbidden pairs in P, or in P times a slope: values that do not occur otherwise. In P it must be a
+// zero.
 constexpr u32 kForbidden = 0x80000000u;
 constexpr u32 kForbiddenSlope = 0x7fc0dea1u;
 
@@ -97,7 +96,7 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 key = first_key + thread.row() + 8 * h;
-    // Allowed are queries from q + first to q + last.
+    // The mask allows queries from q + first to q + last.
     i32 first = key < mask.len_kv ? -1 : 2 * count, last = mask.len_q - 1 - q;
     if constexpr (has_upper) first = larger(first, key - mask.upper - q);
     if constexpr (has_lower) last = smaller(last, key - mask.lower - q);
@@ -111,9 +110,8 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
   }
 }
 
-// The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
-// 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
-// loop: so much code would stand there otherwise.
+// The same for any mask. The terms that depend on the query are computed for 32 queries at a time, one per
+// lane, and shuffled. Expensive masks use a loop, to bound the code size.
 template <i32 count, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {

@@ -1,6 +1,5 @@
-// What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take
-// all registers of a consumer each. There are two: one keeps keys and sums dK and dV, one keeps queries and
-// sums dQ.
+// Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's
+// registers. One kernel keeps keys and computes dK and dV, the other one keeps queries and computes dQ.
 #pragma once
 #include "flashgen/backward_step_sm90.cuh"
 #include "flashgen/contain.cuh"
@@ -10,8 +9,8 @@
 
 namespace flashgen {
 
-// ---- dK and dV. Scores are transposed, and both consumers have all keys of the tile: one sums dV, of the P
-// that it makes and hands on, the other one dK.
+// ---- dK and dV. Scores are transposed, and both consumers work on all keys of the tile. One computes P and
+// dV, and passes P on. The other one computes dS and dK.
 
 struct BackwardKeysConfig {
   i32 head_dim;
@@ -41,14 +40,14 @@ struct BackwardKeysShape {
   using RoundedScores = Rounded<cfg.tile_q>;
 
   static constexpr i32 row_bytes = cfg.tile_q * 4;
-  // P of a warp's keys, and of all.
+  // Bytes of P: of a warp's keys, and of all.
   static constexpr i32 part_bytes = kWarpRows * cfg.tile_q * 4;
   static constexpr i32 p_bytes = 4 * part_bytes;
   static constexpr u32 warps_each = 4;
 };
 
-// dS = P (dP - D), for dP that D has been taken off from, with P as `write_fragments` left it. Where
-// `has_forbidden`, pairs are looked at, and of a forbidden one nothing of dP is to be seen.
+// dS = P (dP - D), where D has already been subtracted from dP, and P comes from `write_fragments`. With
+// `has_forbidden`, forbidden pairs get 0, even if dP is NaN.
 template <u32 forbidden, i32 count>
 FLASHGEN_DEVICE void multiply_by_fragments(float (&dp)[count], const float* part, bool has_forbidden,
                                            Thread thread) {
@@ -61,7 +60,7 @@ FLASHGEN_DEVICE void multiply_by_fragments(float (&dp)[count], const float* part
   }
 }
 
-// ---- dQ. The rows of scores are queries, 64 of them each consumer's, and tiles of keys go by.
+// ---- dQ. The rows of scores are queries, 64 per consumer. Each step takes a tile of keys.
 
 struct BackwardQueryConfig {
   i32 head_dim;
@@ -84,8 +83,8 @@ template <BackwardQueryConfig cfg, class T>
 struct BackwardQueryShape {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
   static_assert((cfg.k_slots & (cfg.k_slots - 1)) == 0 && (cfg.v_slots & (cfg.v_slots - 1)) == 0,
-                "slots of K and V are counted together");
-  static_assert(cfg.stats_rows == kWarpgroupRows, "each consumer's queries have their statistics together");
+                "K and V share a slot counter");
+  static_assert(cfg.stats_rows == kWarpgroupRows, "a row of statistics holds one consumer's queries");
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
@@ -99,21 +98,21 @@ struct BackwardQueryShape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it.
+// A tile of queries as the producer announces it.
 struct QueryTile {
   RowTile rows;
   // Whether some query of it attends to some key.
   i32 attends;
 };
 
-// Every row of a strip becomes one value: that of row() or of row() + 8.
+// Initializes each row of a strip with one value.
 template <i32 count>
 FLASHGEN_DEVICE void spread_rows(float (&strip)[count], const float (&rows)[2]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = rows[i / 2 % 2];
 }
 
-// P = exp(score - L) times the slope of the score, of products whose rows are queries.
+// P = exp(score - L) times the slope of the score, if rows are queries.
 template <class Score, i32 count>
 FLASHGEN_DEVICE void score_slopes(float (&products)[count], const Score& score, float scale,
                                   const float (&negated_lse_log2)[2], i32 first_q, i32 first_key,
@@ -150,16 +149,16 @@ FLASHGEN_DEVICE void for_chunks_of_warp(u8* base, Tile tile, i32 warp, Thread th
 // Whether a lane's chunks hold NaN or infinities.
 template <i32 warps, class Tile>
 FLASHGEN_DEVICE bool holds_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
-  u32 bad = 0;
+  u32 signs = 0;
   for_chunks_of_warp<warps>(base, tile, warp, thread, [&](const Vec16& chunk) {
     const Vec16 read = chunk;
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= non_finite_signs<typename Tile::Element>(read.words[w]);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(read.words[w]);
   });
-  return bad != 0;
+  return signs != 0;
 }
 
-// Puts 0 for them.
+// Replaces them by 0.
 template <i32 warps, class Tile>
 FLASHGEN_DEVICE void clear_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
   for_chunks_of_warp<warps>(base, tile, warp, thread, [&](Vec16& chunk) {

@@ -1,9 +1,10 @@
-// Softcaps: scores that are `amplitude * tanh(slope * s)` of products s. Logits hardly ever come near their
-// cap, and well below it the tangent is a polynomial, which the softmax takes its exponentials of nearly as
-// quickly as of products. The largest product of a lane tells whether all are so far below.
+// Softcaps: logits `amplitude * tanh(slope * s)` of products s = Q K^T. Logits are hardly ever near the cap.
+// Well below it a polynomial computes tanh, almost for free. A vote on the largest product of each lane
+// decides whether a tile is below the cap.
 //
-// A tile with a product beyond has all its logits as shares of the cap. Which way a warp goes is for its rows
-// together to say: no row's number depends on others of its warp, but what it is rounded to may.
+// If some product is beyond the polynomial's range, all logits of the tile are computed as shares of the cap:
+// tanh by exponentials (cap_shares.cuh). All rows of a warp take the same branch, so the rounding of a row
+// may depend on the other rows of its warp.
 #pragma once
 #include "flashgen/expression.cuh"
 #include "flashgen/panel.cuh"
@@ -11,16 +12,15 @@
 
 namespace flashgen {
 
-// Where |x| is below kBelowCap, tanh(x) is taken for x times a polynomial of x^2: its relative error
-// is 5.6e-7 at most (fitted). One more term would reach to .5, and is an instruction of every pair.
+// For |x| < kBelowCap, tanh(x) is x times a polynomial of x^2, with a relative error of at most 5.6e-7
+// (fitted). One more term would reach to .5, but costs an instruction per pair.
 constexpr float kBelowCap = 0.265f;
 constexpr float kTangent[3] = {0x1.ffffeep-1f, -0x1.552fb2p-2f, 0x1.05ca76p-3f};
 
-// What stands for a forbidden product. No other is as far below zero, or it is moved.
+// The product of a pair that the mask forbids. Lower products are raised first (raise_lowest).
 constexpr float kForbidden = -0x1.fffffep+127f;
 
-// What is known of a cap between tiles of keys: how steep it is at zero, in powers of two, and the slope
-// without its sign.
+// A softcap: its derivative at zero times log2(e), and the magnitude of the slope.
 struct Cap {
   float signed_steepness;
   float slope;
@@ -28,12 +28,12 @@ struct Cap {
   FLASHGEN_DEVICE static Cap of(float amplitude, float slope) {
     return {amplitude * slope * kLog2E, magnitude(slope)};
   }
-  // Logits that fall with their products are turned round.
+  // Whether logits fall as products rise. The products are then negated.
   FLASHGEN_DEVICE bool falls() const { return signed_steepness < 0.0f; }
   FLASHGEN_DEVICE float steepness() const { return magnitude(signed_steepness); }
 };
 
-// The logit in powers of two, s times a polynomial of s^2, for products that are below a limit.
+// The logit times log2(e): s times a polynomial of s^2, for |s| below a limit.
 struct CapPolynomial {
   float coefficients[3];
   float limit;
@@ -45,8 +45,8 @@ struct CapPolynomial {
 #pragma unroll
     for (i32 i = 1; i < 3; ++i)
       made.coefficients[i] = made.coefficients[i - 1] * (square * (kTangent[i] / kTangent[i - 1]));
-    // Where powers of the slope vanish the last term must not count, and where they are infinite no product
-    // is below.
+    // If powers of the slope underflow, the last term must not matter. If they overflow, no product is below
+    // the limit.
     const float reach = cap.slope < 0x1p-20f                          ? 0.05f
                         : magnitude(made.coefficients[2]) < kInfinity ? kBelowCap
                                                                       : 0.0f;
@@ -59,17 +59,16 @@ struct CapPolynomial {
     const float sum = fused_multiply_add(coefficients[2], square, coefficients[1]);
     return fused_multiply_add(sum, square, coefficients[0]);
   }
-  // By the square, as that is needed anyway.
+  // Compares squares, because the polynomial needs the square anyway.
   FLASHGEN_DEVICE bool is_beyond(float s) const { return squared(s) >= squared(limit); }
-  // Or it is a NaN, beside which others may not have been seen.
+  // Also true for NaN, which may have hidden other products.
   FLASHGEN_DEVICE bool might_be_beyond(float square) const { return !(square < squared(limit)); }
-  // Whether what is forbidden has a logit of -inf by the polynomial, as the square of what stands for it is
-  // infinite.
+  // Whether the polynomial maps kForbidden to -inf: its square is infinite.
   FLASHGEN_DEVICE bool forbids() const { return coefficients[2] > 0x1p-100f; }
 };
 
-// The largest of three numbers that are not negative, and so in the order of their bits: of whole numbers it
-// is found by one instruction. A NaN is the largest, or it is left out.
+// The largest of three non-negative floats. As integers they have the same order, and one instruction
+// compares three. NaN is the largest or is ignored.
 FLASHGEN_DEVICE float largest_of_three(float a, float b, float c) {
   const i32 bits[3] = {static_cast<i32>(bits_of(a)), static_cast<i32>(bits_of(b)),
                        static_cast<i32>(bits_of(c))};
@@ -77,7 +76,7 @@ FLASHGEN_DEVICE float largest_of_three(float a, float b, float c) {
   return float_of(static_cast<u32>(of_two > bits[2] ? of_two : bits[2]));
 }
 
-// The largest of a lane's products, without its sign. A NaN may be left out, here and below.
+// The largest magnitude of a lane's products. May ignore NaN, as the functions below.
 template <i32 count>
 FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   float largest[4] = {};
@@ -86,8 +85,8 @@ FLASHGEN_DEVICE float largest_of(const float (&products)[count]) {
   return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
-// The lowest of a lane's products, if one is below zero: those are in the order of their bits, which are
-// larger than those of others. It may be a NaN, beside which others are not seen.
+// The lowest of a lane's products, if one is negative: as unsigned integers negative floats are the largest.
+// The result may be a NaN, which hides the others.
 template <i32 count>
 FLASHGEN_DEVICE float lowest_of(const float (&products)[count]) {
   u32 last[2] = {};
@@ -101,9 +100,8 @@ FLASHGEN_DEVICE float lowest_of(const float (&products)[count]) {
   return float_of(last[0] > last[1] ? last[0] : last[1]);
 }
 
-// Whether a lane has a product below the polynomial's lower end, and not one that stands for a forbidden one:
-// if there are some of those, none is lower. Numbers below zero are in the order of their bits, which are
-// larger than those of others, and one is added to have forbidden ones come first of all.
+// Whether a lane has a product below -limit, other than kForbidden. As unsigned integers negative floats are
+// the largest. An offset wraps kForbidden, the lowest of them, around to zero.
 template <i32 count>
 FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomial& polynomial,
                                bool are_some_forbidden) {
@@ -115,8 +113,7 @@ FLASHGEN_DEVICE bool are_below(const float (&products)[count], const CapPolynomi
     last = place > last ? place : last;
   }
   const bool are_all_forbidden = are_some_forbidden && last == 0;
-  // By bits as well: of a row without a number, whose bits come before those of numbers below zero, nothing
-  // is asked.
+  // Compares bits again, so that NaN does not count.
   return !are_all_forbidden && last - first >= bits_of(-polynomial.limit);
 }
 
@@ -132,14 +129,14 @@ FLASHGEN_DEVICE void highest_of(const float (&products)[count], float (&highest)
   }
 }
 
-// Of logits that fall with their products, before these are looked at.
+// Negates products, if logits fall as products rise.
 template <i32 count>
 FLASHGEN_DEVICE void turn_round(float (&products)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) products[i] = -products[i];
 }
 
-// Before a mask is applied: none is what stands for a product that is forbidden, or lower than `least`.
+// Before the mask is applied: raises products to `least`, so that none equals kForbidden.
 constexpr float kLeastAllowed = 0.5f * kForbidden;
 template <i32 count>
 FLASHGEN_DEVICE void raise_lowest(float (&products)[count], float least = kLeastAllowed) {
@@ -147,7 +144,7 @@ FLASHGEN_DEVICE void raise_lowest(float (&products)[count], float least = kLeast
   for (i32 i = 0; i < count; ++i) products[i] = products[i] < least ? least : products[i];
 }
 
-// For the softmax: products that are below the limit, ...
+// Arguments of the softmax. Products that are known to be below the limit:
 struct ProductsBelowCap {
   static constexpr i32 sums = 2;
   CapPolynomial polynomial;
@@ -159,9 +156,9 @@ struct ProductsBelowCap {
   static constexpr bool replaced = false;
 };
 
-// ... or are taken to be, and the largest is found beside their exponentials, ...
+// Products that are assumed to be below the limit. The largest is found along with the exponentials.
 struct ProductsSupposedBelowCap : ProductsBelowCap {
-  // By the squares, as these are needed anyway.
+  // Compares squares, because the polynomial needs them anyway.
   float largest_square = 0.0f;
 
   FLASHGEN_DEVICE void see(float first, float second) {
@@ -169,7 +166,7 @@ struct ProductsSupposedBelowCap : ProductsBelowCap {
   }
 };
 
-// ... or exponents that have taken their place.
+// Exponents (logit - shift) that have already replaced the products.
 struct Exponents {
   static constexpr i32 sums = 1;
   FLASHGEN_DEVICE float relative(float s, float /*shift*/, i32 /*row*/) const { return s; }

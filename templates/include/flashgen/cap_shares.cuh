@@ -1,21 +1,22 @@
-// Logits that are near their cap, as shares of it: of few instructions, or exact; and how large a row's sum
-// has to be for these.
+// Logits as shares of the cap: share = tanh(slope * s) by exponentials, for tiles with products beyond the
+// polynomial's range. There is a short formula, an exact one, and a bound on the row sum for which each is
+// accurate enough.
 #pragma once
 #include "flashgen/cap.cuh"
 
 namespace flashgen {
 
-// What a share of the cap is off by near zero, where it is computed exactly, is nothing beside any logarithm
-// of a sum up to the first of these caps. Up to the second it is nothing beside one that is a hundredth of
-// the cap, and nothing to what probabilities are rounded to.
+// The absolute error of an exact share near zero, times the cap, is negligible beside any log-sum-exp for
+// caps up to kModestCap. Up to kHighCap it is negligible beside a log-sum-exp of a hundredth of the cap, and
+// beside the rounding of P.
 constexpr float kModestCap = 100.0f;
 constexpr float kHighCap = 1000.0f;
 
-// How much of the cap a product of any size has, and what the cap is in powers of two.
+// The share of a product of any size, and the cap times log2(e).
 struct CapShare {
-  // Beyond this power of two e^2x is no more than that: the share is 1, and four of them have a product.
+  // e^2x is clipped at 2^kMost: the share is 1 there, and a product of four such powers is finite.
   static constexpr float kMost = 25.0f;
-  // Down to this one it is not zero, and long before the share is -1.
+  // e^2x is not zero down to 2^kLeast, where the share has long been -1.
   static constexpr float kLeast = -96.0f;
 
   float exponent;
@@ -24,42 +25,42 @@ struct CapShare {
   FLASHGEN_DEVICE static CapShare of(const Cap& cap) {
     return {cap.slope * (2.0f * kLog2E), cap.steepness() * reciprocal_approx(cap.slope)};
   }
-  // How large a row's sum has to be, as a power of two, for its logits to be taken as shares.
+  // log2 of the row sum from which shares are accurate enough.
   FLASHGEN_DEVICE float least_sum() const {
     if (highest < 1.001f * kModestCap * kLog2E) return -kInfinity;
     return highest * (highest < 1.001f * kHighCap * kLog2E ? 0.01f : kBelowCap);
   }
-  // Whether a sum is as large, or so far below zero that it will be, whatever keys come; or it is no number.
+  // Whether shares are accurate for this log2 of a row sum: it is large enough, or so negative that no
+  // further keys bring it near zero, or NaN.
   FLASHGEN_DEVICE bool are_exact_for(float sum) const {
     constexpr float kMoreKeys = 24.0f;
     const float least = least_sum();
     return !(sum < least) || sum <= -least - kMoreKeys;
   }
-  // Whether a logit as far below zero as the cap has an exponential beside what was subtracted of either row,
-  // or it is so small that it is flushed to zero.
+  // Whether a logit of minus the cap has an exponential that is not flushed to zero in either row.
   FLASHGEN_DEVICE bool lowest_counts(const float (&shift)[2]) const {
     constexpr float kFlushed = 128.0f;
     return !(shift[0] >= kFlushed - highest && shift[1] >= kFlushed - highest);
   }
-  // tanh(x) is (e^2x - 1) / (e^2x + 1): near zero it is off by half of what the exponential is, as the
-  // difference is exact there.
+  // tanh(x) = (e^2x - 1) / (e^2x + 1). Near zero the difference is exact, so the absolute error is half that
+  // of the exponential.
   FLASHGEN_DEVICE float operator()(float s) const {
     const float power = power_of(s);
     return reciprocal_approx(power + 1.0f) * (power - 1.0f);
   }
-  // A row's highest logit, as near as is of use to find out what its others are relative to.
+  // A row's highest logit, accurate enough for a reference maximum.
   FLASHGEN_DEVICE float logit(float s) const {
     const float logit = (*this)(s)*highest;
     return s == kForbidden ? -kInfinity : logit;
   }
-  // Products as far below, and further, may be taken for it before a mask is applied: there is a power of it.
+  // Products may be raised to this value before the mask is applied: e^2x is not zero there.
   FLASHGEN_DEVICE float least_product() const {
     return maximum(kLeastAllowed, kLeast * reciprocal_approx(exponent));
   }
-  // e^2x, or a large number for all that are larger.
+  // e^2x, clipped at 2^kMost.
   FLASHGEN_DEVICE float power_of(float s) const { return exp2_approx(minimum_or_nan(s * exponent, kMost)); }
-  // Of all products of a tile, before anything is made of the first: it hides what each of them takes. With a
-  // cap of 100 and logits that are beyond it D=64 is 6 % faster than with powers by fours, others 0 to 2 %.
+  // All powers of a tile come first, which hides the latency of ex2. With a cap of 100 and logits beyond it,
+  // D=64 is 6 % faster than with four powers at a time, and other head dims 0 to 2 %.
   template <i32 count>
   FLASHGEN_DEVICE void take_powers(float (&products)[count]) const {
 #pragma unroll
@@ -67,12 +68,11 @@ struct CapShare {
   }
 };
 
-// Finds exponents of e^2x for two pairs of a row at once, of a warp's strip, where a lane has two columns for
-// each row in turn. What comes of a forbidden product is for the mask to say once more. Four share a
-// division, as it is slow: 1 / a is b / (a b).
+// Replaces powers e^2x by exponents (logit - shift), four elements of a row at a time. The four share one
+// slow division: 1 / a = b / (a b). The mask must be applied again afterwards.
 //
-// All ways that follow take the powers of all products first, as it hides what each of them takes, and what
-// else there is to be found out: then what is subtracted of each row is to be known.
+// The formulas below first replace all products by powers, and then, once the shift of each row is known, the
+// powers by exponents.
 template <i32 count, class Exponents>
 FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& exponents) {
 #pragma unroll
@@ -90,13 +90,13 @@ FLASHGEN_DEVICE void replace_by_fours(float (&powers)[count], const Exponents& e
   }
 }
 
-// Logits are shares of a low cap whatever their size, off by a little more near zero, which is nothing beside
-// any logarithm of a sum if the cap is 50 at most (the plan says so), ...
+// The short formula. It is less accurate near zero, but accurate enough for caps of at most 50, which the
+// plan checks.
 struct SharesOfFineCap {
   CapShare share;
-  // What is added to a power of zero: 1, as to others. But where some pairs are forbidden no others have such
-  // powers, and a number is added that is so small that the share is as low as exponentials of it are zero.
-  // So those need not be asked for among others, nor taken out behind them.
+  // Added to a power of zero: 1, as to other powers. In a tile that the mask cuts, only forbidden pairs have
+  // powers of zero. Adding a tiny number instead makes their exponentials zero, so the mask need not be
+  // applied again.
   float added_to_zero;
 
   FLASHGEN_DEVICE static SharesOfFineCap of(const CapShare& share, bool are_some_forbidden) {
@@ -127,7 +127,7 @@ struct SharesOfFineCap {
   }
 };
 
-// ... or of any cap, computed exactly, ...
+// The exact formula, for any cap.
 struct SharesOfCap {
   CapShare share;
 
@@ -150,8 +150,7 @@ struct SharesOfCap {
 #pragma unroll
     for (i32 i = 0; i < 2; ++i) {
       const float of_pair = part * pairs[1 - i], first = powers[2 * i], second = powers[2 * i + 1];
-      // Divisors once more, times what they share: the powers are there, and they need no registers
-      // meanwhile.
+      // Recomputes the divisors from the powers, which saves registers.
       const float by_second = fused_multiply_add(of_pair, second, of_pair);
       const float by_first = fused_multiply_add(of_pair, first, of_pair);
       powers[2 * i] = fused_multiply_add(by_second, first - 1.0f, -shift);
@@ -160,7 +159,8 @@ struct SharesOfCap {
   }
 };
 
-// ... or, where no other share would do, are so beyond the polynomial, ...
+// Each product by itself: the polynomial in its range, and the exact share beyond. For rows whose sum is too
+// small for shares alone.
 struct CappedProducts {
   CapPolynomial polynomial;
   CapShare share;
@@ -169,9 +169,8 @@ struct CappedProducts {
     return {CapPolynomial::of(cap), CapShare::of(cap)};
   }
 
-  // Whether a row with such a highest product may have others below the polynomial's lower end that count
-  // beside it. So many powers of two below, all keys together are nothing, whatever the polynomial makes of
-  // them.
+  // Whether products below -limit may matter in a row with this highest product. If they are kNothing powers
+  // of two below it, all of them together are negligible, whatever the polynomial yields for them.
   FLASHGEN_DEVICE bool is_low(float highest) const {
     constexpr float kNothing = 20.0f;
     return (highest + polynomial.limit) * polynomial.coefficients[0] < kNothing && highest != kForbidden;
@@ -184,18 +183,18 @@ struct CappedProducts {
   }
 };
 
-// ... of a tile that a mask may cut.
+// The exponents of CappedProducts for a tile.
 struct SharesBeyond {
   CappedProducts capped;
   bool are_some_forbidden;
 
   FLASHGEN_DEVICE float logit(float s) const { return capped.logit(s); }
-  // There are none to be taken ahead.
+  // No powers are computed ahead.
   template <i32 count>
   FLASHGEN_DEVICE void take_powers(float (&)[count]) const {}
-  // A few at a time, which then make room for the next ones: it is a long text for each, and hardly ever
-  // wanted. What a multiprocessor fetches for it, it no longer has of what it does in other steps. Where all
-  // of a warp's are forbidden they stay as they are, which no exponential is left of.
+  // A loop over a few elements at a time keeps this long, rare code out of the instruction cache. The
+  // registers rotate, because a loop cannot index them. Groups with only forbidden pairs stay kForbidden,
+  // whose exponential is 0.
   template <i32 count>
   FLASHGEN_DEVICE void replace_powers(float (&products)[count], const float (&shift)[2]) const {
     constexpr i32 few = count % 16 == 0 ? 16 : 8;

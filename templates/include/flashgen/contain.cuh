@@ -43,24 +43,24 @@ FLASHGEN_DEVICE T not_a_number() {
 // Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
 template <i32 threads, class Tile>
 FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
-  u32 bad = 0;
+  u32 signs = 0;
 #pragma unroll 4
   for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
     const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
-  return block_any(bad != 0);
+  return block_any(signs != 0);
 }
 
-// Puts 0 for every element that is not finite.
+// Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
 FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
     const u32 signs = non_finite_signs<typename Tile::Element>(word);
-    // From the sign bit of each bad element to all of its bits.
+    // From the sign bit of each non-finite element to all of its bits.
     word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
   }
   block_sync();

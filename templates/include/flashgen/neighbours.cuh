@@ -1,5 +1,5 @@
-// Elements of a captured tensor that the pairs of a lane read, fetched before they are needed: a lane has two
-// rows of scores, and of each block of eight columns two neighbours.
+// Prefetching the elements of a captured tensor for a lane's pairs, such as a bias. A lane has two rows of
+// scores, and in each block of eight columns two neighbours.
 #pragma once
 #include "flashgen/expression.cuh"
 
@@ -18,7 +18,7 @@ struct Neighbours {
       return to_float(T{static_cast<u16>(bits[h][n][0] >> (16 * c))});
     }
   }
-  // Two elements, ...
+  // Stores two elements.
   FLASHGEN_DEVICE void put(i32 h, i32 n, T first, T second) {
     if constexpr (words == 2) {
       bits[h][n][0] = bits_of(first);
@@ -27,7 +27,7 @@ struct Neighbours {
       bits[h][n][0] = first.bits | static_cast<u32>(second.bits) << 16;
     }
   }
-  // ... or those at an address that is aligned to both, by one load.
+  // Loads two elements from an aligned address.
   FLASHGEN_DEVICE void put(i32 h, i32 n, const T* two) {
     if constexpr (words == 2) {
       const u64 both = *reinterpret_cast<const u64*>(two);
@@ -39,9 +39,9 @@ struct Neighbours {
   }
 };
 
-// Of two rows of `tensor`, whose last dimension is that of the columns. Neighbours come together where they
-// lie together, which a warp finds out for all its rows; elsewhere one by one, moved into the tensor as those
-// of other loads are.
+// Loads from two rows of `tensor`, whose last dimension is indexed by the column. Two neighbours take one
+// load if they are contiguous and aligned in all rows of the warp. Otherwise each takes a load, with its
+// index clamped to the tensor.
 template <i32 blocks, class T, i32 rank>
 FLASHGEN_DEVICE Neighbours<T, blocks> neighbours(const Captured<T, rank>& tensor, const T* first,
                                                  const T* second, i32 first_column, Thread thread) {
@@ -71,15 +71,14 @@ FLASHGEN_DEVICE Neighbours<T, blocks> neighbours(const Captured<T, rank>& tensor
   return found;
 }
 
-// The same where rows of scores are keys, and columns are queries: of each block of eight queries and eight
-// keys a lane fetches two neighbours of the query that is its row, and hands them to those lanes whose pairs
-// they are.
+// The same for transposed scores, whose rows are keys. For each block of eight queries and eight keys a lane
+// loads two neighbouring keys of one query. Shuffles bring them to the lanes that own the pairs.
 template <class T, i32 blocks>
 struct AcrossNeighbours {
   static_assert(sizeof(T) == 2, "two neighbours are one word");
   u32 bits[blocks][2];
 
-  // Of element i of the lane's strip; all lanes of a warp ask for the same one.
+  // The element for score i of the lane's strip. All lanes of a warp must pass the same i.
   FLASHGEN_DEVICE float at(i32 i, Thread thread) const {
     const i32 lane = 4 * (thread.column() + i % 2) + thread.row() / 2;
     const u32 two = bits_of(shuffle(float_of(bits[i / 4][i % 4 / 2]), lane));
@@ -87,13 +86,13 @@ struct AcrossNeighbours {
   }
 };
 
-// Of queries from first_q on, whose rows of `tensor` are `row_at(q)`, and of sixteen keys.
+// Loads for the queries from first_q on and sixteen keys. `row_at(q)` is a query's row of `tensor`.
 template <i32 blocks, class T, i32 rank, class RowAt>
 FLASHGEN_DEVICE AcrossNeighbours<T, blocks> across_neighbours(const Captured<T, rank>& tensor,
                                                               const RowAt& row_at, i32 first_q, i32 first_key,
                                                               Thread thread) {
   const i32 q = first_q + thread.row(), key = first_key + thread.column();
-  // Rows begin where two neighbours do, if the tensor does and all steps from row to row are even.
+  // All rows are aligned to two elements if the pointer is and all strides are even.
   u64 steps = reinterpret_cast<u64>(tensor.pointer) / sizeof(T);
 #pragma unroll
   for (i32 axis = 0; axis < rank - 1; ++axis) steps |= static_cast<u64>(tensor.strides[axis]);
@@ -108,7 +107,7 @@ FLASHGEN_DEVICE AcrossNeighbours<T, blocks> across_neighbours(const Captured<T, 
       for (i32 h = 0; h < 2; ++h) found.bits[n][h] = *reinterpret_cast<const u32*>(row + 8 * h);
     }
   } else {
-    // A few blocks at a time, in a loop: all of them under way would take twice the registers.
+    // A few blocks at a time: all loads in flight would take twice the registers.
     constexpr i32 at_once = 4;
     static_assert(blocks % at_once == 0, "each turn of the loop has as many blocks");
     found = {};

@@ -8,10 +8,9 @@ namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
-// ... and of each of its warps.
 constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
-// Eight swizzled rows: what repeats, and what tiles are aligned to.
+// Eight rows: the period of the swizzle, and the alignment of tiles.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
 
 // rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
@@ -22,17 +21,17 @@ struct PanelTile {
   static constexpr i32 cols = cols_;
   static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 panels = ceil_div(cols, panel_cols);
-  // From one panel to the next; `rows` are all that there are, also in a part of a tile.
+  // Bytes from one panel to the next. `rows` are those of the whole tile, also for a part of it.
   static constexpr i32 panel_stride = rows * kPanelBytes;
   static constexpr i32 bytes = panels * panel_stride;
-  // Steps of a product along the columns, 32 bytes each, and how many of them a panel holds.
+  // k-steps of a product along the columns, 32 bytes each, in all and per panel.
   static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
   static constexpr i32 panel_steps = 4;
 
   u32 address;
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
-  // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  // The rows from `row` on, a multiple of eight, the swizzle's period.
   FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
@@ -48,7 +47,7 @@ struct PanelTile {
     for (i32 p = 0; p < panels; ++p)
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
-  // Boxes of as many rows as the map says; what lies beyond the tensor is left out.
+  // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
@@ -73,16 +72,15 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
-  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
-  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
-  // instructions, and a lane's number has none.
+  // A lane's address for stmatrix when a warp stores 16 rows from `row` on (a multiple of eight), two chunks
+  // of each row at a time: for the first two chunks. chunk_after gives the address 2 n chunks further on. The
+  // swizzle is an XOR, so the lane's bit and the bits of n do not interfere. Unsigned, to save instructions.
   FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
     const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
-  // The first of a lane's chunks of 16 rows from the first on, if these are columns of a right operand.
+  // A lane's address for ldmatrix.trans of 16 rows, the columns of a right operand.
   FLASHGEN_DEVICE u32 first_transposed_chunk(Thread thread) const {
     const u32 lane = static_cast<u32>(thread.lane), r = lane % 8;
     return address + (r + lane / 16 * 8) * kPanelBytes + ((lane / 8 % 2 ^ r) * kChunkBytes);
@@ -135,13 +133,13 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
 
-// Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
+// An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// Moves the next product's operands into the registers of a product that has been waited for. Assemblers
-// would otherwise write them there earlier, while the registers are still read. They cannot know that the
-// sign used here is never set.
+// Copies the next product's operands into the registers of a product that has completed. Without the XOR
+// ptxas would merge the registers and overwrite operands that wgmma still reads. ptxas cannot know that the
+// sign bit of `not_negative` is 0.
 template <i32 count>
 FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
   const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
@@ -149,7 +147,7 @@ FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[coun
   for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
 }
 
-// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
+// Issues sums += A B^T, for 64 rows of A.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   using T = typename A::Element;
@@ -163,7 +161,7 @@ FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues sums = A^T B, of 64 columns of A and n columns of B, a panel of each: a sum over rows of both.
+// Issues sums = A^T B, for 64 columns of A and n columns of B, one panel each.
 template <i32 n, class A, class B>
 FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   using T = typename A::Element;

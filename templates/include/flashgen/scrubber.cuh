@@ -11,8 +11,8 @@
 
 namespace flashgen {
 
-// Which values of some rows of eight columns are bad: bit i of words[w] is the i-th row's for column 2w, and
-// sixteen further up for the next one.
+// Which values of some rows of eight columns are not finite: bit i of words[w] is the i-th row's for column
+// 2w, and sixteen further up for the next one.
 struct RowBits {
   u32 words[4];
 
@@ -22,18 +22,18 @@ struct RowBits {
   }
 };
 
-// Which values of a tile are bad, as the lanes of a warp that multiplies with it read them: each has a row of
-// bits, of its keys and of one column of every eight. Bit 2n + c of a column is key 8n + 2t + c for lane t of
-// the four that share a row of scores, as in bits_from.
+// Which values of a tile are not finite, as the lanes of a warp that multiplies with it read them: each has a
+// row of bits, of its keys and of one column of every eight. Bit 2n + c of a column is key 8n + 2t + c for
+// lane t of the four that share a row of scores, as in bits_from.
 template <i32 rows, i32 cols>
 struct NonFiniteBits {
   static_assert(rows % 16 == 0 && rows <= 128, "a lane has a word for its keys of a column");
-  // What a lane has of a column: a word, or half of one, beyond which there may be four bits more. These lie
-  // behind all others, those of a panel in a word of each lane.
+  // Bytes of a lane per column: four, or two. 65 to 80 keys take four bits more, which are stored behind all
+  // others: a word per lane and panel.
   static constexpr i32 own_bytes = rows > 80 ? 4 : 2;
   static constexpr bool has_more = rows > 64 && own_bytes == 2;
   static constexpr i32 eights = cols / 8;
-  // A row is so many chunks, and is read by one of them at a time.
+  // 16-byte chunks of a lane's row of bits.
   static constexpr i32 chunks = ceil_div(eights * own_bytes, kChunkBytes);
   static constexpr i32 at_once = kChunkBytes / own_bytes;
   static constexpr i32 more_begin = kWarpSize * chunks * kChunkBytes;
@@ -42,7 +42,7 @@ struct NonFiniteBits {
 
   u8* base;
 
-  // Chunks are exchanged, so that those which eight lanes read together lie in different banks.
+  // Chunks are swizzled, so that eight lanes read from different banks.
   static constexpr u32 place(u32 lane, u32 chunk) {
     constexpr u32 exchanged = smaller(chunks & -chunks, 8);
     return (lane * chunks + (chunk ^ lane / (8 / exchanged) % exchanged)) * kChunkBytes;
@@ -57,35 +57,35 @@ struct NonFiniteBits {
   }
   // Eight bits from bit 8 * `part` on, for lane t of each four, of the eight columns with this number. The
   // last ones have zeros beside them, if there is room for others.
-  FLASHGEN_DEVICE void write(u32 t, u32 eight, u32 part, const RowBits& bad) const {
+  FLASHGEN_DEVICE void write(u32 t, u32 eight, u32 part, const RowBits& non_finite) const {
     constexpr u32 parts = ceil_div(rows, 32);
     const u32 chunk = eight * own_bytes / kChunkBytes;
     u8* const own = base + eight * own_bytes % kChunkBytes + part;
-    // Of every eight lanes chunks are exchanged alike.
+    // Every eight lanes have the same swizzle.
     u8* const columns[2] = {own + place(t, chunk), own + place(t + 4, chunk)};
 #pragma unroll
     for (i32 g = 0; g < 8; ++g) {
       u8* const at = columns[g % 2] + place(static_cast<u32>(g / 2 * 8), 0);
       if (parts < own_bytes && part + 1 == parts) {
-        *reinterpret_cast<u16*>(at) = bad.of_column(g);
+        *reinterpret_cast<u16*>(at) = non_finite.of_column(g);
       } else {
-        *at = static_cast<u8>(bad.of_column(g));
+        *at = static_cast<u8>(non_finite.of_column(g));
       }
     }
   }
   // The four that are more, and further up those of the next eight columns.
-  FLASHGEN_DEVICE void write_more(u32 t, u32 eight, const RowBits& bad) const {
+  FLASHGEN_DEVICE void write_more(u32 t, u32 eight, const RowBits& non_finite) const {
     u8* const own = base + more_begin + eight / 8 * more_stride + 4 * t + eight % 8 / 2;
 #pragma unroll
-    for (i32 g = 0; g < 8; ++g) own[16 * g] = static_cast<u8>(bad.of_column(g));
+    for (i32 g = 0; g < 8; ++g) own[16 * g] = static_cast<u8>(non_finite.of_column(g));
   }
 };
 
 // Makes NaN of those of a warp's results that attend to a non-finite value; the `allowed` pairs are bits of
 // its two rows.
 template <i32 rows, i32 cols>
-FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, NonFiniteBits<rows, cols> bad, const u32 (&allowed)[2],
-                                  Thread thread) {
+FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, NonFiniteBits<rows, cols> non_finite,
+                                  const u32 (&allowed)[2], Thread thread) {
   using Bits = NonFiniteBits<rows, cols>;
   // With halves of words, those of the upper ones, too. Bits of other columns that are there besides meet
   // pairs that are not.
@@ -97,11 +97,11 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, NonFiniteBits<rows, cols> ba
   }
 #pragma unroll
   for (i32 c = 0; c < Bits::chunks; ++c) {
-    const Vec16 chunk = bad.read(thread.lane, c);
-    // Whole: compilers would read a word's parts by themselves.
+    const Vec16 chunk = non_finite.read(thread.lane, c);
+    // opaque() keeps one 16-byte load. The compiler would split it.
     const auto word = [&](i32 w) { return static_cast<u32>(opaque(static_cast<i32>(chunk.words[w]))); };
     const u32 words[4] = {word(0), word(1), word(2), word(3)};
-    const u32 more = bad.read_more(thread.lane, c);
+    const u32 more = non_finite.read_more(thread.lane, c);
 #pragma unroll
     for (i32 i = 0; i < smaller(Bits::at_once, Bits::eights - c * Bits::at_once); ++i) {
       constexpr i32 in_word = 4 / Bits::own_bytes;
@@ -112,8 +112,8 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, NonFiniteBits<rows, cols> ba
         bits = i % 2 == 0 ? (bits & 0xffffu) | ((upper < 0 ? more << -upper : more >> upper) & 0xffff0000u)
                           : (bits & 0xffff0000u) | (more >> lower & 0xffffu);
       }
-      // As floats, what is counted from the largest number on is infinity or NaN beyond it, and these times
-      // zero are NaN. The zero has a sign, so that it changes no bit of other results.
+      // The count starts at the bits of the largest float. Any increment makes infinity or NaN, and these
+      // times zero are NaN. The zero is negative, so adding it changes no bit of other results.
       constexpr i32 largest = 0x7f7fffff;
       i32 common[4] = {largest, largest, largest, largest};
       mma_m16n8k128_bits(common, pairs[i % in_word], bits);
@@ -205,9 +205,9 @@ struct Scrubber {
     if (self.lane == 0) found[record][self.again().warp - kFirstWarp] = false;
     each_part(self, [&](auto part) {
       const Thread thread = self.again();
-      const RowBits bad = scrub_part(part, tile, thread);
-      if (warp_any(bad.are_some()) && thread.lane == 0) found[record][thread.warp - kFirstWarp] = true;
-      write(part, bad, Bits{bits[record]}, thread);
+      const RowBits non_finite = scrub_part(part, tile, thread);
+      if (warp_any(non_finite.are_some()) && thread.lane == 0) found[record][thread.warp - kFirstWarp] = true;
+      write(part, non_finite, Bits{bits[record]}, thread);
     });
     // The tensor cores read the tile through the async proxy.
     fence_proxy_async_shared();
@@ -276,14 +276,13 @@ struct Scrubber {
       return *reinterpret_cast<Vec16*>((i % 2 == 0 ? even : odd) + i / 2 * kSwizzleBytes);
     }
   };
-  // Takes non-finite values out, down to their signs.
+  // Clears non-finite values to zeros of their sign, and returns which they were.
   template <i32 eights>
   FLASHGEN_DEVICE static RowBits scrub_part(const Part<eights>& part, u8* tile, Thread thread) {
-    // So many chunks are under way while one is looked at. Beside three consumers, whose tiles have one
-    // panel, there are the fewest registers.
+    // Chunks loaded ahead. Beside three consumers, whose tiles have one panel, registers are scarcest.
     constexpr i32 ahead = Tile::panels == 1 ? 1 : 2, count = 2 * eights;
     const Chunks chunks = Chunks::of(part, tile, thread);
-    RowBits bad = {};
+    RowBits non_finite = {};
     Vec16 read[ahead + 1];
 #pragma unroll
     for (i32 i = 0; i < ahead; ++i) read[i] = chunks[i];
@@ -294,24 +293,25 @@ struct Scrubber {
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) {
         const u32 not_finite = non_finite_packed(T{}, own.words[w]);
-        bad.words[w] |= not_finite & 0x10001u << i;
+        non_finite.words[w] |= not_finite & 0x10001u << i;
         own.words[w] &= ~not_finite;
       }
       chunks[i] = own;
     }
-    return bad;
+    return non_finite;
   }
   template <i32 eights>
-  FLASHGEN_DEVICE static void write(const Part<eights>& part, RowBits bad, Bits bits, Thread thread) {
+  FLASHGEN_DEVICE static void write(const Part<eights>& part, RowBits non_finite, Bits bits, Thread thread) {
     const u32 lane = static_cast<u32>(thread.lane), t = lane / 8, chunk = lane % 8;
     const u32 eight = static_cast<u32>(8 * part.panel) + chunk;
     if (Bits::has_more && part.number == 2) {
       // The next lane's are those of the next eight columns.
 #pragma unroll
-      for (i32 w = 0; w < 4; ++w) bad.words[w] |= bits_of(shuffle_xor(float_of(bad.words[w]), 1)) << 4;
-      if (chunk % 2 == 0) bits.write_more(t, eight, bad);
+      for (i32 w = 0; w < 4; ++w)
+        non_finite.words[w] |= bits_of(shuffle_xor(float_of(non_finite.words[w]), 1)) << 4;
+      if (chunk % 2 == 0) bits.write_more(t, eight, non_finite);
     } else if (eight < Bits::chunks * Bits::at_once) {
-      bits.write(t, eight, static_cast<u32>(part.number), bad);
+      bits.write(t, eight, static_cast<u32>(part.number), non_finite);
     }
   }
 };
