@@ -91,7 +91,7 @@ def test_a_choice_says_where_operands_lie_what_they_take_and_what_was_passed_ove
     text = "\n".join(choice_lines(kernel))
     for words in (
         "128 keys of a block, 64 queries a step, 3 of Q, 2 of dO",
-        "P and dS are left operands of dV and dK from registers, in registers",
+        "P and dS are left operands of dV and dK from registers",
         "registers: 236 of 240: dK 64, dV 64, S or dQ 32, dP 32, P rounded 16, addresses 28",
         f"shared memory: {kernel.smem.bytes} of {ARCH.max_smem_per_block} bytes: k 32768, v 32768, q 49152, ",
         f"because: {kernel.reasons[0]}",
