@@ -32,13 +32,13 @@ class Variants:
         self._lock = threading.Lock()
 
     def plan(self, access: int) -> AttentionPlan:
-        """The plan for an alignment whose kernels were made."""
+        """The plan for an alignment."""
         return self._made[access].plan
 
     def mapped(
         self, pass_: Pass, access: int, problem: Problem, scale: float, arrays: Sequence[ArrayInfo], device: int
     ) -> tuple[int, Maps]:
-        """The alignment whose kernels take a call, and its tensor maps: only kernels for the widest need any."""
+        """The alignment to use for a call, and its tensor maps: only the widest alignment has any."""
         maps: dict[Role, Mapping[str | None, Value]] = {}
         if access < self.default:
             return access, maps

@@ -1,4 +1,4 @@
-"""The C++ of what loads of captured tensors add to their gradients."""
+"""The C++ of the gradients of captured tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashgen.render.expressions import Body, body_of, names_of
 
 @dataclass(frozen=True, slots=True)
 class ShareCode:
-    """What templates print of a share."""
+    """The text of a share, for templates."""
 
     name: str
     variable: str

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Statements, and the expressions they lead to, by name."""
+    """Statements, and the expressions that use their results, by name."""
 
     statements: tuple[str, ...]
     results: Mapping[str, str]
@@ -25,7 +25,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What one side of a pair, or of a rectangle, brings to what is asked of both."""
+    """The terms that depend only on the query or only on the key of a pair, or of a tile."""
 
     name: str
     type: str
@@ -34,7 +34,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """An element of a captured tensor that is fetched before the score of its pair is computed."""
+    """An element of a captured tensor that is prefetched before the score of its pair."""
 
     name: str
     tensor: CapturedTensor
@@ -213,7 +213,7 @@ _OF_TILE = {"q_lo": "queries.lo", "q_hi": "queries.hi", "k_lo": "keys.lo", "k_hi
 
 
 def _pairs(mask: Node, by_order: Orders) -> Split:
-    """The mask of a pair, and what its query and its key bring to it."""
+    """The mask of a pair, and its terms that depend only on the query or only on the key."""
     from flashgen.expr import Index, split
     from flashgen.expr.analysis.key_orders import leaves
 
@@ -223,7 +223,7 @@ def _pairs(mask: Node, by_order: Orders) -> Split:
 
 
 def _ordered_keys(ordered: Node, pairs: Split, names: Mapping[str, str]) -> Body:
-    """Which keys the mask allows as far as their order goes: a word, made of those of keys from some key on."""
+    """The comparisons of keys as bit masks: a word with a bit for each key."""
     from flashgen.expr.analysis.key_orders import leaves
 
     rows = body_of({name: root for name, root in pairs.roots.items() if name.startswith("of_row")}, names)
@@ -232,7 +232,7 @@ def _ordered_keys(ordered: Node, pairs: Split, names: Mapping[str, str]) -> Body
 
 
 def _word(ordered: Node, values: Mapping[Node, str]) -> str:
-    """The C++ of a condition for many keys at once."""
+    """The C++ of a condition for many keys at once, as a word."""
     from flashgen.expr.analysis.key_orders import is_comparison_of_key
     from flashgen.expr.tree.nodes import Binary
 
@@ -255,7 +255,7 @@ def _tiles(rule: TileRule) -> Split:
 
 
 def names_of(plan: KernelPlan) -> dict[str, str]:
-    """How kernels spell what expressions speak of."""
+    """The C++ spelling of b, h, q, k and captured values."""
     e = plan.expressions
     assert e is not None
     of_call = "" if plan.spec.has_own_lengths else "p."

@@ -51,7 +51,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(40, head_dim_v=24, mask=full(), direction="forward"), "sm_80", ("forward",)),
     # A sliding window: tiles are left out on both sides.
     Golden(AttentionSpec(128, mask=window(1024, 0), direction="forward"), "sm_90", ("forward",)),
-    # FlashAttention-3 on Hopper: specialised warpgroups, wgmma, TMA, and what the mask needs of them.
+    # FlashAttention-3 on Hopper: warp specialization, wgmma, TMA and a mask.
     Golden(AttentionSpec(128, mask=causal(), direction="forward"), "sm_90a", ("forward",)),
     # Its backward pass.
     Golden(AttentionSpec(128, mask=causal()), "sm_90a", ("prepare", "main")),
@@ -59,13 +59,13 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(256, mask=causal()), "sm_90a", ("main", "query")),
     # The forward pass for smaller heads, without a mask.
     Golden(AttentionSpec(64, mask=full(), direction="forward"), "sm_90a", ("forward",)),
-    # The same with packed documents, between whose tiles there are holes, and a score.
+    # The same with a document mask, which is block-sparse, and a score.
     Golden(
         AttentionSpec(128, mask=causal() & document(_IDS), score=softcap(30.0), direction="forward"),
         "sm_90a",
         ("forward",),
     ),
-    # FlashAttention-1's partition: warps own key columns and merge through shared memory.
+    # FlashAttention-1's partition: each warp owns keys, and results merge through shared memory.
     Golden(
         AttentionSpec(64, mask=full(), direction="forward"),
         "sm_80",
@@ -76,7 +76,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(AttentionSpec(64, mask=causal(), dropout=True), "sm_80", ("forward", "main")),
     # Packed sequences.
     Golden(AttentionSpec(64, mask=causal(), varlen=True), "sm_80", ("forward", "main", "clear_gaps")),
-    # Keys and values in pages, split over blocks; what puts them there, and what combines the splits.
+    # A paged cache with split keys, and the append and combine kernels.
     Golden(
         AttentionSpec(64, mask=causal(), direction="forward", cache="paged"), "sm_80", ("forward", "append", "combine")
     ),

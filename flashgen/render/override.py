@@ -26,7 +26,7 @@ def overridden(plan: KernelPlan) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise CompileError(f"the override {path} cannot be read ({error}); mend or remove it") from None
     if not text.strip():
-        # What a shell makes of `flashgen show ... > file` before it starts flashgen.
+        # The shell creates an empty file for `flashgen show ... > file` before flashgen starts.
         raise CompileError(f"the override {path} is empty; unset FLASHGEN_OVERRIDE_DIR to get the rendered source")
     # Imported when there is something to say: without an override nothing is logged.
     import logging

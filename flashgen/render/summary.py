@@ -70,7 +70,7 @@ def _tiles(plan: KernelPlan) -> str:
 
 
 def _roles(plan: KernelPlan) -> Iterator[str]:
-    """What warpgroups do where they do not all do the same."""
+    """The roles of warpgroups, if they differ."""
     values = {c.name: c.value for c in plan.config}
     if "producer_registers" not in values:
         return

@@ -1,4 +1,4 @@
-"""The tensor maps of a call: which tensors TMA copies boxes of, and how their maps are encoded.
+"""The tensor maps of a call: one for each tensor that TMA copies, encoded by the driver.
 
 Encoding a map takes the driver longer than a whole launch may take, so it is done when a call is prepared; a
 launch only writes the tensor's address into it. For GPUs nothing documents where it goes, so ``address_can_be_written``
@@ -62,19 +62,19 @@ def layout(array: ArrayInfo, box: Box, dtype: str) -> tuple[tuple[int, ...], tup
 
 
 def tensor_map(box: Box, dtype: str, address: int, dims: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
-    """The map of a tensor of that layout."""
+    """The tensor map for this layout."""
     columns = (box.columns, box.rows, 1, 1)
     return TensorMap(address, box.element or dtype, dims, strides, columns, swizzle=box.swizzle)
 
 
 def address_can_be_written(encode: Callable[[TensorMap], bytes], offset: int) -> bool:
-    """Whether encodings hold the tensor's address at ``offset``, and depend on it nowhere else."""
+    """Whether encoded maps hold the address at ``offset`` and do not depend on it elsewhere."""
     verdicts = [_is_written(encode, offset, sample) for sample in _SAMPLES]
     return any(verdicts) and False not in verdicts
 
 
 def _is_written(encode: Callable[[TensorMap], bytes], offset: int, sample: TensorMap) -> bool | None:
-    """The answer for one tensor; None if it is refused, which says nothing about others."""
+    """The map of one tensor; None if TMA cannot take it."""
     try:
         first, other = (encode(replace(sample, address=address)) for address in (_SOME_ADDRESS, _OTHER_ADDRESS))
     except LaunchError:
@@ -83,7 +83,7 @@ def _is_written(encode: Callable[[TensorMap], bytes], offset: int, sample: Tenso
 
 
 def holds_address(encoded: bytes, offset: int) -> bool:
-    """Whether the address that an encoded map of a call was given is at ``offset``."""
+    """Whether an encoded map has its address at ``offset``."""
     return _with_address(encoded, offset, _SOME_ADDRESS) == encoded
 
 

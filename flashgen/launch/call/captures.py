@@ -1,4 +1,4 @@
-"""What a mask and a score captured, as arguments of a call: found, checked, and turned into parameters."""
+"""Captured values of masks and scores as arguments of a call: found, checked and packed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Captures:
         self._scalars = dict(spec.scalars)
         self._wanted = {name: (element_type(value), len(value.shape)) for name, value in self._declared.items()}
         self.names = tuple(t.name for t in expressions.tensors)
-        # Types whose values were found to be tensors: finding out takes as long as all other checks.
+        # Types known to be tensors, cached because the test is slow.
         self._tensor_types: set[type] = set()
 
     def arrays(self, given: Mapping[str, Any] | None) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class Captures:
         return values
 
     def check(self, infos: Sequence[ArrayInfo], q: ArrayInfo, problem: Problem) -> None:
-        """Tensors lie where q does, and have an element for each b, h, q or k that indexes a dimension alone."""
+        """Checks that tensors are on q's device, and large enough for b, h, q or k that index a dimension alone."""
         for info in infos:
             if info.device != q.device:
                 raise ArgumentError(f"captured[{info.name!r}] is on {info.where}, q on {q.where}; move it there")
@@ -98,7 +98,7 @@ class Captures:
         shapes = {info.name: info.shape for info in infos}
         is_empty = problem.batch * problem.heads_q * problem.len_q * problem.len_kv == 0
         for name, shape in shapes.items():
-            # Kernels move an index that is out of range to the nearest element, so there must be one.
+            # Kernels clamp indices to the tensor, so it must not be empty.
             if 0 in shape and not is_empty:
                 raise ArgumentError(f"captured[{name!r}] is empty, of shape {shape}; give it an element for each index")
         e = self._expressions
@@ -133,5 +133,5 @@ class Captures:
         return tuple(made)
 
     def item_bytes(self) -> tuple[int, ...]:
-        """Bytes of an element of each tensor."""
+        """Element size of each tensor, in bytes."""
         return tuple(ITEM_BYTES[t.element] for t in self._expressions.tensors)

@@ -1,4 +1,4 @@
-"""Calls whose sequences lie behind one another: checked and planned as a batch of one that holds all rows."""
+"""Packed sequences (varlen): checked and planned as a batch of one that holds all rows."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def queries_as_batch(infos: Sequence[ArrayInfo]) -> list[ArrayInfo]:
 
 
 def without_batch(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    """Outputs as they are handed back; workspaces have no batch dimension."""
+    """The outputs to return; workspaces have no batch dimension."""
     return tuple(o._replace(shape=o.shape[1:]) if len(o.shape) > 1 else o for o in outputs)
 
 
 def longest(rows: Problem, sequences: int, lengths: tuple[int, int]) -> Problem:
-    """What grids are made for: as many sequences, each as long as the longest."""
+    """The problem size for grids: every sequence counts as the longest."""
     len_q, len_kv = lengths
     return replace(rows, batch=sequences, len_q=min(len_q, rows.len_q), len_kv=min(len_kv, rows.len_kv))
 
@@ -70,7 +70,7 @@ def clear_gaps_steps(
     values: Mapping[str | None, Value],
     names: Sequence[str],
 ) -> tuple[Step, ...]:
-    """What clears the rows of no sequence. It comes last, since kernels that combine splits write those rows too."""
+    """The launch that clears rows outside every sequence. It comes last: the combine kernel writes them, too."""
     # A backward pass reads O and the log-sum-exp, and must not clear them.
     wanted = {*STARTS, *_WRITTEN[pass_]}
     own = [name if name in wanted else "" for name in names]

@@ -36,7 +36,7 @@ Places = tuple[tuple[int, int], ...]
 
 
 class Memory:
-    """Parameter memory, and the array of one pointer that the driver wants."""
+    """Parameter memory, and the one-element pointer array for cuLaunchKernelEx."""
 
     __slots__ = ("_buffer", "_pointers", "bytes", "kernel_params", "words")
 
@@ -75,7 +75,7 @@ class Packer:
         self._addresses = tuple((at // _WORD, name) for at, name in _addresses(table, boxes, map_address))
 
     def template(self, values: Mapping[str | None, Value]) -> Template:
-        """The parameters, all but addresses; these have the value of None, and those in maps are written over."""
+        """The parameters without addresses; these are None, and those in tensor maps are overwritten later."""
         return self._fields.pack(*[values[name] for name in self._names]) + self._padding
 
     def places(self, names: Sequence[str]) -> Places:
@@ -84,7 +84,7 @@ class Packer:
         return tuple((at, order[name]) for at, name in self._addresses if name in order)
 
     def write(self, memory: Memory, template: Template, places: Places, pointers: Sequence[int]) -> None:
-        """The complete parameters, into the first ``size`` bytes of the memory."""
+        """Writes the complete parameters into the first ``size`` bytes of the memory."""
         memory.bytes[: self.size] = template
         words = memory.words
         for at, place in places:
@@ -92,7 +92,7 @@ class Packer:
 
 
 def _addresses(table: ParamTable, boxes: Sequence[Box], map_address: int) -> list[tuple[int, str]]:
-    """Where in the struct lie addresses, and numbers that calls bring, in order, and what these are called."""
+    """The offsets and names of the addresses and per-call numbers in the struct, in order."""
     offsets = field_offsets(table)
     found = [(offsets[box.parameter] + map_address, box.tensor) for box in boxes]
     found += [(offsets[param.name], param.name) for param in table.params if param.kind in _OF_CALLS]

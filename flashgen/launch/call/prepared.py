@@ -1,4 +1,4 @@
-"""Prepared calls: everything that shapes, strides and dtypes settle, worked out once per combination."""
+"""Prepared calls: everything that depends only on shapes, strides and dtypes, computed once per combination."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Output(NamedTuple):
     dtype: str
 
     def at(self, pointer: int) -> ArrayInfo:
-        """The array once it has an address."""
+        """The array at its address."""
         return ArrayInfo(self.name, pointer, self.shape, contiguous_strides(self.shape), self.dtype, 0)
 
     def stretch(self) -> Buffer:
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
 
 def remember(calls: dict[Any, Call], key: Any, call: Call) -> None:
-    """Keeps a call for others like it."""
+    """Caches prepared calls."""
     if len(calls) >= _CALLS_KEPT:
         calls.clear()
     calls[key] = call
@@ -120,7 +120,7 @@ def make_call(
 
 
 def _places_of(workspaces: Iterable[Output]) -> list[int]:
-    """Where each begins, and the end of the last, in bytes."""
+    """The byte offset of each, and the total size."""
     places = [0]
     for output in workspaces:
         end = places[-1] + math.prod(output.shape) * RESULTS[output.dtype].bytes
@@ -175,12 +175,12 @@ def make_steps(
 
 
 def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The blocks to start."""
+    """The grid to launch."""
     return grid if kernel.most_blocks is None else (min(grid[0], kernel.most_blocks), 1, 1)
 
 
 def _shape(kernel: Ready, started: tuple[int, int, int]) -> LaunchShape | None:
-    """What a launch relies on beyond a plain one, if the plan says that it does."""
+    """The launch attributes that the plan needs."""
     if not kernel.plan.overlaps_predecessor:
         return None
     return LaunchShape(started, kernel.plan.threads, kernel.smem_bytes, overlaps_predecessor=True)
@@ -234,7 +234,7 @@ def call_values(
     inputs: Sequence[ArrayInfo],
     outputs: Sequence[Output],
 ) -> dict[str | None, Value]:
-    """All parameter values but addresses; arrays without strides of their own (lse, dsum ...) bring none."""
+    """All parameter values except addresses. Arrays such as lse and dsum have no stride parameters."""
     strides = [(PARAMETER_NAMES.get(a.name, a.name), a.strides) for a in inputs if len(a.shape) == 4]
     strides += [(o.name, contiguous_strides(o.shape)) for o in outputs if len(o.shape) == 4]
     return parameter_values(problem, band, scale, strides)

@@ -1,4 +1,4 @@
-"""Prepares calls: validates the arguments and settles everything that does not change with their addresses."""
+"""Prepares calls: validates the arguments and computes everything that does not depend on their addresses."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Preparer:
         return make_call(request.framework, device, steps, results, workspaces, self._stretches(request), checked)
 
     def _stretches(self, request: Request) -> list[Buffer]:
-        """What kernels may read of the arrays of a call."""
+        """The memory that kernels may read in the arrays of a call."""
         given = self._described(request)
         items = (*request.side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
         extra = (*given.beside, *given.captured)
@@ -137,11 +137,11 @@ class Preparer:
     def unreadable(
         self, pass_: Pass, framework: Framework, arrays: tuple[Any, ...], side: Side, error: Exception
     ) -> ArgumentError:
-        """Says which of the arrays is none of its library."""
+        """Raises an error that names the array of another library."""
         return unreadable(self._names_of(pass_, side)[: len(arrays)], arrays, framework, error)
 
     def _names(self, request: Request) -> tuple[str, ...]:
-        """What the arrays of a call are called; those that it lacks come last."""
+        """The names of a call's arrays; absent ones come last."""
         return self._names_of(request.pass_, request.side)[: len(request.arrays)]
 
     def _names_of(self, pass_: Pass, side: Side) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class Preparer:
         return rows, longest(rows, count, request.side.longest) if self._spec.varlen else rows
 
     def _access(self, request: Request, given: _Given, rows: Problem, problem: Problem) -> tuple[int, Maps]:
-        """The alignment to plan the call for, and its tensor maps."""
+        """The alignment to plan for, and the tensor maps."""
         widest = self._variants.default
         outputs = self._outputs(request, rows, problem, self._variants.plan(widest))
         every = [*given.infos, *(output.at(0) for output in outputs)]
@@ -190,7 +190,7 @@ class Preparer:
         return self._variants.mapped(request.pass_, access, problem, self._scale(request), every, device)
 
     def _kernels(self, request: Request, access: int, device: int) -> tuple[Mapping[Role, Ready], tuple[Role, ...]]:
-        """The loaded kernels, and in which order they run."""
+        """The loaded kernels, in launch order."""
         stream, roles = request.framework.stream(device, request.stream), _ROLES[request.pass_]
         kernels = self._variants.kernels(access, device, stream)
         if not request.captured_gradients:
@@ -211,7 +211,7 @@ class Preparer:
     def _allocated(
         self, request: Request, given: _Given, rows: Problem, problem: Problem, plan: AttentionPlan
     ) -> tuple[tuple[Output, ...], tuple[Output, ...]]:
-        """What the call allocates: its results, and the workspaces that have any elements."""
+        """The allocations of a call: results and non-empty workspaces."""
         spec, outputs = self._spec, self._outputs(request, rows, problem, plan)
         if self._has_packed_rows(request):
             outputs = without_batch(outputs)
@@ -231,7 +231,7 @@ class Preparer:
     def _values(
         self, request: Request, given: _Given, rows: Problem, problem: Problem, plan: AttentionPlan
     ) -> dict[str | None, Value]:
-        """All parameters but addresses."""
+        """All parameters except addresses."""
         spec, outputs = self._spec, self._outputs(request, rows, problem, plan)
         fixed = spec.mask.is_band and not spec.has_own_lengths
         band = spec.mask.diagonals(problem.len_q, problem.len_kv) if fixed else (0, 0)
@@ -249,7 +249,7 @@ class Preparer:
         return values
 
     def _parameters(self, request: Request, outputs: Sequence[Output]) -> tuple[str, ...]:
-        """The parameters for all that the call hands over, in that order."""
+        """The parameter names of all addresses that a call passes, in order."""
         first, captured_names = len(request.side.names), () if self._captures is None else self._captures.names
         own = self._names(request)[first + len(captured_names) :]
         arrays = (*request.side.names, *map(captured, captured_names), *(PARAMETER_NAMES.get(n, n) for n in own))

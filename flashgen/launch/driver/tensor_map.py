@@ -1,4 +1,4 @@
-"""Tensor maps: how TMA learns of a tensor and of the box that it copies.
+"""Tensor maps (CUtensorMap): the tensor and the box of a TMA copy.
 
 A description is validated when it is made, and encoded twice: by the driver for a GPU, and for the emulator
 in the layout that ``flashgen/emulator/runtime/tensor_map.h`` documents.
@@ -22,7 +22,7 @@ Fill: TypeAlias = Literal["zero", "nan"]
 
 
 class _Element(NamedTuple):
-    """An element type that TMA knows."""
+    """An element type of TMA."""
 
     bytes: int
     is_float: bool
@@ -175,7 +175,7 @@ class TensorMap:
 
 
 def tensor_problem(address: int, dims: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
-    """Why TMA takes no boxes of such a tensor; None if it does."""
+    """Why TMA cannot copy boxes of this tensor; None if it can."""
     if address < 0 or address % 16:
         return f"address={address:#x} is not a multiple of 16; copy the tensor to one that is"
     for i, n in enumerate(dims):
