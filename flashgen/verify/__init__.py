@@ -1,4 +1,4 @@
-"""Does a kernel compute what its spec says? Small problems, and the error beside its bound."""
+"""Checks kernels against the oracle: small problems, and the error beside its bound."""
 
 from flashgen.verify.cases.case import Case, Inputs, cases_for
 from flashgen.verify.cases.drawn import Tiles, draw

@@ -1,4 +1,4 @@
-"""What the results of a case must be: the oracle's, and how far from these each may lie."""
+"""The expected results of a case: the oracle's, with a bound on the error of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expectation:
-    """A case's inputs, the oracle's results and their bounds: worked out once for any number of runs."""
+    """A case's inputs, the oracle's results and their bounds, computed once for any number of runs."""
 
     case: Case
     inputs: Inputs

@@ -78,7 +78,7 @@ class _Head:
     kept: Floats | float
 
     def errors(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """The largest errors of O, LSE, dQ, dK and dV that rounding of every term can add up to."""
+        """The largest errors of O, LSE, dQ, dK and dV if the roundings of all terms add up."""
         eps = self.spec.element.epsilon
         least = FP16_STEP if self.spec.dtype == "fp16" else 0.0
         size = abs(self.scale) * np.abs(self.q) @ np.abs(self.k).T

@@ -33,7 +33,7 @@ def shrunk(trial: Trial, fails: Callable[[Trial], bool], most_trials: int = MOST
 
 
 def _smaller(trial: Trial) -> Iterator[Trial]:
-    """Trials one step simpler, the largest steps first. Race mode stays: without it, a race says nothing."""
+    """Trials one step simpler, the largest steps first. Race mode stays, because a race shows only there."""
     case, mode = trial.case, trial.mode
     for simpler in (Mode(race=mode.race), replace(mode, schedule="sequential", seed=0), replace(mode, guard="end")):
         if simpler != mode:

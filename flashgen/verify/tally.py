@@ -40,7 +40,7 @@ class OutputReport:
 
 @dataclass(slots=True)
 class Tally:
-    """What ``reports`` sums up; a case that runs more than once must be added once."""
+    """Collects results for ``reports``. Add a case once, even if it runs several times."""
 
     _results: dict[str, list[CaseResult]] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ _FURTHER: tuple[Order, ...] = ("random", "priority", "random", "priority", "reve
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """In which order threads run, whether each access is watched, and on which side of arrays pages trap."""
+    """How the emulator runs: the thread order, race mode, and the side of arrays with guard pages."""
 
     schedule: Order = "sequential"
     seed: int = 0

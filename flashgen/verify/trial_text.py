@@ -91,7 +91,7 @@ def _words(trial: Trial) -> Iterator[str]:
 
 
 class _Reader:
-    """The words of a text, taken one by one; what is left in the end is wrong."""
+    """The words of a text. Each option takes its word; a word that remains is an error."""
 
     def __init__(self, text: str) -> None:
         self._values: dict[str, str] = {}
@@ -124,7 +124,7 @@ class _Reader:
         return self._values.pop(name, None) is not None
 
     def check(self) -> None:
-        """Complain if anything was wrong."""
+        """Raises SpecError if anything was wrong."""
         values = ("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "bad", "seed", "p", "schedule", "guard")
         known = f"{', '.join(values)}, {' and '.join(_FLAGS)}"
         self._wrong += [f"the case has the unknown word {show(name)}; it knows {known}" for name in self._values]

@@ -28,14 +28,14 @@ _MAX_CONSTANT = 2**23
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Trees of a pair that is some queries and keys from the first one, and the starts by name."""
+    """Trees for a pair at an offset from the first pair, and the starts by name."""
 
     roots: Mapping[str, Node]
     starts: Mapping[str, Node]
 
 
 def with_starts(roots: Mapping[str, Node]) -> Started:
-    """The trees with starts in place of numbers that are turned into floats for every pair."""
+    """The trees with starts in place of per-pair int-to-float conversions."""
     starts: dict[Node, Start] = {}
     moved: dict[Node, Node] = {}
     for node in postorder(*roots.values()):
@@ -46,7 +46,7 @@ def with_starts(roots: Mapping[str, Node]) -> Started:
 
 
 def _slope_of(number: Node) -> Linear | None:
-    """A whole number as a multiple of q and k and something that is the same for all pairs, if it is that."""
+    """An int as multiples of q and k plus a term that is the same for all pairs; None if it has no such form."""
     if number.type != "int" or not number.uses & VARYING:
         return None
     found = linear(number)
@@ -64,7 +64,7 @@ def _step_of(found: Linear) -> Node:
 
 
 def _as_float(number: Node, starts: dict[Node, Start]) -> Node | None:
-    """A float that is not made of whole numbers for every pair; None where that is not to be had."""
+    """The float without per-pair int-to-float conversions; None if that is impossible."""
     if not number.uses & VARYING:
         return to_float(number)
     if (found := _slope_of(number)) is not None:

@@ -25,24 +25,24 @@ _FEW = 12
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Trees in which facts have become captured numbers, named ``side.fact``, and the facts of each side."""
+    """Trees whose hoisted terms became captured numbers named ``side.fact``, and the terms of each side."""
 
     roots: Mapping[str, Node]
     facts: Mapping[str, Mapping[str, Node]]
 
 
 def is_light(tree: Node) -> bool:
-    """Whether so little is to be done for every pair, that code for each may stand by itself."""
+    """Whether the work per pair is small enough to unroll."""
     return sum(bool(node.children) for node in postorder(tree)) <= _FEW
 
 
 def is_quick(tree: Node) -> bool:
-    """Whether nothing that is done for every pair takes long: no division, no function, nothing looked up."""
+    """Whether the work per pair is cheap: no division, function call or load."""
     return not any(_is_costly(node) for node in postorder(tree))
 
 
 def split(roots: Mapping[str, Node], sides: Mapping[str, Iterable[Node]], taken: Iterable[str] = ()) -> Split:
-    """Takes the facts out of some trees; ``sides`` are the leaves of each, ``taken`` names that no fact may have."""
+    """Hoists terms out of some trees. ``sides`` are the leaves of each side; ``taken`` are names in use."""
     names = list(sides)
     leaves = {leaf: 1 << number for number, side in enumerate(sides) for leaf in sides[side]}
     order = postorder(*roots.values())
@@ -94,7 +94,7 @@ def _is_costly(node: Node) -> bool:
 
 
 def _largest(roots: Iterable[Node], wanted: Callable[[Node], bool]) -> list[Node]:
-    """The nodes that are wanted, without those that lie within one of them."""
+    """The outermost of the wanted nodes."""
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     stack = list(roots)[::-1]
@@ -111,7 +111,7 @@ def _largest(roots: Iterable[Node], wanted: Callable[[Node], bool]) -> list[Node
 
 
 def _name(node: Node, taken: set[str]) -> str:
-    """What a reader would call it."""
+    """A readable name for the term."""
     base = "fact"
     if isinstance(node, Load):
         base = captured(node.tensor.name)

@@ -197,7 +197,7 @@ class Region:
 
 
 def divisors(mask: Node) -> list[Node]:
-    """Divisors that the intervals take to be positive, and that may not be."""
+    """Divisors that the intervals assume to be positive, but that may not be."""
     found = [
         node.right
         for node in postorder(mask)
@@ -258,7 +258,7 @@ def _whole(node: Load) -> Literal["", "q", "k"]:
 
 
 def _reads_too_much(node: Load) -> bool:
-    """Whether finding the extremes would read as many elements as the tile has pairs."""
+    """Whether the extremes would need one load per pair of the tile."""
     varying = [index for index in node.indices if index.uses & VARYING]
     direct = [index for index in varying if linear(index).q or linear(index).k]
     return len(varying) > 1 and bool(direct)

@@ -12,7 +12,7 @@ from flashgen.expr.tree.nodes import ORDERS, USES, Binary, Index, Node, Unary
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Two conditions that hold together for just the pairs that the mask allows."""
+    """Two conditions whose conjunction is the mask."""
 
     #: Made of comparisons of the key and conditions without it.
     ordered: Node
@@ -20,7 +20,7 @@ class Orders:
 
 
 def orders(mask: Node) -> Orders:
-    """A mask whose keys stand alone in comparisons, taken apart."""
+    """Splits a mask into comparisons of the key and a remainder."""
     terms = _terms(mask)
     return Orders(*(every(term for term in terms if is_ordered(term) is wanted) for wanted in (True, False)))
 
@@ -36,14 +36,14 @@ def is_ordered(condition: Node) -> bool:
 
 
 def is_comparison_of_key(condition: Node) -> bool:
-    """Whether the key is compared with what is the same for a row."""
+    """Whether the key is compared with a value that is the same for a row."""
     if not isinstance(condition, Binary) or condition.op not in ORDERS:
         return False
     return condition.left is Index("k") and not condition.right.uses & USES["k"]
 
 
 def leaves(ordered: Node) -> Mapping[Node, Node]:
-    """What it asks for, by where it does: numbers that the key is compared with, and conditions without the key."""
+    """Its leaves, in order: values that the key is compared with, and conditions without the key."""
     if is_comparison_of_key(ordered):
         assert isinstance(ordered, Binary), "comparisons have two sides"
         return {ordered: ordered.right}

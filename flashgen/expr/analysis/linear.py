@@ -1,4 +1,4 @@
-"""Ints as sums: a times q, b times k, a constant, and terms that are taken as they are."""
+"""Ints as linear forms: a * q + b * k + constant + opaque terms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Linear:
         return Linear(self.q, self.k, self.constant, tuple(o for o in self.others if o[1] is not node))
 
     def is_only(self, node: Node) -> bool:
-        """Whether the sum is just this node, as it is."""
+        """Whether the form consists of this node alone."""
         alone = not self.q and not self.k and not self.constant and len(self.others) == 1
         return alone and self.others[0][0] == 1 and self.others[0][1] is node
 
@@ -55,7 +55,7 @@ class Linear:
 
     @property
     def fits(self) -> bool:
-        """Whether the factors are small enough to be followed."""
+        """Whether the factors are small enough for the analysis."""
         return all(abs(f) <= MAX_FACTOR for f in (self.q, self.k, *(f for f, _ in self.others)))
 
 

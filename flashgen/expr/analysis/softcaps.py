@@ -1,4 +1,4 @@
-"""Softcaps: scores that are a constant times the hyperbolic tangent of a multiple of their logit, however spelt."""
+"""Softcaps: scores of the form ``amplitude * tanh(slope * logit)``, however they are written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cap:
 
 
 def cap_of(score: Node) -> Cap | None:
-    """A score as a cap of products, logits before they are multiplied by the scale; None where it is no cap."""
+    """A score as a softcap of Q K^T before the scale; None if it is no softcap."""
     tangent, amplitude = _with_factor(score)
     if not isinstance(tangent, Unary) or tangent.op != "tanh":
         return None
@@ -29,7 +29,7 @@ def cap_of(score: Node) -> Cap | None:
 
 
 def _with_factor(node: Node) -> tuple[Node, Node]:
-    """What differs from pair to pair, and the constant that it is multiplied by."""
+    """The factor that differs from pair to pair, and the constant factor."""
     if isinstance(node, Unary) and node.op == "-":
         core, factor = _with_factor(node.operand)
         return core, unary("-", factor)

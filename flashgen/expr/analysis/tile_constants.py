@@ -25,7 +25,7 @@ class WithConstants:
 
 
 def with_constants(roots: Mapping[str, Node]) -> WithConstants:
-    """The trees with all that takes long to find out, and differs from no pair to another, apart."""
+    """The trees with expensive terms that are the same for all pairs replaced by constants."""
     gathered = _gathered(roots)
     names: dict[Node, Scalar] = {}
     done: dict[Node, Node] = {}
@@ -36,7 +36,7 @@ def with_constants(roots: Mapping[str, Node]) -> WithConstants:
 
 
 def _gathered(roots: Mapping[str, Node]) -> dict[str, Node]:
-    """The trees with each product of something that differs from pair to pair and several constants as one of two."""
+    """The trees with the constant factors of each product combined into one."""
     done: dict[Node, Node] = {}
     parts: dict[Node, tuple[Node, Node]] = {}
     for node in postorder(*roots.values()):
@@ -49,7 +49,7 @@ def _gathered(roots: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _parted(node: Node, parts: Mapping[Node, tuple[Node, Node]]) -> tuple[Node, Node] | None:
-    """What differs from pair to pair, and the constant that it is multiplied by."""
+    """The factor that differs from pair to pair, and the constant factor."""
     if not isinstance(node, Binary) or node.op not in ("*", "/") or node.type != "float" or not node.uses & _PER_PAIR:
         return None
     left, right = node.children

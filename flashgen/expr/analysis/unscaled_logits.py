@@ -19,12 +19,12 @@ PRODUCTS, SCALE = Scalar("products.of_logit", "float"), Scalar("logits.of_produc
 
 
 def of_product(score: Node) -> Node:
-    """The score of a product, as a logit."""
+    """The score as a function of Q K^T before the scale."""
     return substitute(score, {Score(): binary("*", Score(), SCALE)})
 
 
 def in_products(score: Node) -> Node | None:
-    """The score of a product, as a product; None where it is none, or where that would cost something."""
+    """The score divided by the scale, as a function of unscaled Q K^T; None if impossible or more expensive."""
     terms = list(_terms(score))
     logits = [number for number, (_, term) in enumerate(terms) if term.uses & USES["s"]]
     if len(logits) != 1:
@@ -42,7 +42,7 @@ def in_products(score: Node) -> Node | None:
 
 
 def _terms(node: Node, positive: bool = True) -> Iterator[tuple[bool, Node]]:
-    """What is added, or subtracted."""
+    """The terms that are added or subtracted."""
     if isinstance(node, Unary) and node.op == "-":
         yield from _terms(node.operand, not positive)
     elif isinstance(node, Binary) and node.op in ("+", "-"):
@@ -53,7 +53,7 @@ def _terms(node: Node, positive: bool = True) -> Iterator[tuple[bool, Node]]:
 
 
 def _scaled(term: Node) -> Node | None:
-    """The term counted in products, if the factor can be put to something that is the same for all pairs."""
+    """The term divided by the scale, if the division applies to a factor that is the same for all pairs."""
     if not term.uses & _PER_PAIR:
         return binary("*", PRODUCTS, term)
     if isinstance(term, Binary) and term.op == "*":

@@ -34,7 +34,7 @@ class Bounds:
 
     @property
     def stated(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any bound."""
         return bool(self.lower or self.upper)
 
     def copy(self) -> Bounds:
@@ -46,7 +46,7 @@ class Bounds:
         return greatest(*self.lower) if self.lower else None, least(*self.upper) if self.upper else None
 
     def within(self, span: Span) -> Span:
-        """A span cut down to the bounds."""
+        """A span clipped to the bounds."""
         return greatest(span[0], *self.lower), least(span[1], *self.upper)
 
 
@@ -73,7 +73,7 @@ class Zone:
 
     @property
     def is_pure(self) -> bool:
-        """Whether the bounds say everything."""
+        """Whether the bounds are the whole conjunction."""
         return not self.rest
 
     def _all_stated(self, literal: Binary) -> bool:

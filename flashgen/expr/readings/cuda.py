@@ -52,7 +52,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class CudaText:
-    """Statements in the order they need, and for every root an expression over them."""
+    """Statements in dependency order, and an expression for every root."""
 
     statements: tuple[Statement, ...]
     expressions: Mapping[str, str]
@@ -70,7 +70,7 @@ def print_cuda(roots: Mapping[str, Node], names: NameMap | None = None, *, prefi
 
 
 def arguments_near_zero(root: Node) -> tuple[Node, ...]:
-    """What functions are given that differs from pair to pair, of those that cost less near zero."""
+    """The per-pair arguments of functions that are cheaper near zero."""
     calls = (node for node in postorder(root) if isinstance(node, Unary) and node.op == "tanh")
     return tuple(dict.fromkeys(call.operand for call in calls if call.operand.uses & _PER_PAIR))
 
@@ -164,7 +164,7 @@ class _Printer:
         return self._call(function, *node.children)
 
     def _division(self, node: Binary) -> tuple[str, int]:
-        """A divisor that is the same for all pairs is turned into a factor, once."""
+        """Replaces division by a value that is the same for all pairs with multiplication by its reciprocal."""
         left = self._within(node.left, PRODUCT)
         if isinstance(node.right, Const) and node.right.value:
             factor = rounded_to_float(1 / float(node.right.value))
@@ -205,7 +205,7 @@ class _Printer:
 
 
 def constant(node: Const) -> str:
-    """A constant as C++ reads it."""
+    """A constant as a C++ literal."""
     value = node.value
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -26,13 +26,13 @@ def derivative(root: Node, wrt: Node) -> Node:
 
 
 def captured_gradients(score: Node) -> tuple[tuple[Load | Scalar, Node], ...]:
-    """Each distinct load of a float tensor and each captured float, with what the score changes by."""
+    """Each distinct load of a float tensor and each captured float, with the derivative of the score."""
     captured = [n for n in postorder(score) if isinstance(n, (Load, Scalar)) and n.type == "float"]
     return tuple((node, derivative(score, node)) for node in captured)
 
 
 def _times(a: Node, b: Node) -> Node:
-    """The product; without what is multiplied by an exact zero."""
+    """The product, simplified if a factor is exactly zero."""
     return _ZERO if a is _ZERO or b is _ZERO else binary("*", a, b)
 
 

@@ -146,7 +146,7 @@ def _after(last: Node) -> Node:
 
 
 def _other_conditions(zone: Zone, region: Region, axis: Literal["q", "k"]) -> list[Node]:
-    """Conditions without which the zone is empty, and that crossing ends of the interval do not show."""
+    """Conditions without which the zone is empty, although the ends of the interval do not cross."""
     conditions = list(zone.fixed)
     bounds, span = (zone.q, _QUERIES) if axis == "k" else (zone.k, _KEYS)
     conditions += [ordered(span[0], upper) for upper in bounds.upper]

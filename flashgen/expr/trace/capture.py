@@ -81,7 +81,7 @@ class Captures:
         return function
 
     def value(self, name: str, value: Any, key: object = None) -> Any:
-        """The stand-in for a captured value; what needs none, such as a module, is returned as it is."""
+        """The stand-in for a captured value. A value that needs none, such as a module, is returned unchanged."""
         if isinstance(value, (Node, Captured, type, ModuleType, BuiltinFunctionType, str, bytes, type(None))):
             return value
         if isinstance(value, (numbers.Real, np.bool_)):
@@ -164,7 +164,7 @@ class Captures:
 
 
 def clean_name(name: str, taken: set[str]) -> str:
-    """A name that texts can use for a captured value, and that is not taken; C++ has identifiers of its own."""
+    """An unused name for a captured value in expression text. C++ identifiers are made separately."""
     name = re.sub(r"[^0-9A-Za-z_]|__+", "_", name).strip("_") or "value"
     if name in RESERVED or keyword.iskeyword(name) or name[0].isdigit():
         name = f"captured_{name}"

@@ -29,7 +29,7 @@ class Traced:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two of them the same code with the same numbers; tensors count by name and element type."""
+        """The identity: code and captured numbers. Tensors count by name and element type."""
         scalars = sorted((name, type(value).__name__, value) for name, value in self.scalars.items())
         tensors = sorted((name, element_type(value)) for name, value in self.tensors.items())
         return self.root, tuple(scalars), tuple(tensors)
@@ -85,7 +85,7 @@ class Traced:
 
 
 def with_used(root: Node, scalars: Mapping[str, int | float], tensors: Mapping[str, Any]) -> Traced:
-    """The tree with those captured values that it uses: what was simplified away is captured no longer."""
+    """The tree with only the captured values that it still uses after simplification."""
     used = {n.name if isinstance(n, Scalar) else n.tensor.name for n in postorder(root) if isinstance(n, Scalar | Load)}
     return Traced(
         root,

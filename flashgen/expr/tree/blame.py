@@ -81,7 +81,7 @@ class Span(NamedTuple):
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """While user code runs: errors name its lines, and traced values have no truth."""
+    """Wraps the call of user code: errors name its lines, and traced values have no truth value."""
     token = _tracing.set(True)
     try:
         yield
@@ -122,7 +122,7 @@ def span_of_traceback(traceback: TracebackType | None) -> Span | None:
 
 
 def construct_in_question() -> ast.AST | None:
-    """The statement or expression of the user's code that wanted to know a traced value."""
+    """The statement or expression of the user's code that needs the value of a traced node."""
     span = _user_span()
     if span is None:
         return None

@@ -1,4 +1,4 @@
-"""Cases of a cache: the keys and values of a batch put into one, whose other places hold NaN."""
+"""Cases with a cache: keys and values of a batch in a cache that is NaN elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_PAGE = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Which keys of each sequence are there, and where they lie."""
+    """The keys of each sequence, and their places in the cache."""
 
     #: Queries and keys of each sequence.
     used: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""Values for captured tensors: a spec knows their element types and ranks; how they are indexed tells their sizes."""
+"""Values for captured tensors. The spec gives element types and ranks; the indices in the expression give sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_values(spec: AttentionSpec, case: Case) -> AttentionSpec:
 
 
 class _Draw:
-    """The tensors of one case, drawn one after the other: those that index another come before it."""
+    """The tensors of one case. A tensor that indexes another one is drawn first."""
 
     def __init__(self, spec: AttentionSpec, case: Case) -> None:
         self._spec, self._case = spec, case

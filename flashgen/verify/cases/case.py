@@ -57,7 +57,7 @@ class Case:
         return spec.default_scale if self.scale is None else self.scale
 
     def dropout_for(self, spec: AttentionSpec) -> Dropout | None:
-        """Which pairs are dropped; None for a spec without dropout."""
+        """The dropout pattern; None for a spec without dropout."""
         return Dropout(self.p, _SEED ^ self.seed, _OFFSET + 4 * self.seed) if spec.dropout else None
 
     def packing_for(self, spec: AttentionSpec) -> Packing | None:
@@ -92,7 +92,7 @@ class Case:
         return Inputs(q, k, v, do, self._gradient_of_lse() if spec.needs_backward else None)
 
     def _gradient_of_lse(self) -> NDArray[np.float32] | None:
-        """As large as D = rowsum(dO O) is for plain values; None where the loss depends on O alone."""
+        """The gradient of LSE, about as large as D = rowsum(dO O); None if the loss depends on O alone."""
         if not self.dlse:
             return None
         random = np.random.default_rng([self.seed, *b"dlse"])

@@ -46,14 +46,14 @@ class Tiles:
 
     @classmethod
     def of(cls, schedule: Schedule) -> Tiles:
-        """Those of a schedule as the plan completed it."""
+        """The tiles of a completed schedule."""
         back = schedule.backward
         sizes = (schedule.tile_q, schedule.tile_kv, back.tile_q, back.tile_kv)
         return cls(*(64 if size is None else size for size in sizes))
 
 
 class _Sizes(NamedTuple):
-    """Lengths, sequences, heads of keys, and the heads of queries for each of these."""
+    """Lengths, batch, key heads, and query heads per key head."""
 
     len_q: int
     len_kv: int
@@ -113,12 +113,12 @@ def _usual_sizes(random: Random, spec: AttentionSpec, tiles: Tiles) -> _Sizes:
 
 
 def _is_longer(turn: int) -> bool:
-    """Whether it is the turn of the upper half of ``LONG_LENGTHS``."""
+    """Whether this case takes its lengths from the upper half of ``LONG_LENGTHS``."""
     return turn // 4 % 2 == 1
 
 
 def _long_sizes(random: Random, tiles: Tiles, turn: int) -> _Sizes:
-    """In turn many keys, many queries, many keys, and many of both."""
+    """Cycles through many keys, many queries, many keys, and many of both."""
     kind = turn % 4
     if kind == 3:
         len_q = random.randint(LONG_LENGTHS[0], MOST_LONG_PAIRS // LONG_LENGTHS[0])
@@ -135,12 +135,12 @@ def _long_sizes(random: Random, tiles: Tiles, turn: int) -> _Sizes:
 
 
 def _huge_stride_sizes(random: Random) -> _Sizes:
-    """At least two of all that a stride leads along."""
+    """Makes every dimension with a huge stride at least 2 long."""
     return _Sizes(random.randint(2, 40), random.randint(2, 40), random.choice((2, 3)), 2, random.choice((1, 2)))
 
 
 def _huge_stride_layouts(spec: AttentionSpec, turn: int) -> Layouts:
-    """Each stride in turn; packed sequences are no dimension."""
+    """Cycles through the strides. Packed sequences have no batch stride."""
     kinds: list[Layout] = [layout for layout in HUGE_STRIDE_AXES if not (spec.varlen and layout == "huge-batch-stride")]
     return (kinds[turn % len(kinds)],) * 4
 
