@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from flashgen.plan import plan
 from flashgen.plan.calls import takes_call
-from flashgen.plan.hopper.forward_table import LEAST_KV
+from flashgen.plan.hopper.forward_table import FALLBACK_TILE_KV
 from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem
 from flashgen.plan.portable.forward import chosen_schedule, copies_asynchronously, plan_forward
 from flashgen.spec import BackwardSchedule, Schedule
 
-#: The copy engine needs 16 bytes, so the kernels for this alignment do not use it.
-_WITHOUT_COPY_ENGINE = 8
+#: TMA needs 16 bytes, so the kernels for this alignment do not use it.
+_WITHOUT_TMA = 8
 
 
 def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
@@ -29,7 +29,7 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
     if not forward.boxes or replace(asked, backward=BackwardSchedule()) != Schedule():
         return
     access = forward.access_bytes
-    least = LEAST_KV[forward.spec.head_dim, forward.spec.head_dim_v]
+    least = FALLBACK_TILE_KV[forward.spec.head_dim, forward.spec.head_dim_v]
     if least < int(forward.constant("tile_kv")):
         yield _planned_by(replace(asked, tile_kv=least), attention, access, f"kv{least}")
     # algorithm="fa2" would apply to both passes; a partition of warps is of the forward kernel alone.
@@ -51,7 +51,7 @@ def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
 
 def access_without_maps(attention: AttentionPlan) -> int:
     """The alignment whose plan ``for_alignment`` makes for a driver that has no tensor maps; often the plan's own."""
-    return _WITHOUT_COPY_ENGINE if any(kernel.boxes for kernel in attention.kernels) else attention.access_bytes
+    return _WITHOUT_TMA if any(kernel.boxes for kernel in attention.kernels) else attention.access_bytes
 
 
 def access_for_call(
@@ -59,7 +59,7 @@ def access_for_call(
 ) -> int:
     """The alignment whose plan takes a call that is aligned as this plan needs.
 
-    ``has_maps`` says whether the driver describes the call's tensors to a kernel that uses the copy engine.
+    ``has_maps`` says whether the driver describes the call's tensors to a kernel that uses TMA.
     """
     for kernel in attention.kernels:
         if kernel.pass_ == pass_ and kernel.boxes and not (takes_call(kernel, problem, scale) and has_maps(kernel)):

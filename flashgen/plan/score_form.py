@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashgen.plan.captured.prefetch import MOST_BYTES_BACKWARD, loads_ahead_of
+from flashgen.plan.captured.prefetch import MAX_PREFETCH_BYTES_BACKWARD, prefetched_loads_of
 from flashgen.plan.model.expressions import Expressions, ScoreForm
 from flashgen.plan.model.plans import KernelPlan
 
@@ -13,7 +13,8 @@ def score_form(kernel: KernelPlan, expressions: Expressions) -> ScoreForm | None
         return None
     if (kernel.algorithm, kernel.role) == ("FlashAttention-3", "forward"):
         return _of_products(kernel, expressions)
-    ahead = loads_ahead_of(expressions, MOST_BYTES_BACKWARD) if "reads_ahead" in kernel.switches else ()
+    prefetches = "prefetches_bias" in kernel.switches
+    ahead = prefetched_loads_of(expressions, MAX_PREFETCH_BYTES_BACKWARD) if prefetches else ()
     return ScoreForm(expressions.score, expressions.slope, ahead=ahead)
 
 
@@ -29,4 +30,4 @@ def _of_products(kernel: KernelPlan, expressions: Expressions) -> ScoreForm:
     value = in_products(score) if "in_products" in kernel.switches else of_product(score)
     assert value is not None, "the switch says that the score adds to products"
     cap = cap_of(score) if "capped" in kernel.switches else None
-    return ScoreForm(value, None, cap, loads_ahead_of(expressions), has_spare_registers=True)
+    return ScoreForm(value, None, cap, prefetched_loads_of(expressions), has_spare_registers=True)

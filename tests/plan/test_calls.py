@@ -41,7 +41,7 @@ def test_tiles_are_counted_in_32_bits() -> None:
     assert takes_call(FORWARD, replace(most, len_q=0, len_kv=0), 0.125)
 
 
-def test_other_calls_run_by_kernels_that_do_not_use_the_copy_engine() -> None:
+def test_other_calls_run_by_kernels_that_do_not_use_tma() -> None:
     access = access_without_maps(ATTENTION)
     assert not any(kernel.boxes for kernel in for_alignment(ATTENTION, access).kernels)
     refused = access_for_call(ATTENTION, "backward", SIZES, 0.125, lambda kernel: kernel.role != "main")
@@ -50,7 +50,7 @@ def test_other_calls_run_by_kernels_that_do_not_use_the_copy_engine() -> None:
     assert access_for_call(ATTENTION, "backward", replace(SIZES, len_kv=0), 0.125, lambda kernel: True) == 8
 
 
-def test_plans_that_do_not_use_the_copy_engine_take_every_call() -> None:
+def test_plans_that_do_not_use_tma_take_every_call() -> None:
     portable = plan(fg.AttentionSpec(64), None, "sm_80")
     assert access_without_maps(portable) == 16
     assert access_for_call(portable, "forward", SIZES, 0.0, lambda kernel: False) == 16
