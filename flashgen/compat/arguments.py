@@ -12,10 +12,11 @@ from flashgen.errors import ArgumentError
 from flashgen.spec import Sequences
 from flashgen.spec.sequences import LENGTH_LIMIT
 from flashgen.torch.entry import attend
-from flashgen.torch.operators.packed import check_sequences
-from flashgen.torch.options import number_of
-from flashgen.torch.replay import Asked
-from flashgen.torch.sdpa.forms import Form, attend_by_form
+from flashgen.torch.options import Options, number_of
+from flashgen.torch.packed import check_sequences
+from flashgen.torch.program import Program
+from flashgen.torch.replay import CallKey
+from flashgen.torch.sdpa.forms import Form, program_for
 
 
 def attention(
@@ -31,20 +32,20 @@ def attention(
     attention_chunk: int = 0,
     dropout_p: float = 0.0,
     sequences: Sequences | None = None,
-    state: Any = None,
-    asked: Asked | None = None,
+    rng_state: Any = None,
+    key: CallKey | None = None,
 ) -> tuple[Any, Any]:
     """``(out, lse)``; limits of a window that are -1 are none, and so are a cap and a chunk of 0."""
     limits = limits_of(causal, window_size)
     if type(softcap) is not float:
         softcap = number_of("softcap", softcap)
     chunk = chunk_of(attention_chunk)
-    reproducible = True if deterministic else None
+    options = Options(scale, True if deterministic else None, dropout_p, sequences, rng_state)
     if softcap == 0.0 and alibi_slopes is None and chunk is None:
-        return attend(q, k, v, (*limits, None, None), scale, reproducible, dropout_p, sequences, state, asked)
+        return attend(q, k, v, Program((*limits, None, None)), (), options, key)
     starts = None if sequences is None else sequences.cu_seqlens_q
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, starts)
-    return attend_by_form(q, k, v, form, tensors, scale, reproducible, dropout_p, sequences, state, asked)
+    return attend(q, k, v, *program_for(form, tensors), options, key)
 
 
 def form_of(

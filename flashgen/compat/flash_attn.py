@@ -17,7 +17,7 @@ from flashgen.errors import ArgumentError
 from flashgen.spec import Dropout, Sequences
 from flashgen.torch.options import check_flags, number_of
 from flashgen.torch.randomness import drawn_state
-from flashgen.torch.replay import again
+from flashgen.torch.replay import replayed
 
 
 def flash_attn_func(
@@ -47,13 +47,13 @@ def flash_attn_func(
     if type(dropout_p) is not float:
         dropout_p = number_of("dropout_p", dropout_p)
     if not return_attn_probs:
-        rules, asked = (softmax_scale, causal, window_size, softcap, deterministic), None
+        rules, key = (softmax_scale, causal, window_size, softcap, deterministic), None
         if dropout_p == 0.0:
-            asked = (q, k, v, alibi_slopes), rules
-            found = again(*asked)
+            key = (q, k, v, alibi_slopes), rules
+            found = replayed(key)
             if found is not None:
                 return found[0]
-        return attention(q, k, v, *rules, alibi_slopes, dropout_p=dropout_p, asked=asked)[0]
+        return attention(q, k, v, *rules, alibi_slopes, dropout_p=dropout_p, key=key)[0]
     return _with_probabilities(
         q, k, v, None, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
@@ -153,15 +153,15 @@ def flash_attn_varlen_func(
         where = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, block_table
         out, lse = attend_to_pages(q, k, v, *where, softmax_scale, causal, window_size, softcap, alibi_slopes)
         return (out, lse, out.new_empty(0)) if return_attn_probs else out
-    rules, asked = (softmax_scale, causal, window_size, softcap, deterministic), None
+    rules, key = (softmax_scale, causal, window_size, softcap, deterministic), None
     if dropout_p == 0.0 and not return_attn_probs:
-        asked = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes), (max_seqlen_q, max_seqlen_k, *rules)
-        found = again(*asked)
+        key = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes), (max_seqlen_q, max_seqlen_k, *rules)
+        found = replayed(key)
         if found is not None:
             return found[0]
     sequences = sequences_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if not return_attn_probs:
-        out, _ = attention(q, k, v, *rules, alibi_slopes, dropout_p=dropout_p, sequences=sequences, asked=asked)
+        out, _ = attention(q, k, v, *rules, alibi_slopes, dropout_p=dropout_p, sequences=sequences, key=key)
         return out
     return _with_probabilities(
         q, k, v, sequences, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -255,7 +255,7 @@ def _with_probabilities(
     """``(out, softmax_lse, S_dmask)``."""
     state = drawn_state(dropout_p, q)
     rules = scale, causal, window_size, softcap, deterministic, alibi_slopes
-    out, lse = attention(q, k, v, *rules, dropout_p=dropout_p, sequences=sequences, state=state)
+    out, lse = attention(q, k, v, *rules, dropout_p=dropout_p, sequences=sequences, rng_state=state)
     if state is None:
         return out, lse, out.new_empty(0)
     shown = {"scale": scale, "limits": limits_of(causal, window_size), "softcap": softcap, "slopes": alibi_slopes}

@@ -13,7 +13,8 @@ from flashgen.errors import ArgumentError
 from flashgen.spec import KVCache, Rotary
 from flashgen.torch.operators.kvcache import attend_to_cache
 from flashgen.torch.options import check_flags
-from flashgen.torch.replay import RESULTS, Asked, again
+from flashgen.torch.replay import RESULTS, CallKey, replayed
+from flashgen.torch.sdpa.forms import program_for
 
 
 def flash_attn_with_kvcache(
@@ -52,7 +53,8 @@ def flash_attn_with_kvcache(
     places = cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *places, alibi_slopes
     rules = "kvcache", softmax_scale, causal, window_size, softcap, rotary_interleaved, num_splits, return_softmax_lse
-    found = again(given, rules)
+    key = given, rules
+    found = replayed(key)
     if found is not None:
         return (found[0], found[1]) if return_softmax_lse else found[0]
     return with_kvcache(
@@ -69,7 +71,7 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         return_lse=return_softmax_lse,
-        asked=(given, rules),
+        key=key,
     )
 
 
@@ -90,7 +92,7 @@ def with_kvcache(
     attention_chunk: int = 0,
     return_lse: bool,
     starts_new: Any = None,
-    asked: Asked | None = None,
+    key: CallKey | None = None,
 ) -> Any:
     """What both generations' functions do; ``starts_new`` says where packed new keys begin."""
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
@@ -115,7 +117,8 @@ def with_kvcache(
     form, tensors = form_of(q, limits, softcap, alibi_slopes, attention_chunk, cache.cu_seqlens_q)
     given = {"k": k, "v": v, "rotary": rotary, "scale": scale, "starts_new": starts_new}
     wanted = RESULTS if return_lse else RESULTS[:1]
-    out, lse = attend_to_cache(q, k_cache, v_cache, cache, form, tensors, **given, asked=asked, wanted=wanted)
+    program, captured = program_for(form, tensors)
+    out, lse = attend_to_cache(q, k_cache, v_cache, cache, program, captured, **given, key=key, wanted=wanted)
     return (out, lse) if return_lse else out
 
 
@@ -152,7 +155,8 @@ def attend_to_pages(
     """``(out, lse)`` of packed queries that attend to keys in pages, of which each sequence has its own number."""
     given = q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, alibi_slopes
     rules = "pages", max_seqlen_q, scale, causal, window_size, softcap
-    found = again(given, rules)
+    key = given, rules
+    found = replayed(key)
     if found is not None:
         return found[0], found[1]
     check_tensors(cu_seqlens_k=cu_seqlens_k)
@@ -166,7 +170,7 @@ def attend_to_pages(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         return_lse=True,
-        asked=(given, rules),
+        key=key,
     )
     return result
 

@@ -9,7 +9,7 @@ import torch
 from flashgen.compat.kvcache import cache_of, lengths_of, rotary_of, with_kvcache
 from flashgen.errors import ArgumentError
 from flashgen.torch.options import check_flags
-from flashgen.torch.replay import again
+from flashgen.torch.replay import replayed
 
 _REFUSED = ("qv", "q_descale", "k_descale", "v_descale")
 
@@ -65,8 +65,9 @@ def flash_attn_with_kvcache(
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, *places, cu_seqlens_q
     masking = causal, window_size, attention_chunk, softcap
     rules = "FA3 kvcache", softmax_scale, *masking, rotary_interleaved, num_splits, max_seqlen_q, return_softmax_lse
+    key = given, rules
     starts_new = None if k is None else cu_seqlens_k_new
-    found = again(given, rules) if starts_new is None else None
+    found = replayed(key) if starts_new is None else None
     if found is not None:
         return (found[0], found[1]) if return_softmax_lse else found[0]
     return with_kvcache(
@@ -84,7 +85,7 @@ def flash_attn_with_kvcache(
         attention_chunk=attention_chunk,
         return_lse=return_softmax_lse,
         starts_new=starts_new,
-        asked=(given, rules),
+        key=key,
     )
 
 

@@ -15,7 +15,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from flashgen.errors import ArgumentError
 from flashgen.spec import Sequences
 from flashgen.torch.entry import attend
-from flashgen.torch.sdpa.forms import Form, attend_by_form, axes_of
+from flashgen.torch.options import Options
+from flashgen.torch.program import Program
+from flashgen.torch.sdpa.forms import Form, axes_of, program_for
 
 #: Names with "flash" in them mean kernels of transformers' own hub.
 NAME = "fgen"
@@ -161,8 +163,9 @@ def attention(
     ]
     if mask is not None and mask.is_floating_point():
         mask = None
+    call_options = Options(scaling, None, dropout, packed)
     if mask is None and not biases and softcap is None and s_aux is None:
-        out, _ = attend(q, k, v, (left, right, None, None), scaling, None, dropout, packed)
+        out, _ = attend(q, k, v, Program((left, right, None, None)), (), call_options)
         return out if packed is None else out[None], None
     sizes = (*query.shape[:3], key.shape[2])
     form = Form(
@@ -174,7 +177,7 @@ def attention(
         sink=None if s_aux is None else s_aux.dtype,
     )
     given = [x for x in (mask, *biases, s_aux) if x is not None]
-    out, _ = attend_by_form(q, k, v, form, given, scaling, None, dropout, packed)
+    out, _ = attend(q, k, v, *program_for(form, given), call_options)
     return out if packed is None else out[None], None
 
 

@@ -34,9 +34,12 @@ class Score:
     sink: Traced | None = None
     #: The same object for equal scores.
     form: Form = field(init=False, repr=False)
+    form_name: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "form", form_of(self._key()))
+        form = form_of(self._key())
+        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "form_name", form.name)
 
     @classmethod
     def of(cls, score: Score | Callable[..., Any]) -> Score:

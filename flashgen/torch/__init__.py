@@ -10,7 +10,7 @@ from __future__ import annotations
 from flashgen.torch.entry import attention
 from flashgen.torch.kernels import emulate_cpu
 from flashgen.torch.operators import vmap as _vmap  # noqa: F401  (it registers itself)
-from flashgen.torch.operators.varlen import SAC_SAVE
+from flashgen.torch.operators.attention import SAC_SAVE
 from flashgen.torch.sdpa.enable import enable_sdpa
 
 __all__ = ["SAC_SAVE", "attention", "emulate_cpu", "enable_sdpa"]

@@ -1,55 +1,26 @@
-"""``attention``: what people call, and the choice between the two paths."""
+"""``attention``: what people call, and the choice between the eager path and the dispatcher."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.kernel import Kernel
-from flashgen.launch.call.batched_launch import run
-from flashgen.spec import (
-    Mask,
-    Sequences,
-    causal,
-    chunked,
-    dilated,
-    full,
-    global_tokens,
-    softcap,
-    window,
-)
-from flashgen.torch.function import (
-    attention_function,
-    over_batch,
-    program_function,
-    recorded_of,
-    rows_contiguous,
-    wants_gradients,
-)
-from flashgen.torch.kernels import NO_LIMITS, What, kernel_for
-from flashgen.torch.operators import dense, programs, varlen  # noqa: F401  (they register themselves)
-from flashgen.torch.operators.packed import arrays_of, check_sequences, longest_of
-from flashgen.torch.options import check_dense, check_flags, number_of
-from flashgen.torch.randomness import drawn_state, dropout_of
-from flashgen.torch.replay import Asked, again, remember
-from flashgen.torch.sdpa.mask_tensors import function_of
-from flashgen.torch.tracing import compiled
-from flashgen.torch.tracing.compiling import attend_compiled, by_operator
-from flashgen.torch.tracing.program import Program, check_tensors, limits_of, mask_of, program_of, score_of
+from flashgen.spec import Sequences
+from flashgen.torch.function import call_kernel
+from flashgen.torch.mask_and_score import program_of
+from flashgen.torch.operators.attention import call_operator
+from flashgen.torch.options import Options, check_dense, check_flags, number_of
+from flashgen.torch.packed import arrays_of, check_sequences, longest_of
+from flashgen.torch.program import Program, check_tensors
+from flashgen.torch.replay import CallKey, replayed
+from flashgen.torch.tensors import PLAIN_TYPES, needs_dispatcher, over_batch
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LAYOUTS = ("bshd", "bhsd")
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-
-_maker: Any
-for _maker in (causal, full, window, chunked, dilated, global_tokens, softcap):
-    # What torch.compiler.assume_constant_result sets, without loading the compiler: a mask or a score of numbers that
-    # a compiled function makes is made while it is traced.
-    _maker._dynamo_marked_constant = True
+_DEFAULTS = Options()
 
 
 def attention(
@@ -94,16 +65,8 @@ def attention(
         q, k, v = _swapped("q", q, names), _swapped("k", k, names), _swapped("v", v, names)
     if sequences is not None:
         check_sequences(sequences)
-    if isinstance(mask, torch.Tensor):
-        mask = function_of(mask, q, k, sequences)
-    if score is None and (mask is None or (isinstance(mask, Mask) and mask.rest is None)):
-        limits = NO_LIMITS if mask is None else limits_of(mask)
-        out, lse = attend(q, k, v, limits, scale, deterministic, dropout_p, sequences)
-    elif torch.compiler.is_compiling():
-        out, lse = attend_compiled(q, k, v, mask, score, scale, deterministic, dropout_p, sequences)
-    else:
-        program, captured = program_of(mask_of(mask), score_of(score))
-        out, lse = attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences)
+    program, captured = program_of(mask, score, q, k, sequences)
+    out, lse = attend(q, k, v, program, captured, Options(scale, deterministic, dropout_p, sequences))
     if layout == "bhsd":
         out = out.transpose(-3, -2)
     return (out, lse) if return_lse else out
@@ -113,126 +76,32 @@ def attend(
     q: Any,
     k: Any,
     v: Any,
-    what: What,
-    scale: float | None,
-    deterministic: bool | None,
-    dropout_p: float = 0.0,
-    sequences: Sequences | None = None,
-    state: Any = None,
-    asked: Asked | None = None,
-) -> tuple[Any, Any]:
-    """``(out, lse)`` by the short path where no compiler or dispatch mode is active, else through the dispatcher.
-
-    ``state`` decides which pairs are dropped; it is drawn where none is given. ``asked`` is what the call is remembered
-    by, where somebody looked already whether there was one like it.
-    """
-    if asked is None and dropout_p == 0.0:
-        asked = (q, k, v, *arrays_of(sequences)), (what, scale, deterministic, longest_of(sequences))
-        found = again(*asked)
-        if found is not None:
-            return found[0], found[1]
-    check_dense(q=q, k=k, v=v)
-    if sequences is None:
-        k, v = over_batch(q, k), over_batch(q, v)
-    if torch.compiler.is_compiling() or is_watched(q, k, v):
-        if deterministic is None:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-        if sequences is not None or isinstance(what, str):
-            text = what if isinstance(what, str) else compiled.text_of_limits(*[compiled.constant(n) for n in what])
-            return by_operator(q, k, v, (), text, scale, deterministic, dropout_p, sequences, state)
-        state = drawn_state(dropout_p, q, state)
-        result: tuple[Any, Any] = torch.ops.flashgen.forward(q, k, v, scale, *what, deterministic, dropout_p, state)
-        return result
-    return _attend(*_ready(q, k, v), what, {}, scale, deterministic, dropout_p, sequences, state, asked)
-
-
-def attend_program(
-    q: Any,
-    k: Any,
-    v: Any,
     program: Program,
-    captured: tuple[Any, ...],
-    scale: float | None,
-    deterministic: bool | None,
-    dropout_p: float = 0.0,
-    sequences: Sequences | None = None,
-    state: Any = None,
-    asked: Asked | None = None,
+    captured: Sequence[Any] = (),
+    options: Options = _DEFAULTS,
+    key: CallKey | None = None,
 ) -> tuple[Any, Any]:
-    """The same for a mask or a score that is an expression, with the tensors that it captured."""
-    if not captured:
-        return attend(q, k, v, program.text, scale, deterministic, dropout_p, sequences, state, asked)
-    if asked is None and dropout_p == 0.0:
-        rules = program.text, scale, deterministic, longest_of(sequences), len(captured)
-        asked = (q, k, v, *captured, *arrays_of(sequences)), rules
-        found = again(*asked)
+    """``(out, lse)``: a call like one before is replayed; where something must see an operator, it does; else eagerly.
+
+    ``key`` is what the caller looked for a call like this one by, and found none.
+    """
+    sequences = options.sequences
+    if key is None and options.dropout_p == 0.0:
+        constants = program.rule, options.scale, options.deterministic, longest_of(sequences), len(captured)
+        key = (q, k, v, *captured, *arrays_of(sequences)), constants
+        found = replayed(key)
         if found is not None:
             return found[0], found[1]
     check_dense(q=q, k=k, v=v)
     if sequences is None:
         k, v = over_batch(q, k), over_batch(q, v)
-    watched = is_watched(q, k, v)
+    if torch.compiler.is_compiling():
+        return call_operator(q, k, v, program, captured, options)
+    is_watched = needs_dispatcher(q, k, v)
     check_tensors(program.names, captured, q.device)
-    if watched or any(type(tensor) not in _PLAIN for tensor in captured):
-        return by_operator(q, k, v, captured, program.text, scale, deterministic, dropout_p, sequences, state)
-    named = dict(zip(program.names, captured, strict=True))
-    return _attend(*_ready(q, k, v), program.text, named, scale, deterministic, dropout_p, sequences, state, asked)
-
-
-def _attend(
-    q: Any,
-    k: Any,
-    v: Any,
-    what: What,
-    captured: dict[str, Any],
-    scale: float | None,
-    deterministic: bool | None,
-    dropout_p: float,
-    sequences: Sequences | None,
-    state: Any,
-    asked: Asked | None,
-) -> tuple[Any, Any]:
-    """``(out, lse)`` of tensors as kernels take them, remembered for calls that ask the same and drop nothing."""
-    follows = torch.are_deterministic_algorithms_enabled() if deterministic is None else None
-    reproducible = bool(follows if deterministic is None else deterministic)
-    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, state))
-    gradients = wants_gradients(q, k, v, *captured.values())
-    drops, packed = dropout is not None, sequences is not None
-    options = {"gradients": gradients, "deterministic": reproducible, "drops": drops, "packed": packed}
-    kernel = kernel_for(q, v, what, **options)
-    found = kernel.executor.find_forward(q, k, v, scale, None, captured, dropout, sequences)
-    how = found, kernel, scale, dropout, arrays_of(sequences), longest_of(sequences)
-    if asked is not None and not (packed and _looks_at_sequences(kernel)):
-        recorded = recorded_of(asked[0], how, captured, follows) if gradients else None
-        remember(*asked, [(found, ())], recorded=recorded)
-    results: tuple[Any, Any]
-    if not gradients:
-        out, lse, *_ = run(found, q)
-        results = out, lse
-    elif captured:
-        results = program_function(q, k, v, how, tuple(captured), *captured.values())
-    else:
-        results = attention_function(q, k, v, how)
-    return results
-
-
-def _looks_at_sequences(kernel: Kernel) -> bool:
-    """Whether a kernel's calls look at where packed sequences begin each time: those on the emulator do."""
-    return kernel.target.on_host
-
-
-def _ready(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-    """Tensors as the kernels take them: cast by autocast, rows without gaps."""
-    # That of CUDA is the one asked for without a name, which takes a third of the time.
-    if torch.is_autocast_enabled() if q.is_cuda else torch.is_autocast_enabled("cpu"):
-        q, k, v = dense.autocast(q, k, v)
-    try:
-        if q.stride()[-1] != 1 or k.stride()[-1] != 1 or v.stride()[-1] != 1:
-            q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    except IndexError:
-        shapes = ", ".join(f"{name} has shape {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
-        raise ArgumentError(f"{shapes}; each must have 4 dimensions: (batch, length, heads, dim)") from None
-    return q, k, v
+    if is_watched or any([type(tensor) not in PLAIN_TYPES for tensor in captured]):  # noqa: C419 (quicker)
+        return call_operator(q, k, v, program, captured, options)
+    return call_kernel(q, k, v, program, captured, options, key)
 
 
 def _swapped(name: str, x: Any, dimensions: list[str]) -> Any:
@@ -240,13 +109,3 @@ def _swapped(name: str, x: Any, dimensions: list[str]) -> Any:
         shape = f" of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else ""
         raise ArgumentError(f"{name} is a {type(x).__qualname__}{shape}; pass a torch.Tensor ({', '.join(dimensions)})")
     return x.transpose(-3, -2)
-
-
-def is_watched(q: Any, k: Any, v: Any) -> bool:
-    """Whether a subclass, a dispatch mode or a function transform must see the call as an operator."""
-    if type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN:
-        return _dispatch_modes() > 0 or _transforms() is not None
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise ArgumentError(f"{name} is a {type(x).__qualname__}; pass a torch.Tensor")
-    return True

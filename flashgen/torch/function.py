@@ -1,8 +1,8 @@
-"""The eager path: one ``autograd.Function`` around a kernel's two passes."""
+"""The eager path: a kernel's two passes in one ``autograd.Function``, without the dispatcher."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,123 +11,103 @@ from torch.autograd.function import once_differentiable
 from flashgen.kernel import Kernel
 from flashgen.launch.call.batched_launch import Found, run
 from flashgen.spec import Dropout
-from flashgen.torch.operators.gradients import backward_with_captured
-from flashgen.torch.operators.packed import sequences_of
+from flashgen.torch.gradients import backward_with_captured, incoming
+from flashgen.torch.kernels import kernel_for
+from flashgen.torch.options import Options
+from flashgen.torch.packed import arrays_of, longest_of, sequences_of
+from flashgen.torch.program import Program
+from flashgen.torch.randomness import drawn_state, dropout_of
+from flashgen.torch.replay import CallKey, remember
+from flashgen.torch.tensors import kernel_inputs, wants_gradients
 
-#: The forward call, and for the backward one kernel, scale, Dropout, where packed sequences are and how long they may
-#: be: one argument, since torch takes time for each.
-How = tuple[Found, Kernel, float | None, Dropout | None, Sequence[Any], tuple[int, int] | None]
+
+class KernelCall(NamedTuple):
+    """A forward call, and what the backward pass needs. It is one value, since torch takes time for each argument."""
+
+    found: Found
+    kernel: Kernel
+    scale: float | None
+    dropout: Dropout | None
+    #: Where packed sequences begin, and how long they may be.
+    starts: Sequence[Any]
+    longest: tuple[int, int] | None
+    #: The names of captured tensors.
+    names: tuple[str, ...]
 
 
-class Recorded(NamedTuple):
-    """How gradients are recorded of calls that are like one before, and what is where among their arguments."""
+class RecordedCall(NamedTuple):
+    """How gradients are recorded of calls like one before, and where their tensors are among the arguments."""
 
     kernel: Kernel
     scale: float | None
-    #: Those of the captured tensors.
-    names: tuple[str, ...]
-    captured: tuple[int | None, ...]
-    #: Where packed sequences are; None for what is missing.
-    starts: tuple[int | None, ...]
     longest: tuple[int, int] | None
-    #: What torch's switch has to say, where the call followed it.
+    names: tuple[str, ...]
+    #: None for what is missing.
+    captured_places: tuple[int | None, ...]
+    starts_places: tuple[int | None, ...]
+    #: What torch's switch must say, where the call followed it.
     deterministic: bool | None
 
+    def call(self, found: Found, given: Sequence[Any]) -> tuple[Any, Any]:
+        """``(out, lse)`` of a call on these arguments: q, k, v and others."""
+        kernel, scale, longest, names, captured_places, starts_places, _ = self
+        starts = [None if i is None else given[i] for i in starts_places]
+        captured = [None if i is None else given[i] for i in captured_places]
+        results: tuple[Any, Any] = attention_function(
+            *given[:3], KernelCall(found, kernel, scale, None, starts, longest, names), *captured
+        )
+        return results
 
-def recorded_of(given: Sequence[Any], how: How, captured: Mapping[str, Any], follows: bool | None) -> Recorded:
-    """What calls like one that records gradients need; ``given`` are the arguments of this one."""
-    _, kernel, scale, _, starts, longest = how
-    places = {id(x): i for i, x in enumerate(given) if x is not None}
-    of_captured, of_starts = ([places.get(id(x)) for x in some] for some in (captured.values(), starts))
-    return Recorded(kernel, scale, tuple(captured), tuple(of_captured), tuple(of_starts), longest, follows)
 
-
-def recorded_again(found: Found, given: Sequence[Any], recorded: Recorded) -> tuple[Any, Any]:
-    """``(out, lse)`` of a call that was found, of which ``given`` are the arguments: q, k, v and others."""
-    q, k, v = given[:3]
-    kernel, scale, names, captured, starts, longest, _ = recorded
-    how = found, kernel, scale, None, [None if i is None else given[i] for i in starts], longest
-    results: tuple[Any, Any]
-    if names:
-        results = program_function(q, k, v, how, names, *[None if i is None else given[i] for i in captured])
+def call_kernel(
+    q: Any, k: Any, v: Any, program: Program, captured: Sequence[Any], options: Options, key: CallKey | None
+) -> tuple[Any, Any]:
+    """``(out, lse)`` of plain tensors; with a ``key``, the call is remembered by it."""
+    q, k, v = kernel_inputs(q, k, v)
+    scale, deterministic, dropout_p, sequences, rng_state = options
+    follows = torch.are_deterministic_algorithms_enabled() if deterministic is None else None
+    reproducible = bool(follows if deterministic is None else deterministic)
+    dropout = None if dropout_p == 0.0 else dropout_of(dropout_p, drawn_state(dropout_p, q, rng_state))
+    gradients = wants_gradients(q, k, v, *captured)
+    packed = sequences is not None
+    passes = {"gradients": gradients, "deterministic": reproducible, "drops": dropout is not None, "packed": packed}
+    kernel = kernel_for(q, v, program, **passes)
+    named = dict(zip(program.names, captured, strict=True))
+    found = kernel.executor.find_forward(q, k, v, scale, None, named, dropout, sequences)
+    call = KernelCall(found, kernel, scale, dropout, arrays_of(sequences), longest_of(sequences), program.names)
+    if key is not None and not (packed and _reads_offsets(kernel)):
+        remember(key, [(found, ())], recorded=_recorded(key[0], call, captured, follows) if gradients else None)
+    if gradients:
+        out, lse = attention_function(q, k, v, call, *captured)
     else:
-        results = attention_function(q, k, v, how)
-    return results
+        out, lse, *_ = run(found, q)
+    return out, lse
 
 
-def rows_contiguous(x: Any) -> Any:
-    """The tensor itself if its last stride is 1, else a contiguous copy."""
-    return x if x.stride()[-1] == 1 else x.contiguous()
+def _recorded(given: Sequence[Any], call: KernelCall, captured: Sequence[Any], follows: bool | None) -> RecordedCall:
+    places = {id(x): i for i, x in enumerate(given) if x is not None}
+    captured_places, starts_places = (tuple(places.get(id(x)) for x in some) for some in (captured, call.starts))
+    return RecordedCall(
+        call.kernel, call.scale, call.longest, call.names, captured_places, starts_places, deterministic=follows
+    )
 
 
-def over_batch(q: Any, x: Any) -> Any:
-    """Keys or values of batch 1 as those of each sequence: with a stride of 0, and gradients that torch sums."""
-    if isinstance(q, torch.Tensor) and isinstance(x, torch.Tensor) and q.dim() == x.dim() == 4:
-        return x if x.shape[0] != 1 or q.shape[0] == 1 else x.expand(q.shape[0], -1, -1, -1)
-    return x
-
-
-def wants_gradients(*tensors: Any) -> bool:
-    """Whether somebody may ask for gradients by one of them; what is no tensor is for others to refuse."""
-    if torch.is_grad_enabled():
-        for x in tensors:
-            if getattr(x, "requires_grad", False):
-                return True
-    return False
-
-
-def incoming(out: Any, do: Any, dlse: Any) -> tuple[Any, Any]:
-    """Gradients of out and lse as kernels take them: an expanded one (as ``out.sum()`` gives) is copied.
-
-    A loss may depend on one of them alone; then the other's is None.
-    """
-    do = torch.zeros_like(out) if do is None else rows_contiguous(do)
-    return do, None if dlse is None else dlse.contiguous()
+def _reads_offsets(kernel: Kernel) -> bool:
+    """Whether a call reads on the host where packed sequences begin, as the emulator's calls do."""
+    return kernel.target.on_host
 
 
 class AttentionFunction(torch.autograd.Function):
-    """``(out, lse)``, both differentiable by q, k and v."""
+    """``(out, lse)``, both differentiable by q, k, v and captured tensors."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, how: How) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, call: KernelCall, *captured: Any) -> Any:
         """Runs the forward kernel and keeps what the backward pass needs."""
-        found, kernel, scale, dropout, starts, longest = how
-        out, lse, *_ = run(found, q)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, out, lse, *starts)
-        ctx.how = kernel, scale, dropout, longest
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Any, dlse: Any) -> Any:
-        """Runs the backward kernels."""
-        q, k, v, out, lse, *starts = ctx.saved_tensors
-        do, dlse = incoming(out, do, dlse)
-        kernel, scale, dropout, longest = ctx.how
-        options = {"scale": scale, "dlse": dlse, "dropout": dropout, "sequences": sequences_of(starts, longest)}
-        return *kernel.backward(do, q, k, v, out, lse, **options), None
-
-
-class ProgramFunction(torch.autograd.Function):
-    """The same for a kernel with captured tensors, which have gradients too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        how: How,
-        names: tuple[str, ...],
-        *captured: Any,
-    ) -> Any:
-        """Runs the forward kernel and keeps what the backward pass needs."""
-        found, kernel, scale, dropout, starts, longest = how
+        found, kernel, scale, dropout, starts, longest, names = call
         out, lse, *_ = run(found, q)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *captured, *starts)
-        ctx.how, ctx.names = (kernel, scale, dropout, longest), names
+        ctx.call = kernel, scale, dropout, longest, names
         return out, lse
 
     @staticmethod
@@ -135,17 +115,15 @@ class ProgramFunction(torch.autograd.Function):
     def backward(ctx: Any, do: Any, dlse: Any) -> Any:
         """Runs the backward kernels; captured tensors that want no gradient cost nothing."""
         q, k, v, out, lse, *rest = ctx.saved_tensors
-        captured, starts = rest[: len(ctx.names)], rest[len(ctx.names) :]
-        wanted = ctx.needs_input_grad[5:]
+        kernel, scale, dropout, longest, names = ctx.call
+        captured, starts = rest[: len(names)], rest[len(names) :]
         do, dlse = incoming(out, do, dlse)
-        kernel, scale, dropout, longest = ctx.how
         options = {"scale": scale, "dlse": dlse, "dropout": dropout, "sequences": sequences_of(starts, longest)}
-        arrays = do, q, k, v, out, lse
-        dq, dk, dv, more = backward_with_captured(kernel, arrays, ctx.names, captured, wanted, options)
-        return dq, dk, dv, None, None, *more
+        arrays, wanted = (do, q, k, v, out, lse), ctx.needs_input_grad[4:]
+        dq, dk, dv, more = backward_with_captured(kernel, arrays, names, captured, wanted, options)
+        return dq, dk, dv, None, *more
 
 
-#: ``apply`` of the two: torch's own, before it looks for functorch's tensors among the arguments, which takes as long
-#: as all else that it does. No function transform sees calls on this path.
+#: torch's own ``apply``, before it looks for functorch's tensors among the arguments, which takes as long as all else
+#: that it does. No function transform sees calls on this path.
 attention_function: Any = super(torch.autograd.Function, AttentionFunction).apply
-program_function: Any = super(torch.autograd.Function, ProgramFunction).apply

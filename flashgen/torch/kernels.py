@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from flashgen.api import KERNELS_KEPT, Kernel, build, built
-from flashgen.arch import Arch, arch_for_capability
+from flashgen.api import EMULATED_ARCH, KERNELS_KEPT, Kernel, build, built
+from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.common.recent import Recent
-from flashgen.errors import ArgumentError, LaunchError
+from flashgen.errors import ArgumentError, LaunchError, PlanError
 from flashgen.launch.arrays.array import HOST, dtype_name
 from flashgen.launch.driver.cuda import get_driver
-from flashgen.spec import AttentionSpec, Mask
+from flashgen.plan import plan
+from flashgen.spec import AttentionSpec
 from flashgen.spec.attention import CacheKind
-from flashgen.spec.masks.band import Band
+from flashgen.torch.program import Limits, Program, spec_of
 from flashgen.torch.replay import forget_host
 from flashgen.torch.sdpa.switch import Switch
-from flashgen.torch.tracing.program import Limits, spec_of
-
-NO_LIMITS: Limits = (None, None, None, None)
-#: What a kernel computes: a mask's limits, or the text of a program.
-What = Limits | str
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -34,7 +31,7 @@ _emulating = 0
 def kernel_for(
     q: Any,
     v: Any,
-    what: What,
+    program: Program,
     *,
     gradients: bool,
     deterministic: bool,
@@ -43,7 +40,7 @@ def kernel_for(
 ) -> Kernel:
     """The kernel for these tensors, on their device."""
     options = gradients, gradients and deterministic, drops, packed
-    key = (q.shape[-1], v.shape[-1], q.dtype, what, *options, q.get_device())
+    key = (q.shape[-1], v.shape[-1], q.dtype, program.rule, *options, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
         kernel = _kernels.keep(key, _build(*key))
@@ -51,25 +48,23 @@ def kernel_for(
 
 
 def forward_kernel(
-    q: Any, v: Any, what: What, *, deterministic: bool, drops: bool = False, packed: bool = False
+    q: Any, v: Any, program: Program, *, deterministic: bool, drops: bool = False, packed: bool = False
 ) -> Kernel:
     """A kernel that has at least the forward pass: one built for training too, if there is one already."""
     for reproducible in (deterministic, not deterministic):
-        key = (q.shape[-1], v.shape[-1], q.dtype, what, True, reproducible, drops, packed, q.get_device())
+        key = (q.shape[-1], v.shape[-1], q.dtype, program.rule, True, reproducible, drops, packed, q.get_device())
         kernel = _kernels.get(key)
         if kernel is not None:
             return kernel
-    return kernel_for(q, v, what, gradients=False, deterministic=False, drops=drops, packed=packed)
+    return kernel_for(q, v, program, gradients=False, deterministic=False, drops=drops, packed=packed)
 
 
-def cached_kernel_for(q: Any, v_cache: Any, program: str, cache: CacheKind) -> Kernel:
+def cached_kernel_for(q: Any, v_cache: Any, program: Program, cache: CacheKind) -> Kernel:
     """The kernel for queries that attend to a cache, on their device."""
-    key = (q.shape[-1], v_cache.shape[-1], q.dtype, program, cache, q.get_device())
+    key = (q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, cache, q.get_device())
     kernel = _kernels.get(key)
     if kernel is None:
-        _check_dtype(q.dtype)
-        dims = {"head_dim": q.shape[-1], "head_dim_v": v_cache.shape[-1], "dtype": dtype_name(str(q.dtype))}
-        spec = replace(spec_of(program), **dims, direction="forward", cache=cache)
+        spec = _spec(q.shape[-1], v_cache.shape[-1], q.dtype, program.rule, direction="forward", cache=cache)
         kernel = _kernels.keep(key, _build_on(q.get_device(), spec))
     return kernel
 
@@ -101,36 +96,48 @@ def _build(
     head_dim: int,
     head_dim_v: int,
     dtype: torch.dtype,
-    what: What,
+    rule: Limits | str,
     gradients: bool,
     deterministic: bool,
     drops: bool,
     packed: bool,
     device: int,
 ) -> Kernel:
-    _check_dtype(dtype)
-    base = spec_of(what) if isinstance(what, str) else AttentionSpec(1, mask=Mask(Band(*what[:2]), Band(*what[2:])))
-    spec = replace(
-        base,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        dtype=dtype_name(str(dtype)),
-        direction="both" if gradients else "forward",
-        deterministic=deterministic,
-        dropout=drops,
-        varlen=packed,
-    )
+    options = {"deterministic": deterministic, "dropout": drops, "varlen": packed}
+    spec = _spec(head_dim, head_dim_v, dtype, rule, direction="both" if gradients else "forward", **options)
     return _build_on(device, spec)
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
+def _spec(head_dim: int, head_dim_v: int, dtype: torch.dtype, rule: Limits | str, **fields: Any) -> AttentionSpec:
     if dtype not in _DTYPES:
         raise ArgumentError(f"q is {dtype}; convert it: attention computes in float16, bfloat16 and float32")
+    dims: dict[str, Any] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype_name(str(dtype))}
+    return replace(spec_of(rule), **dims, **fields)
+
+
+@lru_cache(maxsize=1024)
+def is_planned(
+    program: Program,
+    head_dim: int,
+    head_dim_v: int,
+    dtype: torch.dtype,
+    gradients: bool,
+    drops: bool,
+    device: int,
+) -> bool:
+    """Whether there is a plan for such a call. It builds nothing, so it can be asked while torch.compile records."""
+    direction = "both" if gradients else "forward"
+    spec = _spec(head_dim, head_dim_v, dtype, program.rule, direction=direction, dropout=drops)
+    try:
+        plan(spec, None, get_arch(EMULATED_ARCH) if device == HOST else _arch_of(device))
+    except PlanError:
+        return False
+    return True
 
 
 def _build_on(device: int, spec: AttentionSpec) -> Kernel:
     if device != HOST:
-        arch = arch_for_capability(get_driver().capability(device))
+        arch = _arch_of(device)
         return _built_before(spec, arch) if _is_capturing() else build(spec, arch=arch)
     if not _emulating:
         raise ArgumentError(
@@ -138,6 +145,10 @@ def _build_on(device: int, spec: AttentionSpec) -> Kernel:
             "flashgen.torch.emulate_cpu() to run tiny cases on the emulator"
         )
     return build(spec, target="emulator")
+
+
+def _arch_of(device: int) -> Arch:
+    return arch_for_capability(get_driver().capability(device))
 
 
 def _is_capturing() -> bool:

@@ -1,15 +1,29 @@
-"""Options that are True or False, or numbers, and dense tensors: what else is passed is refused first."""
+"""The options of a call, and the checks of their types."""
 
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError
+from flashgen.spec import Sequences
+
+
+class Options(NamedTuple):
+    """All that decides the result of a call besides its tensors and its program."""
+
+    scale: float | None = None
+    #: None follows torch.use_deterministic_algorithms.
+    deterministic: bool | None = None
+    dropout_p: float = 0.0
+    sequences: Sequences | None = None
+    #: Decides which pairs are dropped; drawn from torch's generator where it is None.
+    rng_state: Any = None
+
 
 # Callers compare types first, which is quicker than these functions, and call them for what is left.
 

@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from numbers import Number
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from flashgen.launch.arrays.array import MAX_ACCESS_BYTES, Framework
-from flashgen.launch.call.batched_launch import Part, joined, taken
+from flashgen.launch.call.batched_launch import Found, Part, joined, taken
 from flashgen.launch.call.prepared import Call
 from flashgen.launch.target import Target
-from flashgen.torch.function import Recorded, recorded_again
 
-#: The arguments of a function: those that may be tensors, and all others.
-Asked = tuple[tuple[Any, ...], tuple[Any, ...]]
+#: What a call is remembered by: the arguments that may be tensors, of which the first two are, and all others.
+CallKey = tuple[tuple[Any, ...], tuple[Any, ...]]
 #: What the results of a call are called.
 RESULTS = ("o", "lse")
 _is_compiling = torch.compiler.is_compiling
@@ -32,6 +31,17 @@ _Guards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards"
 #: How many combinations of options and shapes are remembered, and how many calls with the same ones.
 _KEYS_KEPT, _CALLS_KEPT = 1024, 16
 _LOW = MAX_ACCESS_BYTES - 1
+
+
+class Recorded(Protocol):
+    """How gradients are recorded of a call that is like one before."""
+
+    @property
+    def deterministic(self) -> bool | None:
+        """What torch's switch must say, where the call followed it."""
+
+    def call(self, found: Found, given: Sequence[Any]) -> Sequence[Any]:
+        """The results of a call on these arguments."""
 
 
 class _Replay(NamedTuple):
@@ -67,15 +77,13 @@ class _Replay(NamedTuple):
 _replays: dict[Any, tuple[_Replay, ...]] = {}
 
 
-def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> Sequence[Any] | None:
-    """The results of a call, where there was one like it; gradients are recorded where they are wanted.
-
-    ``given`` are the arguments that may be tensors, of which the first two are, and ``options`` all others.
-    """
+def replayed(key: CallKey) -> Sequence[Any] | None:
+    """The results of a call, where there was one like it; gradients are recorded where they are wanted."""
     if _is_compiling():
         return None
+    given, options = key
     try:
-        replays = _replays.get(_key(given, options), ())
+        replays = _replays.get(_lookup_key(given, options), ())
     except (AttributeError, TypeError, RuntimeError):
         # No tensors, nested ones, or something that is no constant, such as a list.
         return None
@@ -88,31 +96,31 @@ def again(given: tuple[Any, ...], options: tuple[Any, ...]) -> Sequence[Any] | N
                 not (requires_grad or autocast) or replay.is_right_now()
             ):
                 if replay is not replays[0]:
-                    _to_front(_key(given, options), replay, replays)
+                    _to_front(_lookup_key(given, options), replay, replays)
                 target.check()
                 if recorded is not None:
-                    return recorded_again((target, call, framework, tensors, pointers, ()), given, recorded)
+                    return recorded.call((target, call, framework, tensors, pointers, ()), given)
                 return call.run(target, framework, tensors[0], pointers, None)
     return None
 
 
 def remember(
-    given: tuple[Any, ...],
-    options: tuple[Any, ...],
+    key: CallKey,
     parts: Sequence[Part],
     wanted: Collection[str] = RESULTS,
     recorded: Recorded | None = None,
 ) -> None:
-    """That these calls are what such arguments ask for, if nobody watches.
+    """Keeps the launches of a call for later calls with the same key.
 
-    Of all that they make, later calls will have the ``wanted`` results alone. Where gradients were ``recorded``, they
+    Of all that they make, later calls return the ``wanted`` results alone. Where gradients were ``recorded``, they
     will be again; where not, nobody wanted any.
     """
+    given, options = key
     if _Guards is None or not _is_constant(options):
         return
     try:
-        key = _key(given, options)
-        known = _replays.get(key, ())
+        place = _lookup_key(given, options)
+        known = _replays.get(place, ())
     except (AttributeError, TypeError):
         return
     arrays = taken(parts)
@@ -135,10 +143,10 @@ def remember(
     )
     if len(_replays) >= _KEYS_KEPT:
         _replays.clear()
-    _to_front(key, replay, known)
+    _to_front(place, replay, known)
 
 
-def _key(given: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+def _lookup_key(given: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
     """Equal for calls that differ at most in what tensors they have; True and 1 are not the same.
 
     Of these the shapes of two, so that there are few calls with one key.
@@ -158,10 +166,10 @@ def _is_constant(option: Any) -> bool:
     return option is None or isinstance(option, (str, Number))
 
 
-def _to_front(key: Any, replay: _Replay, replays: tuple[_Replay, ...]) -> None:
+def _to_front(place: Any, replay: _Replay, replays: tuple[_Replay, ...]) -> None:
     """Calls that come often are found soon; what other threads did meanwhile may be forgotten, and is done again."""
     others = [other for other in replays if other is not replay]
-    _replays[key] = (replay, *others[: _CALLS_KEPT - 1])
+    _replays[place] = (replay, *others[: _CALLS_KEPT - 1])
 
 
 def forget_host() -> None:

@@ -153,6 +153,7 @@ def test_gradients_are_the_slopes_of_the_function(emulated: Any, scored: str) ->
 
 def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     from flashgen.torch import kernels
+    from flashgen.torch.program import FULL
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -161,7 +162,7 @@ def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> N
     spec = fg.AttentionSpec(24, dtype="fp16")
 
     def kernel() -> Any:
-        return kernels.kernel_for(on_gpu, on_gpu, kernels.NO_LIMITS, gradients=False, deterministic=False)
+        return kernels.kernel_for(on_gpu, on_gpu, FULL, gradients=False, deterministic=False)
 
     with pytest.raises(fg.LaunchError, match="make the same call once before the capture"):
         kernel()
@@ -174,13 +175,14 @@ def test_during_a_capture_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> N
 def test_of_a_thousand_widths_the_last_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from flashgen.api import KERNELS_KEPT
     from flashgen.torch import kernels
+    from flashgen.torch.program import Program
 
     monkeypatch.setattr(kernels, "_kernels", kernels.Recent(KERNELS_KEPT))
     monkeypatch.setattr(kernels, "_build", lambda *key: key)
     x = SimpleNamespace(shape=(24,), dtype=torch.float16, get_device=lambda: 0)
 
     def kernel(width: int) -> Any:
-        return kernels.kernel_for(x, x, (width, 0, None, None), gradients=False, deterministic=False)
+        return kernels.kernel_for(x, x, Program((width, 0, None, None)), gradients=False, deterministic=False)
 
     made = [kernel(width) for width in range(1000)]
     assert len(kernels._kernels) <= KERNELS_KEPT

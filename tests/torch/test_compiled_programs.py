@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -220,6 +222,82 @@ def test_a_mask_and_a_score_of_numbers_may_be_made_inside(emulated: Any, inputs:
     for mask in (lambda: fg.chunked(4), lambda: fg.dilated(2), lambda: fg.global_tokens(2)):
         call = lambda q, k, v, m=mask: fg.attention(q, k, v, mask=m(), score=fg.softcap(2.0))  # noqa: E731
         assert _same_without_gradients(call, arrays)
+
+
+WINDOW, CAP = fg.window(9, 0), fg.softcap(2.0)
+DOCUMENTS = fg.document(torch.tensor([[0] * 5 + [1] * 7] * 2)) if torch else fg.full()
+SLOPES = fg.alibi(torch.linspace(0.1, 0.4, 4)) if torch else fg.softcap(1.0)
+
+COMBINED = {
+    "two bands": lambda: {"mask": fg.causal() & fg.window(9, 0)},
+    "an outer band": lambda: {"mask": fg.causal() & WINDOW},
+    "an outer band first": lambda: {"mask": WINDOW & fg.causal()},
+    "or": lambda: {"mask": fg.causal() | fg.global_tokens(3)},
+    "not": lambda: {"mask": ~WINDOW},
+    "not twice": lambda: {"mask": ~~WINDOW},
+    "tensors": lambda: {"mask": fg.causal() & ~DOCUMENTS | fg.dilated(2) & (WINDOW | DOCUMENTS)},
+    "scores": lambda: {"score": CAP >> fg.softcap(2.0)},
+    "scores with tensors": lambda: {"mask": DOCUMENTS & WINDOW, "score": CAP >> SLOPES >> fg.softcap(3.0)},
+    "a function beside": lambda: {"mask": ~DOCUMENTS, "score": lambda s, b, h, q, k: s * 2.0},
+}
+
+
+@pytest.mark.parametrize("combined", COMBINED.values(), ids=COMBINED)
+def test_masks_and_scores_are_combined_inside(emulated: Any, inputs: Any, combined: Any) -> None:
+    assert _same_without_gradients(lambda q, k, v: fg.attention(q, k, v, **combined()), inputs(len_q=12))
+
+
+def test_bands_that_are_combined_inside_stay_bands(emulated: Any, inputs: Any) -> None:
+    compiled(lambda q, k, v: fg.attention(q, k, v, mask=fg.causal() & WINDOW))(*inputs())
+    assert [spec.mask.rest for spec in emulated] == [None]
+
+
+def test_another_outer_mask_is_combined_anew(emulated: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = tuple(x.detach() for x in inputs(len_q=12))
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return fg.attention(q, k, v, mask=WINDOW & DOCUMENTS)
+
+    following = compiled(call)
+    for mask, ids in ((WINDOW, [0] * 12), (fg.window(2, 1), [0] * 12), (fg.window(2, 1), [0] * 3 + [4] * 9)):
+        monkeypatch.setitem(globals(), "WINDOW", mask)
+        monkeypatch.setitem(globals(), "DOCUMENTS", fg.document(torch.tensor([ids] * 2)))
+        assert torch.equal(following(*arrays), call(*arrays))
+
+
+def test_combined_masks_and_scores_survive_a_graph_break(emulated: Any, inputs: Any) -> None:
+    def call(q: Any, k: Any, v: Any) -> Any:
+        mask, score = ~DOCUMENTS & WINDOW | WINDOW, CAP >> SLOPES
+        torch._dynamo.graph_break()
+        return fg.attention(q, k, v, mask=mask, score=score)
+
+    torch._dynamo.reset()
+    arrays = tuple(x.detach() for x in inputs(len_q=12))
+    assert torch.equal(torch.compile(call, backend="aot_eager")(*arrays), call(*arrays))
+
+
+@pytest.mark.parametrize("combine", [lambda: fg.causal() & 3, lambda: fg.causal() | fg.softcap(1.0)])
+def test_what_is_no_mask_is_not_combined(emulated: Any, inputs: Any, combine: Any) -> None:
+    with pytest.raises(Exception, match=r"combines masks, and a .* is none"):
+        compiled(lambda q, k, v: fg.attention(q, k, v, mask=combine()))(*inputs())
+
+
+def test_masks_are_combined_whichever_is_imported_first() -> None:
+    """The compiler's handlers are added after its import, which flashgen leaves to others."""
+    code = """
+import sys
+import {first}
+import torch, flashgen as fg, flashgen.torch
+assert ("torch._dynamo" in sys.modules) == ("{first}" == "torch._dynamo")
+x = torch.zeros(1, 4, 1, 8).half()
+mask = fg.window(1, 0)
+call = lambda x: fg.attention(x, x, x, mask=~mask)
+with fg.torch.emulate_cpu():
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))
+"""
+    for first in ("flashgen.torch", "torch._dynamo"):
+        done = subprocess.run([sys.executable, "-c", code.format(first=first)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 class Numbers:

@@ -30,7 +30,7 @@ def test_compiled_in_one_graph_and_checked_as_operators(emulated: Any) -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(other.q, other.k_cache, other.v_cache, *arguments[3:]), eager)
     assert torch.equal(other.k_cache, at.k_cache)
-    text = program_for(Form(None, 0))[0].text
+    text = program_for(Form(None, 0), ())[0].rule
     ops, places = torch.ops.flashgen, (at.seqlens, at.rows)
     attending = (at.q, at.k_cache, at.v_cache, [], text, *places, None, None, 3, 2)
     # What a compiler would do with it was done above.

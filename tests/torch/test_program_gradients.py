@@ -73,17 +73,18 @@ def test_only_wanted_gradients_are_computed(emulated: Any, inputs: Any, monkeypa
 
 
 def test_the_operator_gives_the_same_gradients(emulated: Any, inputs: Any) -> None:
-    from flashgen.torch.tracing.program import program_of, score_of
+    from flashgen.torch.mask_and_score import score_of
+    from flashgen.torch.program import written_program
 
     slopes, table, logits = (x.requires_grad_() for x in floats())
     score = score_of(lambda s, b, h, q, k: s + fg.tanh(slopes[h] * (k - q)) + table[h, k]) >> fg.sink(logits)
-    program, captured = program_of(fg.full(), score)
+    program, captured = written_program(fg.full(), score)
     q, k, v = inputs()
     wanted = (q, v, slopes, logits)
-    out = torch.ops.flashgen.program_forward(q, k, v, list(captured), program.text)[0]
+    out = torch.ops.flashgen.program_forward(q, k, v, list(captured), program.rule)[0]
     through = torch.autograd.grad(out.square().sum(), wanted)
     direct = torch.autograd.grad(fg.attention(q, k, v, score=score).square().sum(), wanted)
     assert same(through, direct)
     compiled = torch.compile(lambda q, k, v: fg.attention(q, k, v, score=score), fullgraph=True, backend="aot_eager")
     assert same(torch.autograd.grad(compiled(q, k, v).square().sum(), wanted), direct)
-    torch.library.opcheck(torch.ops.flashgen.program_forward.default, (q, k, v, list(captured), program.text))
+    torch.library.opcheck(torch.ops.flashgen.program_forward.default, (q, k, v, list(captured), program.rule))

@@ -89,28 +89,28 @@ def test_one_tensor_in_mask_score_and_sink_compiles(emulated: Any, inputs: Any) 
 
 
 def test_operator_and_function_agree_bit_for_bit(emulated: Any, inputs: Any) -> None:
-    from flashgen.torch.tracing.program import program_of
+    from flashgen.torch.program import written_program
 
-    program, captured = program_of(MASK, SCORE)
+    program, captured = written_program(MASK, SCORE)
     q, k, v = inputs(len_q=12)
     through = forward_and_backward(
-        lambda q, k, v: torch.ops.flashgen.program_forward(q, k, v, list(captured), program.text)[0], q, k, v
+        lambda q, k, v: torch.ops.flashgen.program_forward(q, k, v, list(captured), program.rule)[0], q, k, v
     )
     assert same(through, forward_and_backward(call, q, k, v))
 
 
 def test_opcheck_finds_nothing(emulated: Any, inputs: Any) -> None:
-    from flashgen.torch.tracing.program import program_of
+    from flashgen.torch.program import written_program
 
-    program, captured = program_of(MASK, SCORE)
-    arguments = (*inputs(len_q=12), list(captured), program.text)
+    program, captured = written_program(MASK, SCORE)
+    arguments = (*inputs(len_q=12), list(captured), program.rule)
     torch.library.opcheck(torch.ops.flashgen.program_forward.default, arguments)
 
 
 def test_export_keeps_the_operator_and_needs_no_registry(
     emulated: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flashgen.torch.tracing import program as programs
+    from flashgen.torch import program as programs
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def forward(self, q: Any, k: Any, v: Any) -> Any:

@@ -176,13 +176,14 @@ def test_misuse_is_named(emulated: Any, inputs: Any, options: Any, words: str) -
 
 
 def test_looking_up_what_was_traced_before_costs_little() -> None:
-    from flashgen.torch.tracing.program import mask_of, program_of, score_of
+    from flashgen.torch.mask_and_score import mask_of, score_of
+    from flashgen.torch.program import written_program
 
     slopes, window = torch.rand(4), 7
 
     def lookup() -> Any:
         mask = mask_of(lambda b, h, q, k: (q - k < window) & (IDS[b, q] == IDS[b, k]))
-        return program_of(mask, score_of(lambda s, b, h, q, k: s + slopes[h] * (k - q)))
+        return written_program(mask, score_of(lambda s, b, h, q, k: s + slopes[h] * (k - q)))
 
     lookup()
     times = []

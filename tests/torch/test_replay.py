@@ -104,7 +104,7 @@ def test_gradients_are_as_reproducible_as_torch_says_now(emulated: Any) -> None:
         torch.use_deterministic_algorithms(switch)
         try:
             for _ in range(2):
-                kernel, *_ = fg.attention(q, k, v).grad_fn.how
+                kernel, *_ = fg.attention(q, k, v).grad_fn.call
                 reproducible.append(kernel.spec.deterministic)
         finally:
             torch.use_deterministic_algorithms(False)
@@ -189,9 +189,9 @@ def test_a_call_with_other_tensors_is_another_call(emulated: Any, what: str, rec
 
     q, k, v = recorded(qkv())
     fg.attention(q, k, v, mask=fg.causal())
-    options = CAUSAL, None, None, None
-    assert replay.again((q, k, v), options) is not None
-    assert replay.again(recorded(differing()[what]), options) is None
+    options = CAUSAL, None, None, None, 0
+    assert replay.replayed(((q, k, v), options)) is not None
+    assert replay.replayed((recorded(differing()[what]), options)) is None
 
 
 def test_whose_address_it_is_counts(emulated: Any) -> None:
@@ -275,7 +275,7 @@ def test_where_packed_sequences_begin_is_checked_each_time(emulated: Any) -> Non
 def test_packed_sequences_of_the_second_call_are_its_own(
     emulated: Any, monkeypatch: pytest.MonkeyPatch, with_slopes: bool
 ) -> None:
-    monkeypatch.setattr("flashgen.torch.entry._looks_at_sequences", lambda kernel: False)
+    monkeypatch.setattr("flashgen.torch.function._reads_offsets", lambda kernel: False)
     starts = {1: torch.tensor([0, 4, 9], dtype=torch.int32), 5: torch.tensor([0, 7, 9], dtype=torch.int32)}
 
     def results(seed: int, records: bool) -> tuple[Any, ...]:
@@ -320,7 +320,7 @@ def test_as_many_calls_are_kept_as_were_made_last(emulated: Any, monkeypatch: py
     given = {i: (halves(1, 3, 1, 16), halves(1, 3, 1, 16), halves(1, 3, 1, 16 * i)[..., :16]) for i in (1, 2, 3)}
     for i in (1, 2, 1, 3):
         fg.attention(*given[i])
-    known = [i for i in given if replay.again(given[i], ((None,) * 4, None, None, None)) is not None]
+    known = [i for i in given if replay.replayed((given[i], ((None,) * 4, None, None, None, 0))) is not None]
     assert known == [1, 3]
 
 
@@ -331,4 +331,4 @@ def test_a_torch_without_the_comparison_computes_the_same(emulated: Any, monkeyp
     monkeypatch.setattr(replay, "_Guards", None)
     for _ in range(2):
         assert torch.equal(fg.attention(q, k, v, mask=fg.causal()), expected)
-    assert replay.again((q, k, v), (CAUSAL, None, None, None)) is None
+    assert replay.replayed(((q, k, v), (CAUSAL, None, None, None, 0))) is None

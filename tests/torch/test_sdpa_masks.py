@@ -219,13 +219,13 @@ def test_values_and_sizes_of_masks_make_no_kernels(launches: Any, emulated: Any)
 def test_expanded_masks_stay_as_they_are(launches: Any, monkeypatch: pytest.MonkeyPatch, wants_gradients: bool) -> None:
     from flashgen.torch.sdpa import function as sdpa_function
 
-    seen, attend = [], sdpa_function.attend_program
+    seen, attend = [], sdpa_function.attend
 
     def watched(q: Any, k: Any, v: Any, program: Any, captured: Any, *options: Any) -> Any:
         seen.extend(captured)
         return attend(q, k, v, program, captured, *options)
 
-    monkeypatch.setattr(sdpa_function, "attend_program", watched)
+    monkeypatch.setattr(sdpa_function, "attend", watched)
     leaf = normal(2, 1, 1, 12).detach().requires_grad_(wants_gradients)
     given = *tensors(), leaf.expand(2, 4, 9, 12)
     assert_close(run(sdpa, *given), exact(*given), torch.float32)

@@ -102,7 +102,7 @@ def test_where_sequences_begin_must_stay_until_the_backward_pass(emulated: Any, 
 def test_opcheck_finds_nothing(emulated: Any, rows: Any) -> None:
     options = {"deterministic": True, "dropout_p": P, "rng_state": torch.tensor([1, 2])}
     of, slopes = sequences(seqused_k=torch.tensor([7, 2, 4]).int()), torch.rand(6).requires_grad_()
-    program = fg.torch.tracing.program.program_of(fg.causal(), fg.alibi(slopes))[0].text
+    program = fg.torch.program.written_program(fg.causal(), fg.alibi(slopes))[0].rule
     places = (of.cu_seqlens_q, of.cu_seqlens_k, None, of.seqused_k, 9, 8)
     arguments = (*rows(), *places, [slopes], program)
     torch.library.opcheck(torch.ops.flashgen.varlen_forward.default, arguments, options)

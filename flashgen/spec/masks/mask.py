@@ -42,10 +42,14 @@ class Mask:
     rest: Traced | None = None
     #: The same object for equal masks, where there is an expression.
     form: Form | None = field(init=False, repr=False, default=None)
+    #: The form's name; empty where there is no form.
+    form_name: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
         if self.rest is not None:
-            object.__setattr__(self, "form", form_of(self._key()))
+            form = form_of(self._key())
+            object.__setattr__(self, "form", form)
+            object.__setattr__(self, "form_name", form.name)
 
     @classmethod
     def of(cls, mask: Any) -> Mask:

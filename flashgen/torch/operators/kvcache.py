@@ -16,14 +16,12 @@ from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
 from flashgen.launch.call.batched_launch import Part, run
 from flashgen.spec import KVCache, Rotary
-from flashgen.torch.entry import is_watched
-from flashgen.torch.function import rows_contiguous, wants_gradients
 from flashgen.torch.kernels import cached_kernel_for
-from flashgen.torch.operators.dense import library
+from flashgen.torch.operators.library import forward_shapes, implement, library
 from flashgen.torch.operators.packed_keys import append_packed
-from flashgen.torch.replay import RESULTS, Asked, remember
-from flashgen.torch.sdpa.forms import Form, program_for, recorded
-from flashgen.torch.tracing.program import Program, check_tensors, program_named
+from flashgen.torch.program import Program, check_tensors, program_named
+from flashgen.torch.replay import RESULTS, CallKey, remember
+from flashgen.torch.tensors import needs_dispatcher, rows_contiguous, wants_gradients
 
 #: Where captured tensors are among the arguments of ``cache_forward``.
 _CAPTURED = 3
@@ -45,35 +43,32 @@ def attend_to_cache(
     k_cache: Any,
     v_cache: Any,
     cache: KVCache,
-    form: Form,
-    tensors: tuple[Any, ...] = (),
+    program: Program,
+    captured: Sequence[Any] = (),
     *,
     k: Any = None,
     v: Any = None,
     rotary: Rotary | None = None,
     scale: float | None = None,
     starts_new: Any = None,
-    asked: Asked | None = None,
+    key: CallKey | None = None,
     wanted: Collection[str] = RESULTS,
 ) -> tuple[Any, Any]:
     """``(out, lse)`` of queries that attend to a cache, into which k and v are put before, where they are given.
 
-    With ``starts_new`` k and v are packed, and those of sequence i begin there. What was done is remembered for calls
-    that ask the same, of which the ``wanted`` results alone are asked for.
+    With ``starts_new`` k and v are packed, and those of sequence i begin there. The call is
+    remembered by ``key``; later calls return the ``wanted`` results alone.
     """
+    text = str(program.rule)
     if starts_new is not None or (rotary is not None and cache.cu_seqlens_q is not None):
-        text = recorded(form, tensors)[0] if torch.compiler.is_compiling() else program_for(form)[0].text
         q, cache = append_packed(q, k_cache, v_cache, k, v, cache, rotary, starts_new, text)
-        k, v, rotary, asked = None, None, None, None
-    if torch.compiler.is_compiling():
-        text, captured = recorded(form, tensors)
-    else:
-        program, order = program_for(form)
-        text, captured = program.text, [tensors[i] for i in order]
-        if not (is_watched(q, k_cache, v_cache) or wants_gradients(q, k_cache, v_cache, k, v, *captured)):
+        k, v, rotary, key = None, None, None, None
+    if not torch.compiler.is_compiling():
+        inputs = q, k_cache, v_cache, k, v, *captured
+        if not (needs_dispatcher(q, k_cache, v_cache) or wants_gradients(*inputs)):
             parts = _attend(q, k_cache, v_cache, cache, program, captured, k, v, rotary, scale)
-            if asked is not None:
-                remember(*asked, parts, wanted)
+            if key is not None:
+                remember(key, parts, wanted)
             _, (out, lse, *_) = parts[-1]
             return out, lse
     seqlens = cache.seqlens if cache.cu_seqlens_k is None else cache.cu_seqlens_k.diff()
@@ -81,11 +76,11 @@ def attend_to_cache(
     appended = 0
     if k is not None:
         angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
-        how = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
-        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *how)
+        style = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
+        turned = torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *style)
         q, appended = q if rotary is None else turned, k.shape[1]
     result: tuple[Any, Any] = torch.ops.flashgen.cache_forward(
-        *(q, k_cache, v_cache, captured, text, *places, appended),
+        *(q, k_cache, v_cache, list(captured), text, *places, appended),
         *(cache.num_splits, scale, cache.cu_seqlens_q, cache.max_seqlen_q),
     )
     return result
@@ -104,7 +99,7 @@ def _attend(
     scale: float | None,
 ) -> list[Part]:
     """What the two operators do, without the dispatcher: the calls that it takes, with their results."""
-    kernel, parts = _kernel(q, v_cache, program.text, cache.block_table), []
+    kernel, parts = _kernel(q, v_cache, program, cache.block_table), []
     cache = _with_plain_arrays(cache, 0 if k is None else k.shape[1])
     if k is not None:
         parts = [_put(kernel, k_cache, v_cache, k, v, q, cache, rotary)]
@@ -157,7 +152,7 @@ def _read(
     return found, run(found, q)
 
 
-def _kernel(q: Any, v_cache: Any, program: str, block_table: Any) -> Kernel:
+def _kernel(q: Any, v_cache: Any, program: Program, block_table: Any) -> Kernel:
     return cached_kernel_for(q, v_cache, program, "contiguous" if block_table is None else "paged")
 
 
@@ -183,7 +178,7 @@ def _append(
     one_position: bool = False,
 ) -> Any:
     cache = KVCache(_plain(seqlens), _plain(batch_idx), None, _plain(block_table))
-    kernel = _kernel(q, v_cache, program, block_table)
+    kernel = _kernel(q, v_cache, program_named(program), block_table)
     if rotary_cos is None:
         _put(kernel, k_cache, v_cache, k, v, q, cache, None)
         # An operator's result is no tensor that it was given.
@@ -210,15 +205,14 @@ def _forward(
 ) -> tuple[Any, Any]:
     places = _plain(seqlens), _plain(batch_idx), _plain(leftpad), _plain(block_table)
     cache = KVCache(*places, appended, num_splits, _plain(cu_seqlens_q), max_seqlen_q)
-    kernel = _kernel(q, v_cache, program, block_table)
-    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, program_named(program), captured, cache, scale)
+    named = program_named(program)
+    kernel = _kernel(q, v_cache, named, block_table)
+    _, (out, lse, *_) = _read(kernel, q, k_cache, v_cache, named, captured, cache, scale)
     return out, lse
 
 
-# CPU tensors reach the same functions, whose errors say what to do.
-for _device in ("CUDA", "CPU"):
-    library.impl("cache_append", _append, _device)
-    library.impl("cache_forward", _forward, _device)
+implement("cache_append", _append)
+implement("cache_forward", _forward)
 
 
 def _append_shapes(
@@ -240,9 +234,7 @@ def _append_shapes(
 
 
 def _forward_shapes(q: Any, k_cache: Any, v_cache: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-    *batch, len_q, heads, _dim = q.shape
-    out = q.new_empty((*batch, len_q, heads, v_cache.shape[-1]))
-    return out, q.new_empty((*batch, heads, len_q), dtype=torch.float32)
+    return forward_shapes(q, v_cache)
 
 
 torch.library.register_fake("flashgen::cache_append", _append_shapes, lib=library)

@@ -104,9 +104,9 @@ def _append(
     else:
         q = q.new_empty((k.shape[0], 0, *q.shape[-2:]))
     angles = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
-    how = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
+    style = (True, False) if rotary is None else (rotary.interleaved, rotary.one_position)
     places = cache.seqlens, cache.batch_idx, None, cache.block_table
-    return torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *how)
+    return torch.ops.flashgen.cache_append(k_cache, v_cache, k, v, q, text, *places, *angles, *style)
 
 
 def _rows_of(starts: Any, total: int) -> _Rows:

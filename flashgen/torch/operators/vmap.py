@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from flashgen.torch.operators import programs, varlen  # noqa: F401  (they define operators)
-from flashgen.torch.operators.dense import library
+from flashgen.torch.operators import attention  # noqa: F401  (it defines operators)
+from flashgen.torch.operators.library import arguments_by_name, library
 
 
 def _fold(x: Any, dim: int | None, size: int) -> Any:
@@ -16,12 +16,13 @@ def _fold(x: Any, dim: int | None, size: int) -> Any:
     return x.reshape(size * x.shape[1], *x.shape[2:])
 
 
-def _folded(op: Any, state: int) -> Any:
+def _folded(op: Any) -> Any:
     """One call for all: every tensor has the batch in front; but where there is a state of dropout, a call each."""
+    operator = op.__name__
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        if len(arguments) > state and arguments[state] is not None:
+        if arguments_by_name(operator, arguments)["rng_state"] is not None:
             each: tuple[Any, Any] = _one_by_one(op)(info, in_dims, *arguments)
             return each
         # Trailing arguments that have their default may be missing, and so are their dimensions.
@@ -59,8 +60,8 @@ def _taken(x: Any, dim: Any, i: int) -> Any:
 
 _ops = torch.ops.flashgen
 for _name, _rule in (
-    ("forward", _folded(_ops.forward, 10)),
-    ("backward", _folded(_ops.backward, 13)),
+    ("forward", _folded(_ops.forward)),
+    ("backward", _folded(_ops.backward)),
     ("program_forward", _one_by_one(_ops.program_forward)),
     ("program_backward", _one_by_one(_ops.program_backward)),
     ("varlen_forward", _one_by_one(_ops.varlen_forward)),

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from flashgen.errors import ArgumentError, PlanError
-from flashgen.torch.function import rows_contiguous
-from flashgen.torch.kernels import NO_LIMITS, forward_kernel, is_emulating, kernel_for
+from flashgen.torch.kernels import forward_kernel, is_emulating, kernel_for
+from flashgen.torch.program import FULL, Program
 from flashgen.torch.sdpa.function import DTYPES, LARGEST_HEAD, TOP_LEFT, scaled_dot_product_attention
 from flashgen.torch.sdpa.switch import Switch
-from flashgen.torch.tracing.program import Limits
+from flashgen.torch.tensors import rows_contiguous
 
 _NAME = "flashgen"
 _FORWARD = "_scaled_dot_product_flash_attention"
 _BACKWARD = _FORWARD + "_backward"
 _FUNCTION = "scaled_dot_product_attention"
-_BOTTOM_RIGHT: Limits = (None, 0, None, None)
+_BOTTOM_RIGHT = Program((None, 0, None, None))
 
 
 def enable_sdpa() -> Switch:
@@ -141,11 +141,11 @@ def _applies(q: Any, k: Any, v: Any, dropout_p: float) -> bool:
     )
 
 
-def _attend(q: Any, k: Any, v: Any, limits: Limits, scale: float | None) -> tuple[Any, Any] | None:
+def _attend(q: Any, k: Any, v: Any, program: Program, scale: float | None) -> tuple[Any, Any] | None:
     """``(out, lse)``, out with heads first; None where no kernel can be planned."""
     rows = [rows_contiguous(x.transpose(1, 2)) for x in (q, k, v)]
     try:
-        kernel = forward_kernel(rows[0], rows[2], limits, deterministic=torch.are_deterministic_algorithms_enabled())
+        kernel = forward_kernel(rows[0], rows[2], program, deterministic=torch.are_deterministic_algorithms_enabled())
     except PlanError:
         return None
     out, lse = kernel(*rows, scale=scale)
@@ -153,13 +153,13 @@ def _attend(q: Any, k: Any, v: Any, limits: Limits, scale: float | None) -> tupl
 
 
 def _differentiate(
-    do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, limits: Limits, scale: float | None
+    do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, program: Program, scale: float | None
 ) -> tuple[Any, Any, Any] | None:
     """``(dq, dk, dv)`` with heads first; None where no kernel can be planned."""
     q, k, v, out, do = (rows_contiguous(x.transpose(1, 2)) for x in (q, k, v, out, do))
     try:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        kernel = kernel_for(q, v, limits, gradients=True, deterministic=deterministic)
+        kernel = kernel_for(q, v, program, gradients=True, deterministic=deterministic)
     except PlanError:
         return None
     dq, dk, dv = kernel.backward(do, q, k, v, out, lse.contiguous(), scale=scale)
@@ -189,7 +189,7 @@ class _Flash:
     ) -> Any:
         if return_debug_mask or not _applies(query, key, value, dropout_p):
             return otherwise()
-        found = _attend(query, key, value, _BOTTOM_RIGHT if is_causal else NO_LIMITS, scale)
+        found = _attend(query, key, value, _BOTTOM_RIGHT if is_causal else FULL, scale)
         if found is None:
             return otherwise()
         out, lse = found
@@ -218,8 +218,8 @@ class _Flash:
     ) -> Any:
         if not _applies(query, key, value, dropout_p):
             return otherwise()
-        limits = _BOTTOM_RIGHT if is_causal else NO_LIMITS
-        found = _differentiate(grad_out, query, key, value, out, logsumexp, limits, scale)
+        program = _BOTTOM_RIGHT if is_causal else FULL
+        found = _differentiate(grad_out, query, key, value, out, logsumexp, program, scale)
         if found is None:
             return otherwise()
         return tuple(_laid_out_like(x, dx) for x, dx in zip((query, key, value), found, strict=True))
@@ -242,7 +242,7 @@ class _FlashForCpu:
     ) -> Any:
         if attn_mask is not None or not _applies(query, key, value, dropout_p):
             return otherwise()
-        found = _attend(query, key, value, TOP_LEFT if is_causal else NO_LIMITS, scale)
+        found = _attend(query, key, value, TOP_LEFT if is_causal else FULL, scale)
         if found is None:
             return otherwise()
         out, lse = found
@@ -265,6 +265,6 @@ class _FlashForCpu:
     ) -> Any:
         if attn_mask is not None or not _applies(query, key, value, dropout_p):
             return otherwise()
-        limits = TOP_LEFT if is_causal else NO_LIMITS
-        found = _differentiate(grad_out, query, key, value, out, logsumexp, limits, scale)
+        program = TOP_LEFT if is_causal else FULL
+        found = _differentiate(grad_out, query, key, value, out, logsumexp, program, scale)
         return otherwise() if found is None else found

@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.spec import Mask, Score, Sequences, alibi, chunked, softcap, window
+from flashgen.spec import Mask, Score, alibi, chunked, softcap, window
 from flashgen.spec import sink as sink_of
 from flashgen.spec.masks.tensor_masks import element_at
-from flashgen.torch.entry import attend_program
-from flashgen.torch.replay import Asked
+from flashgen.torch.program import Program, written_program
 from flashgen.torch.tracing.compiled import constant
-from flashgen.torch.tracing.compiling import by_operator
-from flashgen.torch.tracing.program import Program, program_of
 
 
 class Form(NamedTuple):
@@ -46,7 +43,7 @@ def axes_of(tensor: Any, sizes: tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def program_for(form: Form) -> tuple[Program, tuple[int, ...]]:
+def _program_for(form: Form) -> tuple[Program, tuple[int, ...]]:
     """The program, and where its tensors are among the mask, the biases and the sink that a call has."""
     tensors = []
 
@@ -68,18 +65,18 @@ def program_for(form: Form) -> tuple[Program, tuple[int, ...]]:
         score = _then(score, _bias(like(dtype, axes), axes))
     if form.sink is not None:
         score = _then(score, sink_of(like(form.sink, "h")))
-    program, ordered = program_of(mask, score)
+    program, ordered = written_program(mask, score)
     return program, tuple(next(i for i, t in enumerate(tensors) if t is tensor) for tensor in ordered)
 
 
 def text_for(*form: Any) -> str:
     """The program's text, for torch.compile, which takes it as a constant, but no named tuple."""
-    return program_for(Form(*form))[0].text
+    return str(_program_for(Form(*form))[0].rule)
 
 
 def order_for(*form: Any) -> tuple[int, ...]:
     """The order of its tensors."""
-    return program_for(Form(*form))[1]
+    return _program_for(Form(*form))[1]
 
 
 _function: Any
@@ -88,33 +85,15 @@ for _function in (text_for, order_for):
     _function._dynamo_marked_constant = True
 
 
-def recorded(form: Form, tensors: Sequence[Any]) -> tuple[str, list[Any]]:
-    """The program's text and its tensors while torch.compile records, to which limits are no sizes to leave open."""
+def program_for(form: Form, tensors: Sequence[Any]) -> tuple[Program, tuple[Any, ...]]:
+    """The program, and its tensors: of the mask, the slopes, the biases and the sink, those that a call has."""
+    if not torch.compiler.is_compiling():
+        program, order = _program_for(form)
+        return program, tuple([tensors[i] for i in order])
+    # The compiler leaves sizes open, and limits are none.
     left, right, chunk, *types = form
-    said = (constant(left), constant(right), constant(chunk), *types)
-    return text_for(*said), [tensors[i] for i in order_for(*said)]
-
-
-def attend_by_form(
-    q: Any,
-    k: Any,
-    v: Any,
-    form: Form,
-    tensors: Sequence[Any],
-    scale: float | None,
-    deterministic: bool | None = None,
-    dropout_p: float = 0.0,
-    sequences: Sequences | None = None,
-    state: Any = None,
-    asked: Asked | None = None,
-) -> tuple[Any, Any]:
-    """``(out, lse)``; ``tensors`` are the mask, the slopes, the biases and the sink, as far as there are any."""
-    if torch.compiler.is_compiling():
-        text, given = recorded(form, tensors)
-        return by_operator(q, k, v, given, text, scale, deterministic, dropout_p, sequences, state)
-    program, order = program_for(form)
-    captured = tuple(tensors[i] for i in order)
-    return attend_program(q, k, v, program, captured, scale, deterministic, dropout_p, sequences, state, asked)
+    constants = (constant(left), constant(right), constant(chunk), *types)
+    return Program(text_for(*constants)), tuple([tensors[i] for i in order_for(*constants)])
 
 
 def _mask(tensor: Any, axes: str) -> Mask:

@@ -9,33 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from flashgen.api import EMULATED_ARCH
-from flashgen.arch import arch_for_capability
-from flashgen.errors import PlanError
-from flashgen.launch.arrays.array import HOST, dtype_name
 from flashgen.launch.call.prepared import MAX_GRID
-from flashgen.launch.driver.cuda import get_driver
-from flashgen.plan import plan
-from flashgen.spec import AttentionSpec, Mask
-from flashgen.spec.masks.band import Band
-from flashgen.torch.entry import attend, attend_program
-from flashgen.torch.function import wants_gradients
-from flashgen.torch.kernels import NO_LIMITS, What, is_emulating
+from flashgen.torch.entry import attend
+from flashgen.torch.kernels import is_emulating, is_planned
+from flashgen.torch.options import Options
+from flashgen.torch.program import FULL, Program
 from flashgen.torch.sdpa.forms import axes_of
 from flashgen.torch.sdpa.mask_tensors import mask_program
-from flashgen.torch.tracing.program import Limits, spec_of
+from flashgen.torch.tensors import wants_gradients
 
 LARGEST_HEAD = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-TOP_LEFT: Limits = (None, None, None, 0)
+TOP_LEFT = Program((None, None, None, 0))
 #: Plain tensors, and what stands for them while torch.compile and export record. Other subclasses, such as DTensor,
 #: have rules of their own for torch's operators.
 _TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
@@ -156,33 +147,14 @@ def _whole_mask(mask: Any, batch: tuple[int, ...], sizes: tuple[int, ...]) -> An
 
 def _attend(q: Any, k: Any, v: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float | None) -> Any:
     """The output with heads first; None where no kernel can be planned."""
-    what: What = TOP_LEFT if is_causal else NO_LIMITS
+    program = TOP_LEFT if is_causal else FULL
+    captured: tuple[Any, ...] = ()
     if mask is not None:
-        program = mask_program(mask.dtype, axes_of(mask, (*q.shape[:3], k.shape[2])))
-        what = program.text
+        program, captured = mask_program(mask.dtype, axes_of(mask, (*q.shape[:3], k.shape[2]))), (mask,)
     gradients = wants_gradients(q, k, v, mask)
     dims = int(q.shape[-1]), int(v.shape[-1])
-    if not _is_planned(what, *dims, q.dtype, gradients, dropout_p > 0.0, q.get_device()):
+    if not is_planned(program, *dims, q.dtype, gradients, dropout_p > 0.0, q.get_device()):
         return None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if mask is None:
-        out, _ = attend(q, k, v, what, scale, None, dropout_p)
-    else:
-        out, _ = attend_program(q, k, v, program, (mask,), scale, None, dropout_p)
+    out, _ = attend(q, k, v, program, captured, Options(scale=scale, dropout_p=dropout_p))
     return out.transpose(1, 2)
-
-
-@lru_cache(maxsize=1024)
-def _is_planned(
-    what: What, head_dim: int, head_dim_v: int, dtype: torch.dtype, gradients: bool, drops: bool, device: int
-) -> bool:
-    """Whether there are kernels for a call on a device. While torch.compile records, none are built to find out."""
-    base = spec_of(what) if isinstance(what, str) else AttentionSpec(1, mask=Mask(Band(*what[:2]), Band(*what[2:])))
-    dims: dict[str, Any] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype_name(str(dtype))}
-    spec = replace(base, **dims, direction="both" if gradients else "forward", dropout=drops)
-    arch = EMULATED_ARCH if device == HOST else arch_for_capability(get_driver().capability(device))
-    try:
-        plan(spec, None, arch)
-    except PlanError:
-        return False
-    return True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashgen.errors import TraceError
-from flashgen.expr import Index, Length, Load, Node, Tensor, Traced, postorder
+from flashgen.expr import Index, Length, Node, Tensor, Traced
 from flashgen.expr import Score as Logit
 from flashgen.expr.trace.capture import TYPES
 from flashgen.expr.trace.traced import with_used
@@ -20,23 +20,21 @@ from flashgen.expr.tree import build
 from flashgen.expr.tree.captured import load
 from flashgen.expr.tree.functions import to_int
 from flashgen.expr.tree.nodes import Type
-from flashgen.spec import Mask, Score
+from flashgen.spec import Mask, Score, full
 from flashgen.spec.form import form_named
-from flashgen.spec.masks.band import Band
 from flashgen.spec.text.declared import Declared
-from flashgen.torch.tracing.program import Program, program_of, tensors_of
+from flashgen.torch.program import written_program
+from flashgen.torch.tracing.algebra import band_mask
 from flashgen.torch.tracing.recorder import Operation
 
 
 class Recorded(NamedTuple):
-    """What torch.compile knows of a mask and a score: names of forms, or results among the operations."""
+    """What torch.compile knows of a mask and a score: forms, functions, and the operators that combine them."""
 
-    mask: str | Operation | None
-    score: str | Operation | None
-    #: The mask's where it is bands alone.
-    limits: tuple[int | None, ...]
+    mask: Operation | None
+    score: Operation | None
     steps: tuple[Operation, ...] = ()
-    #: Element types and ranks of the tensors of these operations.
+    #: Element types and ranks of the captured tensors.
     declared: tuple[tuple[torch.dtype, int], ...] = ()
 
 
@@ -65,19 +63,17 @@ def sink_names(form: str) -> tuple[str, ...]:
 
 def text_of_limits(*limits: int | None) -> str:
     """The text of a mask of bands alone."""
-    return text(None, None, limits)
+    return text(("bands", *limits), None)
 
 
 def text(*recorded: Any) -> str:
     """The text of the program of a ``Recorded``."""
-    return _program(Recorded(*recorded))[0].text
+    return _written(Recorded(*recorded))[0]
 
 
 def order(*recorded: Any) -> tuple[int, ...]:
-    """Where the program's tensors are: first those of the mask, the score and the sink, each in the order of names;
-    then those of the operations.
-    """
-    return _program(Recorded(*recorded))[1]
+    """Where the program's tensors are among the captured ones."""
+    return _written(Recorded(*recorded))[1]
 
 
 _function: Any
@@ -86,36 +82,49 @@ for _function in (mask_names, score_names, sink_names, text_of_limits, text, ord
     _function._dynamo_marked_constant = True
 
 
-def _program(recorded: Recorded) -> tuple[Program, tuple[int, ...]]:
+def _written(recorded: Recorded) -> tuple[str, tuple[int, ...]]:
     nodes = _Nodes(recorded)
-    mask, score = _mask(recorded, nodes), _score(recorded, nodes)
-    program, ordered = program_of(mask, score)
-    of_objects = tensors_of(
-        mask if isinstance(recorded.mask, str) else None, score if isinstance(recorded.score, str) else None
-    )
-    tensors = [*of_objects, *nodes.declared.values()]
-    return program, tuple(next(i for i, t in enumerate(tensors) if t is tensor) for tensor in ordered)
+    mask = full() if recorded.mask is None else _mask(nodes, recorded.mask)
+    score = None if recorded.score is None else _score(nodes, recorded.score)
+    program, ordered = written_program(mask, score)
+    tensors = list(nodes.declared.values())
+    return str(program.rule), tuple(next(i for i, t in enumerate(tensors) if t is tensor) for tensor in ordered)
 
 
-def _mask(recorded: Recorded, nodes: _Nodes) -> Mask:
-    if isinstance(recorded.mask, str):
-        bottom_right, top_left, rest = form_named(recorded.mask).key
-        return Mask(bottom_right, top_left, _traced(rest))
-    if recorded.mask is None:
-        left, right, left_from_start, right_from_start = recorded.limits
-        return Mask(Band(left, right), Band(left_from_start, right_from_start))
-    return Mask(rest=nodes.traced(recorded.mask, "mask"))
+def _mask(nodes: _Nodes, operation: Operation) -> Mask:
+    match operation:
+        case "bands", *limits:
+            return band_mask(*limits)
+        case "form", name, *numbers:
+            bottom_right, top_left, rest = form_named(name).key
+            return Mask(bottom_right, top_left, nodes.of_key(rest, numbers))
+        case "function", result:
+            return Mask(rest=nodes.traced(result, "mask"))
+        case "&", a, b:
+            return _mask(nodes, a) & _mask(nodes, b)
+        case "|", a, b:
+            return _mask(nodes, a) | _mask(nodes, b)
+        case "~", a:
+            return ~_mask(nodes, a)
+    raise AssertionError(f"{operation} is no mask of the recorder")
 
 
-def _score(recorded: Recorded, nodes: _Nodes) -> Score | None:
-    if isinstance(recorded.score, str):
-        traced, sink = form_named(recorded.score).key
-        return Score(_traced(traced), None if sink is None else _traced(sink))
-    return None if recorded.score is None else Score(nodes.traced(recorded.score, "score"))
+def _score(nodes: _Nodes, operation: Operation) -> Score:
+    match operation:
+        case "form", name, *numbers:
+            traced, sink = form_named(name).key
+            count = len(_names(traced))
+            of_sink = None if sink is None else nodes.of_key(sink, numbers[count:])
+            return Score(nodes.of_key(traced, numbers[:count]), of_sink)
+        case "function", result:
+            return Score(nodes.traced(result, "score"))
+        case ">>", first, second:
+            return _score(nodes, first) >> _score(nodes, second)
+    raise AssertionError(f"{operation} is no score of the recorder")
 
 
 class _Nodes:
-    """The nodes of recorded operations."""
+    """The nodes of recorded operations, and the captured tensors by the names that functions have for them."""
 
     def __init__(self, recorded: Recorded) -> None:
         self.declared = {
@@ -130,6 +139,13 @@ class _Nodes:
     def traced(self, result: Operation, what: str) -> Traced:
         """The expression of a mask or a score."""
         return with_used(checked(self._node(result), what), {}, self.declared)
+
+    def of_key(self, key: tuple[Any, ...], numbers: list[int]) -> Traced:
+        """The expression of a ``Traced.key``, whose tensors have these numbers among the captured ones."""
+        root, scalars, _ = key
+        declared = list(self.declared.values())
+        tensors = {name: declared[i] for name, i in zip(_names(key), numbers, strict=True)}
+        return Traced(root, {name: value for name, _, value in scalars}, tensors)
 
     def _node(self, operation: Operation) -> Node:
         match operation:
@@ -161,17 +177,6 @@ def _type_of(name: str, dtype: str) -> Type:
     if dtype not in TYPES:
         raise TraceError(f"{name} has elements of type {dtype}; captured tensors are {', '.join(TYPES)}")
     return TYPES[dtype]
-
-
-def _traced(key: tuple[Any, ...]) -> Traced:
-    """The expression of a ``Traced.key``, its tensors declared."""
-    root, scalars, tensors = key
-    ranks = {node.tensor.name: node.tensor.rank for node in postorder(root) if isinstance(node, Load)}
-    return Traced(
-        root,
-        {name: value for name, _, value in scalars},
-        {name: Declared(dtype, ranks[name]) for name, dtype in tensors},
-    )
 
 
 def _names(key: tuple[Any, ...]) -> tuple[str, ...]:

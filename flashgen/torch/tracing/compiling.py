@@ -1,97 +1,60 @@
-"""Attention inside torch.compile and torch.export, which watch: one operator whose program is a constant text."""
+"""A mask and a score inside of torch.compile: constants of the graph, and captured tensors as its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from flashgen.errors import ArgumentError
-from flashgen.spec import Mask, Score, Sequences
-from flashgen.torch.function import over_batch
-from flashgen.torch.operators.packed import arrays_of
-from flashgen.torch.randomness import drawn_state
+from flashgen.spec import Mask, Score
+from flashgen.torch.program import Program, limits_of
 from flashgen.torch.tracing import compiled
-from flashgen.torch.tracing.program import limits_of, mask_of, score_of
-from flashgen.torch.tracing.recorder import Recorder, register_with_compiler
+from flashgen.torch.tracing.algebra import CombinedMask, CombinedScore
+from flashgen.torch.tracing.recorder import Operation, Recorder, can_follow_functions
 
 
-def attend_compiled(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    score: Any,
-    scale: float | None,
-    deterministic: bool | None,
-    dropout_p: float,
-    sequences: Sequences | None,
-) -> tuple[Any, Any]:
-    """``(out, lse)``; captured tensors are inputs of the graph."""
-    mask_said: Any = None
-    score_said: Any = None
-    limits: tuple[int | None, ...] = (None, None, None, None)
-    tensors: list[Any] = []
+def recorded_program(mask: Any, score: Any) -> tuple[Program, tuple[Any, ...]]:
+    """The program of a mask and a score that torch.compile follows, and the tensors that they capture."""
     recorder = Recorder()
-    if not torch.compiler.is_dynamo_compiling():
-        # torch.export runs Python itself, so functions can be traced as usual.
-        mask, score = mask_of(mask), score_of(score)
-    if isinstance(mask, Mask):
-        if mask.rest is None:
-            limits = limits_of(mask)
-        else:
-            form: Any = mask.form
-            mask_said = form.name
-            tensors += [mask.rest.tensors[name] for name in compiled.mask_names(form.name)]
-    elif mask is not None:
-        mask_said = _followed(recorder, "mask", mask, "bhqk")
-    if isinstance(score, Score):
-        score_said = score.form.name
-        tensors += [score.traced.tensors[name] for name in compiled.score_names(score_said)]
-        if score.sink is not None:
-            tensors += [score.sink.tensors[name] for name in compiled.sink_names(score_said)]
-    elif score is not None:
-        score_said = _followed(recorder, "score", score, "sbhqk")
-    recorded = mask_said, score_said, limits, tuple(recorder.steps), recorder.declared()
-    tensors += recorder.tensors
-    captured = [tensors[i] for i in compiled.order(*recorded)]
-    return by_operator(q, k, v, captured, compiled.text(*recorded), scale, deterministic, dropout_p, sequences)
+    of_mask = None if mask is None else _mask(recorder, mask)
+    of_score = None if score is None else _score(recorder, score)
+    recorded = of_mask, of_score, tuple(recorder.steps), recorder.declared()
+    captured = [recorder.tensors[i] for i in compiled.order(*recorded)]
+    return Program(compiled.text(*recorded)), tuple(captured)
 
 
-def _followed(recorder: Recorder, name: str, function: Any, arguments: str) -> Any:
-    """What a function did, which the compiler follows."""
+def _mask(recorder: Recorder, mask: Any) -> Operation:
+    if isinstance(mask, CombinedMask):
+        return mask.operator, *[_mask(recorder, part) for part in mask.parts]
+    if not isinstance(mask, Mask):
+        return _function(recorder, "mask", mask, "bhqk")
+    if mask.rest is None:
+        return "bands", *[compiled.constant(limit) for limit in limits_of(mask)]
+    # Names, since the compiler cannot guard a form, which an object of its own may share.
+    tensors = [mask.rest.tensors[name] for name in compiled.mask_names(mask.form_name)]
+    return "form", mask.form_name, *[recorder.number_of(tensor) for tensor in tensors]
+
+
+def _score(recorder: Recorder, score: Any) -> Operation:
+    if isinstance(score, CombinedScore):
+        return ">>", *[_score(recorder, part) for part in score.parts]
+    if not isinstance(score, Score):
+        return _function(recorder, "score", score, "sbhqk")
+    name = score.form_name
+    tensors = [score.traced.tensors[each] for each in compiled.score_names(name)]
+    if score.sink is not None:
+        tensors += [score.sink.tensors[each] for each in compiled.sink_names(name)]
+    return "form", name, *[recorder.number_of(tensor) for tensor in tensors]
+
+
+def _function(recorder: Recorder, name: str, function: Any, arguments: str) -> Operation:
+    """What a function does, which the compiler follows."""
     if not callable(function) or isinstance(function, (type, Mask, Score)):
         raise ArgumentError(f"{name} is a {type(function).__qualname__}; pass a flashgen {name.title()} or a function")
-    if not register_with_compiler():
+    if not can_follow_functions():
         raise ArgumentError(
             f"torch.compile of torch {torch.__version__} cannot look into a {name} function; make a flashgen."
             f"{name.title()}.of(function) outside of the compiled function, and pass that"
         )
-    return recorder.call(function, *arguments)
-
-
-def by_operator(
-    q: Any,
-    k: Any,
-    v: Any,
-    captured: Iterable[Any],
-    text: str,
-    scale: float | None,
-    deterministic: bool | None,
-    dropout_p: float = 0.0,
-    sequences: Sequences | None = None,
-    state: Any = None,
-) -> tuple[Any, Any]:
-    """The same through the dispatcher, whoever watches."""
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    program = list(captured), text, scale, deterministic, dropout_p, drawn_state(dropout_p, q, state)
-    result: tuple[Any, Any]
-    if sequences is None:
-        k, v = over_batch(q, k), over_batch(q, v)
-        result = torch.ops.flashgen.program_forward(q, k, v, *program)
-    else:
-        longest = sequences.max_seqlen_q, sequences.max_seqlen_k
-        result = torch.ops.flashgen.varlen_forward(q, k, v, *arrays_of(sequences), *longest, *program)
-    return result
+    return "function", recorder.call(function, *arguments)

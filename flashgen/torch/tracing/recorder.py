@@ -20,7 +20,7 @@ from flashgen.expr import Length
 from flashgen.expr.tree import blame, build
 from flashgen.expr.tree.advice import advice_for_call
 from flashgen.expr.tree.operators import Operators
-from flashgen.torch.tracing.dynamo import follow_operators
+from flashgen.torch.tracing.dynamo import follow_operators, once_compiler_is_loaded
 
 #: An operation: what it is, then its operands. ``("step", n)`` stands for the result of step n.
 Operation = tuple[Any, ...]
@@ -52,14 +52,15 @@ class Recorder(TorchFunctionMode):  # type: ignore[misc]
 
     def load(self, tensor: Any, indices: tuple[Any, ...]) -> Placeholder:
         """An element of a tensor."""
-        number = None
+        return self.step("load", self.number_of(tensor), *[operand(index) for index in indices])
+
+    def number_of(self, tensor: Any) -> int:
+        """A tensor's place among all, each of which is there once."""
         for i in range(len(self.tensors)):
             if self.tensors[i] is tensor:
-                number = i
-        if number is None:
-            number = len(self.tensors)
-            self.tensors.append(tensor)
-        return self.step("load", number, *[operand(index) for index in indices])
+                return i
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
 
     def step(self, *operation: Any) -> Placeholder:
         """A placeholder for the result of one more operation."""
@@ -193,29 +194,30 @@ def name_of(function: Any) -> str:
     return str(function.__name__).strip("_")
 
 
-def register_with_compiler() -> bool:
-    """Makes torch.compile record the operations of the language instead of tracing how nodes are built.
-
-    False where this torch has no hook for that.
-    """
-    return _registered()
+def can_follow_functions() -> bool:
+    """Whether this torch has the hooks by which its compiler records a function; a constant to the compiler."""
+    return _follow_placeholders()
 
 
 @lru_cache(maxsize=1)
-def _registered() -> bool:
-    if not hasattr(torch.compiler, "substitute_in_graph") or not follow_operators(Placeholder, Length, _Constant):
-        return False
-    for original, recording in (
-        (build.binary, _binary),
-        (build.unary, _unary),
-        (build.select, _select),
-        (blame.is_tracing, _is_tracing),
-    ):
-        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(recording)
-    return True
+def _follow_placeholders() -> bool:
+    return follow_operators(Placeholder, Length, _Constant)
 
+
+once_compiler_is_loaded(_follow_placeholders)
+
+_original: Any
+_recording: Any
+for _original, _recording in (
+    (build.binary, _binary),
+    (build.unary, _unary),
+    (build.select, _select),
+    (blame.is_tracing, _is_tracing),
+):
+    # What torch.compile follows instead of the function: it records, and builds no nodes.
+    _original._torchdynamo_inline = _recording
 
 _function: Any
-for _function in (refuse, name_of, register_with_compiler):
+for _function in (refuse, name_of, can_follow_functions):
     # What torch.compiler.assume_constant_result sets, without loading the compiler.
     _function._dynamo_marked_constant = True

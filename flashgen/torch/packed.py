@@ -12,7 +12,8 @@ from flashgen.errors import ArgumentError
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import Sequences
 
-_ARRAYS = (*STARTS, *COUNTS)
+#: The names of these tensors.
+ARRAYS = (*STARTS, *COUNTS)
 
 
 def arrays_of(sequences: Sequences | None) -> tuple[Any, ...]:
@@ -45,7 +46,7 @@ def check_sequences(sequences: Any) -> None:
     starts = isinstance(sequences.cu_seqlens_q, torch.Tensor) and isinstance(sequences.cu_seqlens_k, torch.Tensor)
     if starts and sequences.seqused_q is None and sequences.seqused_k is None:
         return
-    for name, array in zip(_ARRAYS, arrays_of(sequences), strict=True):
+    for name, array in zip(ARRAYS, arrays_of(sequences), strict=True):
         if not isinstance(array, torch.Tensor) and (array is not None or name in STARTS):
             raise ArgumentError(
                 f"sequences.{name} is a {type(array).__qualname__}; pass a torch.Tensor of int32 beside q, made once: "

@@ -1,41 +1,43 @@
-"""A mask and a score as one text that an operator can carry, beside the tensors that they captured.
+"""``Program``: what a kernel computes, as an operator can carry it beside the tensors that it captured.
 
-The text is the spec's own written form: mask, score, sink and captured values, tensors by element type and rank. It
-says everything, so a program that was exported in one process runs in another.
+The limits of a mask of bands are four numbers. Everything else is a text, the spec's own written form: mask, score,
+sink and captured values, tensors by element type and rank. It says everything, so a program that was exported in one
+process runs in another.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.common.show import show
 from flashgen.errors import ArgumentError
-from flashgen.expr import is_tensor
-from flashgen.spec import AttentionSpec, Mask, Score, full
+from flashgen.spec import AttentionSpec, Mask, Score
+from flashgen.spec.masks.band import Band
 from flashgen.spec.text.files import spec_to_dict
 from flashgen.spec.text.reading import TEXT_FIELDS, mask_and_score
-from flashgen.torch.tracing.slots import traced
 
 #: How many pairs of a mask and a score, with numbers of their own each, are remembered.
 _PROGRAMS_KEPT = 1024
-
 
 #: Limits of the mask's two bands: left and right from the last key, left and right from the first key.
 Limits = tuple[int | None, int | None, int | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The text, and the names under which kernels take the tensors, in the order in which operators carry them."""
+class Program(NamedTuple):
+    """A mask and a score."""
 
-    text: str
-    names: tuple[str, ...]
+    #: The limits of a mask of bands alone; otherwise the text.
+    rule: Limits | str
+    #: The names under which kernels take the captured tensors, in the order in which operators carry them.
+    names: tuple[str, ...] = ()
 
+
+#: Every query attends to every key.
+FULL = Program((None, None, None, None))
 
 _programs: dict[Any, tuple[Program, tuple[int, ...]]] = {}
 _specs: dict[str, AttentionSpec] = {}
@@ -47,37 +49,7 @@ def limits_of(mask: Mask) -> Limits:
     return bottom_right.left, bottom_right.right, top_left.left, top_left.right
 
 
-def mask_of(mask: Any) -> Mask:
-    """A mask as it is; a function of ``(b, h, q, k)`` as a mask."""
-    if mask is None:
-        return full()
-    if isinstance(mask, Mask):
-        return mask
-    if is_tensor(mask):
-        raise ArgumentError(f"mask is a {_kind(mask)}; make it a torch tensor of bools beside q, once")
-    if not callable(mask) or isinstance(mask, (type, Score)):
-        raise ArgumentError(
-            f"mask={show(mask)} is not a mask; use flashgen.causal(), flashgen.window(left, right), another mask, "
-            "a function (b, h, q, k) -> condition, or None"
-        )
-    return Mask(rest=traced(mask, "mask"))
-
-
-def score_of(score: Any) -> Score | None:
-    """A score as it is; a function of ``(s, b, h, q, k)`` as a score."""
-    if score is None or isinstance(score, Score):
-        return score
-    if is_tensor(score):
-        raise ArgumentError(f"score is a {_kind(score)}; pass flashgen.bias(tensor) to add it to the scores")
-    if not callable(score) or isinstance(score, (type, Mask)):
-        raise ArgumentError(
-            f"score={show(score)} is not a score; use flashgen.softcap(cap), flashgen.alibi(slopes), another score, "
-            "a function (s, b, h, q, k) -> number, or None"
-        )
-    return Score(traced(score, "score"))
-
-
-def program_of(mask: Mask, score: Score | None) -> tuple[Program, tuple[Any, ...]]:
+def written_program(mask: Mask, score: Score | None) -> tuple[Program, tuple[Any, ...]]:
     """The program of a mask and a score, and the tensors that they hold now, in the program's order."""
     tensors = tensors_of(mask, score)
     # Names depend on which tensors are the same, since those are captured once.
@@ -121,22 +93,24 @@ def program_named(text: str) -> Program:
     return Program(text, tuple(sorted(spec_of(text).tensors)))
 
 
-def spec_of(text: str) -> AttentionSpec:
+def spec_of(rule: Limits | str) -> AttentionSpec:
     """A spec with a program's mask and score, its tensors declared."""
-    spec = _specs.get(text)
+    if not isinstance(rule, str):
+        return AttentionSpec(1, mask=Mask(Band(*rule[:2]), Band(*rule[2:])))
+    spec = _specs.get(rule)
     if spec is None:
         if len(_specs) >= _PROGRAMS_KEPT:
             _specs.clear()
-        spec = _specs[text] = AttentionSpec(1, **mask_and_score(json.loads(text)))
+        spec = _specs[rule] = AttentionSpec(1, **mask_and_score(json.loads(rule)))
     return spec
 
 
-def check_tensors(names: tuple[str, ...], tensors: tuple[Any, ...], device: torch.device) -> None:
+def check_tensors(names: tuple[str, ...], tensors: Sequence[Any], device: torch.device) -> None:
     """Captured tensors are torch's, on the device of q: a copy made here would miss later changes."""
     for name, tensor in zip(names, tensors, strict=True):
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(
-                f"the captured tensor {name} is a {_kind(tensor)}; make it a torch tensor beside q, once: "
+                f"the captured tensor {name} is a {kind_of(tensor)}; make it a torch tensor beside q, once: "
                 f"torch.as_tensor({name}, device={str(device)!r})"
             )
         if tensor.device != device:
@@ -146,5 +120,6 @@ def check_tensors(names: tuple[str, ...], tensors: tuple[Any, ...], device: torc
             )
 
 
-def _kind(tensor: Any) -> str:
+def kind_of(tensor: Any) -> str:
+    """The library and the type of an array, as messages name it."""
     return f"{type(tensor).__module__.split('.')[0]}.{type(tensor).__name__}"
