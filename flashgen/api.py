@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashgen.arch import Arch, arch_for_capability, get_arch
+from flashgen.arch import Arch, get_arch
 from flashgen.common.checks import is_one_of
 from flashgen.common.recent import Recent
 from flashgen.common.show import show
@@ -64,7 +64,6 @@ def _arch(arch: str | Arch | None, target: TargetName) -> Arch:
         return get_arch(arch)
     if target == "emulator":
         return get_arch(EMULATED_ARCH)
-    from flashgen.launch.driver.cuda import current_device, get_driver
+    from flashgen.launch.driver.cuda import current_arch
 
-    driver = get_driver()
-    return arch_for_capability(driver.capability(current_device()))
+    return current_arch()

@@ -11,10 +11,10 @@ less aligned arguments. ``api.build``, the command line, torch and the tests all
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from flashgen.arch import Arch
 from flashgen.cache import default_cache
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flashgen.render import KernelSource
 
 TargetName = Literal["gpu", "emulator"]
+Built = TypeVar("Built")
 
 
 class Observer:
@@ -95,10 +96,22 @@ def variant(attention: AttentionPlan, target: TargetName = "gpu", observer: Obse
     if target == "emulator":
         texts = sources(attention, target)
         return Variant(attention, {role: Loadable(text.plan, text) for role, text in texts.items()})
+    return with_enough_registers(attention, partial(_compiled, observer=observer), observer)
+
+
+def candidates(attention: AttentionPlan) -> tuple[AttentionPlan, ...]:
+    """The plan, and its fallbacks in the order in which a build tries them."""
+    return attention, *fallbacks(attention)
+
+
+def with_enough_registers(
+    attention: AttentionPlan, build: Callable[[AttentionPlan], Built], observer: Observer = QUIET
+) -> Built:
+    """What ``build`` makes of a plan, or of its first fallback that the assembler does not refuse."""
     left = fallbacks(attention)
     while True:
         try:
-            return _compiled(attention, observer)
+            return build(attention)
         except RegistersError:
             fallback = next(left, None)
             if fallback is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import flashgen as fg
 from flashgen.explanation import EMPTY, FULL, PARTIAL
 from flashgen.oracle import Rules
+from flashgen.pipeline import candidates
 from flashgen.plan import plan
 from flashgen.plan.model.choices import choice_lines
 from flashgen.plan.model.plans import Problem
@@ -72,8 +75,43 @@ def test_flops_count_the_tiles_that_are_not_skipped() -> None:
 def test_the_tile_is_the_plans_unless_given() -> None:
     spec = fg.AttentionSpec(128, mask=fg.causal())
     schedule = plan(spec, None, "sm_80").schedule
-    found = fg.explain(spec)
+    found = fg.explain(spec, arch="sm_80")
     assert (found.tile_q, found.tile_kv, found.len_q, found.len_kv) == (schedule.tile_q, schedule.tile_kv, 1024, 1024)
+
+
+@pytest.mark.parametrize(("capability", "arch"), [(90, "sm_90a"), (120, "sm_120"), (None, "sm_80")])
+def test_the_kernel_is_that_of_the_gpu_at_hand(
+    monkeypatch: pytest.MonkeyPatch, capability: int | None, arch: str
+) -> None:
+    """As ``build`` chooses; without a GPU it is sm_80, which the command line also begins with."""
+
+    def get_driver() -> Any:
+        if capability is None:
+            raise fg.NoGpuError("no driver")
+        return SimpleNamespace(capability=lambda device: capability, current_device=lambda: None)
+
+    monkeypatch.setattr("flashgen.launch.driver.cuda.get_driver", get_driver)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = fg.explain(fg.AttentionSpec(128, mask=fg.causal()), 256)
+    named = fg.explain(fg.AttentionSpec(128, mask=fg.causal()), 256, arch=found.arch)
+    assert found.arch == found.as_dict()["arch"] == arch
+    assert str(found) == str(named)
+    assert fg.explain(fg.causal(), 256).arch == arch
+
+
+def test_kernels_that_may_take_the_plans_place_are_named() -> None:
+    spec = fg.AttentionSpec(128, mask=fg.causal())
+    found = fg.explain(spec, 256, arch="sm_90a", width=100)
+    refused, unaligned = [], []
+    for each in found.fallbacks:
+        (refused if "too few registers" in each.when else unaligned).append(each.kernel)
+    planned = [x.kernel("forward") for x in candidates(plan(spec, None, "sm_90a"))[1:]]
+    assert [x.constant("tile_kv") for x in refused] == [x.constant("tile_kv") for x in planned] != []
+    assert [x.algorithm for x in refused] == [x.algorithm for x in planned]
+    assert [x.algorithm for x in unaligned] == ["FlashAttention-2"]
+    assert str(found).count("\nelse    ") == len(found.fallbacks) == len(found.as_dict()["fallbacks"])
+    assert fg.explain(spec, 256, arch="sm_80").fallbacks == ()
+    assert fg.explain(fg.causal(), 256, arch="sm_90a").fallbacks == ()
 
 
 def test_lengths_are_those_of_captured_tensors() -> None:
@@ -92,7 +130,7 @@ def test_a_million_tokens_cost_no_more_than_their_tiles() -> None:
 
 def test_it_is_drawn() -> None:
     spec = fg.AttentionSpec(64, mask=fg.causal(), score=fg.softcap(30.0))
-    assert str(fg.explain(spec, 256, tile=(64, 64))) == (
+    assert str(fg.explain(spec, 256, tile=(64, 64), arch="sm_80")) == (
         "mask    causal\n"
         "score   tanh(s / limit) * limit\n"
         "tiles   4 x 4 of 64 queries by 64 keys\n"
@@ -104,7 +142,7 @@ def test_it_is_drawn() -> None:
         "queries from maximum(0, k_lo + q_len - k_len)\n"
         "        to before q_len\n"
         "found   by these bounds alone\n"
-        "kernel  FlashAttention-2\n"
+        "kernel  FlashAttention-2 for sm_80\n"
         "        backward: FlashAttention-2\n"
         "forward 128 queries of a block: tile_q 128, tile_kv 64, stages 2, warps 4\n"
         "        shared memory: 49152 of 166912 bytes: q 16384, k 16384, v 16384, o 16384\n"
@@ -142,7 +180,7 @@ def test_the_algorithm_is_named_and_on_hopper_why_it_is_not_the_newest(
 ) -> None:
     found = fg.explain(fg.AttentionSpec(**{"head_dim": 128} | fields), 256, arch=arch)
     assert found.algorithm == found.as_dict()["algorithm"] == algorithm
-    assert f"\nkernel  {algorithm}\n" in str(found)
+    assert f"\nkernel  {algorithm} for {arch}\n" in str(found)
     if reason is None:
         assert found.why_not_fa3 is None
         assert "not FlashAttention-3" not in str(found)

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flashgen.arch import Arch
+from flashgen.arch import DEFAULT_ARCHS, Arch, get_arch
 from flashgen.common.checks import is_whole
 from flashgen.common.show import show
-from flashgen.errors import ArgumentError, PlanError, SpecError
+from flashgen.dtypes import DTYPES
+from flashgen.errors import ArgumentError, NoGpuError, PlanError, SpecError
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL, kinds_of_tiles
-from flashgen.explanation.model import Explanation
+from flashgen.explanation.model import Explanation, Fallback
 from flashgen.plan import KernelPlan, plan
 from flashgen.plan.algorithm import why_not_fa3
+from flashgen.plan.fallbacks import fallbacks, for_alignment
 from flashgen.spec import AttentionSpec, Mask, Schedule
 
 __all__ = ["DEFAULT_LENGTH", "EMPTY", "FULL", "PARTIAL", "Explanation", "explain"]
@@ -32,14 +34,16 @@ def explain(
     tile: tuple[int, int] | None = None,
     captured: Mapping[str, Any] | None = None,
     width: int = 80,
-    arch: str | Arch = "sm_80",
+    arch: str | Arch | None = None,
     schedule: Schedule | None = None,
 ) -> Explanation:
     """Which tiles of one head's score matrix a spec's mask skips; nothing is evaluated pair by pair.
 
     ``spec`` may be a mask alone, or a function of b, h, q and k. Lengths that are left out are those of the
     captured tensors where they tell, else 1024. ``tile`` is (queries, keys) and by default the plan's for
-    ``arch`` and ``schedule``. ``captured`` gives tensors by name in place of those that the mask was made with.
+    ``arch`` and ``schedule``. ``arch=None`` means the current GPU's, as for ``build``; without a GPU it means sm_80.
+    The explanation names the kernels that may take the forward kernel's place. ``captured`` gives tensors by name in
+    place of those that the mask was made with.
     """
     if schedule is not None and not isinstance(schedule, Schedule):
         raise SpecError(f"schedule={show(schedule)} is not a Schedule; write Schedule(tile_q=128), or leave it out")
@@ -47,6 +51,7 @@ def explain(
         raise ArgumentError(
             f"tile={show(tile)} is not a pair of queries and keys; write tile=(64, 64), or leave it out"
         )
+    arch = get_arch(arch) if arch is not None else _arch_here()
     kernel = _forward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else None
     backward = _backward(spec, schedule, arch) if isinstance(spec, AttentionSpec) else ()
     main = backward[0] if backward else None
@@ -74,6 +79,7 @@ def explain(
     env = values | {"b": batch, "h": head, "q_len": len_q, "k_len": len_kv}
     return Explanation(
         spec=spec,
+        arch=arch.name,
         len_q=len_q,
         len_kv=len_kv,
         tile_q=tile_q,
@@ -94,16 +100,38 @@ def explain(
         backward_why_not_fa3=why_not_fa3(main) if main else None,
         forward_kernel=kernel,
         backward_kernels=backward,
+        fallbacks=() if kernel is None else _fallbacks(kernel, spec, schedule, arch),
         width=width,
     )
 
 
-def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> KernelPlan:
-    """The forward kernel that would be built."""
+def _arch_here() -> Arch:
+    from flashgen.launch.driver.cuda import current_arch
+
+    try:
+        return current_arch()
+    except NoGpuError:
+        return get_arch(DEFAULT_ARCHS[0])
+
+
+def _forward(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> KernelPlan:
+    """The forward kernel that the plan begins with."""
     return plan(replace(spec, direction="forward"), schedule, arch).kernel("forward")
 
 
-def _backward(spec: AttentionSpec, schedule: Schedule | None, arch: str | Arch) -> tuple[KernelPlan, ...]:
+def _fallbacks(kernel: KernelPlan, spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> tuple[Fallback, ...]:
+    """The forward kernels that may take this one's place, and when."""
+    attention = plan(replace(spec, direction="forward"), schedule, arch)
+    when = "if the assembler has too few registers for the kernel above"
+    found = [Fallback(when, each.kernel("forward")) for each in fallbacks(attention)]
+    if kernel.boxes:
+        # The copy engine needs full alignment.
+        unaligned = for_alignment(attention, DTYPES[spec.dtype].bytes)
+        found.append(Fallback("for arguments that are not aligned to 16 bytes", unaligned.kernel("forward")))
+    return tuple(found)
+
+
+def _backward(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> tuple[KernelPlan, ...]:
     """The backward kernels with products that would be built, that of keys first; none where none can be planned."""
     if not spec.needs_backward:
         return ()

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A forward kernel that takes the place of the planned one, and when it does."""
+
+    when: str
+    kernel: KernelPlan
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Explanation:
     """Which tiles of one head's score matrix are empty, partial or full; ``str()`` draws the map.
@@ -26,6 +34,8 @@ class Explanation:
     """
 
     spec: AttentionSpec
+    #: The architecture whose plan this is.
+    arch: str
     len_q: int
     len_kv: int
     tile_q: int
@@ -54,6 +64,8 @@ class Explanation:
     forward_kernel: KernelPlan | None
     #: Those of the backward kernels that multiply: how their work is cut, what that takes of a block, and why.
     backward_kernels: tuple[KernelPlan, ...]
+    #: What may run in the forward kernel's place, in the order of the plan. Only a build finds out whether it does.
+    fallbacks: tuple[Fallback, ...]
     width: int = field(default=80, repr=False)
 
     @property
@@ -101,7 +113,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers and texts as plain values; the map is left out."""
-        sizes = ("len_q", "len_kv", "tile_q", "tile_kv", "batch", "head")
+        sizes = ("arch", "len_q", "len_kv", "tile_q", "tile_kv", "batch", "head")
         counts = ("tiles", "empty", "partial", "full", "flops", "dense_flops", "closed")
         texts = ("mask", "score", "key_begin", "key_end", "query_begin", "query_end")
         kernels = ("algorithm", "why_not_fa3", "backward_algorithm", "backward_why_not_fa3")
@@ -110,6 +122,10 @@ class Explanation:
         return plain | {
             "forward_kernel": forward,
             "backward_kernels": [choice_plain(kernel) for kernel in self.backward_kernels],
+            "fallbacks": [
+                {"when": each.when, "algorithm": each.kernel.algorithm, **choice_plain(each.kernel)}
+                for each in self.fallbacks
+            ],
         }
 
     def __str__(self) -> str:
@@ -141,7 +157,7 @@ class Explanation:
         how = "by these bounds alone" if self.closed else "by these bounds, and a test of each tile between them"
         yield labelled("found", how)
         if self.algorithm:
-            yield labelled("kernel", self.algorithm)
+            yield labelled("kernel", f"{self.algorithm} for {self.arch}")
         if self.why_not_fa3 is not None:
             yield labelled("", f"not FlashAttention-3: {self.why_not_fa3}")
         if self.backward_algorithm:
@@ -151,3 +167,6 @@ class Explanation:
         forward = () if self.forward_kernel is None else (self.forward_kernel,)
         for kernel in (*forward, *self.backward_kernels):
             yield from wrapped(kernel.role, choice_lines(kernel), self.width)
+        for fallback in self.fallbacks:
+            sizes = "tile_q {tile_q}, tile_kv {tile_kv}".format(**choice_plain(fallback.kernel))
+            yield from wrapped("else", [f"{fallback.kernel.algorithm}, {sizes}: {fallback.when}"], self.width)

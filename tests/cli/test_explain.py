@@ -12,7 +12,7 @@ from flashgen.cli.gpu.arrays import Gpu
 def test_the_map_is_drawn_on_stdout(flashgen: Any) -> None:
     result = flashgen("explain", "--head-dim", "64", "--causal", "--len-q", "512", "--arch", "sm_80")
     assert (result.code, result.err) == (0, "")
-    assert result.out == str(fg.explain(fg.AttentionSpec(64, mask=fg.causal()), 512, width=240)) + "\n"
+    assert result.out == str(fg.explain(fg.AttentionSpec(64, mask=fg.causal()), 512, width=240, arch="sm_80")) + "\n"
 
 
 def test_options_of_the_schedule_are_its_tiles(flashgen: Any) -> None:

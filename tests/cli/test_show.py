@@ -112,3 +112,54 @@ def test_every_kernel_that_build_prints_can_be_shown(
     for role, kernel in zip(roles, built, strict=False):
         assert flashgen("show", *options, "--kernel", role).out.startswith(f"{kernel['name']}:")
     assert flashgen("show", *options, "--what", "source", "--kernel", f"{built[0]['name']}.cu").code == 0
+
+
+ON_SM90A = ("--head-dim", "128", "--causal", "--arch", "sm_90a", "--forward-only")
+
+
+@pytest.mark.parametrize("what", ["plan", "source"])
+def test_a_fallback_of_the_plan_can_be_shown(flashgen: Any, machine: list[Any], what: str) -> None:
+    from flashgen.pipeline import candidates
+    from flashgen.plan import plan
+    from flashgen.render import render
+    from flashgen.render.summary import summary
+    from flashgen.spec import AttentionSpec, causal
+
+    spec = AttentionSpec(128, mask=causal(), direction="forward")
+    plans = [each.kernel("forward") for each in candidates(plan(spec, None, "sm_90a"))]
+    assert [each.algorithm for each in plans] == ["FlashAttention-3", "FlashAttention-3", "FlashAttention-2"]
+    for number, kernel in enumerate(plans):
+        result = flashgen("show", *ON_SM90A, "--what", what, "--fallback", str(number))
+        expected = "\n".join(summary(kernel)) if what == "plan" else render(kernel).text
+        assert (result.out.rstrip("\n"), result.err) == (expected.rstrip("\n"), "")
+    first = flashgen("show", *ON_SM90A, "--what", what)
+    assert first.out == flashgen("show", *ON_SM90A, "--what", what, "--fallback", "0").out
+    assert "--fallback 1 to 2 show them" in first.err
+
+
+@pytest.mark.parametrize(("options", "number"), [(ON_SM90A, "3"), (ON_SM90A, "-1"), (ON_SM80, "1")])
+def test_a_fallback_that_does_not_exist_is_a_usage_error(
+    flashgen: Any, machine: list[Any], options: tuple[str, ...], number: str
+) -> None:
+    result = flashgen("show", *options, "--fallback", number)
+    assert (result.code, result.out) == (2, "")
+    assert f"--fallback {number} is not there" in result.err
+
+
+def test_machine_code_is_of_the_kernel_that_build_would_take(
+    flashgen: Any, machine: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashgen.cli.commands import show
+    from flashgen.errors import SpillError
+
+    def sass(kernel: Any) -> str:
+        if kernel.algorithm == "FlashAttention-3":
+            raise SpillError("64 bytes per thread leave the registers for local memory")
+        return f"sass of {kernel.algorithm}"
+
+    monkeypatch.setattr("flashgen.compile.find_disassembler", lambda: Path("nvdisasm"))
+    monkeypatch.setattr(show, "_sass", sass)
+    result = flashgen("show", *ON_SM90A, "--what", "sass")
+    assert result.out == "sass of FlashAttention-2\n"
+    assert result.err.count("has too few registers here") == 2
+    assert flashgen("show", *ON_SM90A, "--what", "sass", "--fallback", "1").code == 4

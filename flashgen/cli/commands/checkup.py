@@ -62,8 +62,8 @@ def driver() -> Finding:
 
 def gpus() -> Finding:
     """The GPUs and whether flashgen knows them."""
-    from flashgen.arch import arch_for_capability
-    from flashgen.cli.gpu.arrays import DEFAULT_ARCHS, find_gpus
+    from flashgen.arch import DEFAULT_ARCHS, arch_for_capability
+    from flashgen.cli.gpu.arrays import find_gpus
 
     found = find_gpus()
     if not found:

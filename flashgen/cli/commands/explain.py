@@ -49,7 +49,7 @@ def explain(
         schedule=request.schedule,
     )
     if json:
-        talk.print_json({"schema": 1, "arch": arch.name, **found.as_dict()})
+        talk.print_json({"schema": 1, **found.as_dict()})
     else:
         talk.print_text(str(found))
 

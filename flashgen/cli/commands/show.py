@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from flashgen.cli.commands.builder import build_kernel, plan_all
+from flashgen import pipeline
+from flashgen.cli.commands.builder import Narrator, build_kernel, plan_all
 from flashgen.cli.exits import UsageError
 from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
@@ -46,6 +47,10 @@ def show(
             rich_help_panel=VIEW,
         ),
     ] = None,
+    fallback: Annotated[
+        int | None,
+        Option("--fallback", metavar="N", help="The plan's Nth fallback; 0 is the plan itself.", rich_help_panel=VIEW),
+    ] = None,
 ) -> None:
     """Print a kernel's plan, source, PTX or SASS on stdout."""
     archs = archs_to_build(request.archs, find_gpus() if not request.archs else ())
@@ -53,15 +58,45 @@ def show(
         raise UsageError(f"show takes one --arch, and {len(request.archs)} are given; leave all but one out")
     if what is What.SASS:
         _require_disassembler()
-    plans = (plan_all(request.spec, request.schedule, [arch])[0] for arch in archs)
+    plans = (_candidate(plan_all(request.spec, request.schedule, [arch])[0], fallback) for arch in archs)
     if what is What.PLAN and kernel is None:
-        talk.print_text("\n\n".join(_plan_text(each) for each in next(plans).kernels))
+        attention = next(plans)
+        shown = attention.kernels
     else:
-        talk.print_text(_view(what, choose(plans, kernel or "forward")))
+        attention, chosen = choose(plans, kernel or "forward")
+        shown = (chosen,)
+    if what is What.SASS:
+        role = shown[0].role
+        text = pipeline.with_enough_registers(attention, lambda each: _sass(each.kernel(role)), Narrator())
+        talk.print_text(text)
+        return
+    if fallback is None and any(each.role == "forward" for each in shown):
+        _say_fallbacks(attention)
+    talk.print_text("\n\n".join(_view(what, each) for each in shown))
 
 
-def choose(plans: Iterable[AttentionPlan], name: str) -> KernelPlan:
-    """The first kernel with that role or name; a UsageError lists those there are.
+def _candidate(attention: AttentionPlan, number: int | None) -> AttentionPlan:
+    """The plan, or the fallback of it that is asked for."""
+    candidates = pipeline.candidates(attention) if number else (attention,)
+    if number is not None and not 0 <= number < len(candidates):
+        count = len(candidates) - 1
+        raise UsageError(
+            f"--fallback {number} is not there: the plan for {attention.arch.name} has {count} fallbacks; "
+            f"{f'use 0 to {count}' if count > 0 else 'leave it out'}"
+        )
+    return candidates[number or 0]
+
+
+def _say_fallbacks(attention: AttentionPlan) -> None:
+    """Only the assembler knows whether a build takes the plan or a fallback, and this command asks none."""
+    count = len(pipeline.candidates(attention)) - 1
+    if count:
+        last = "--fallback 1 shows it" if count == 1 else f"--fallback 1 to {count} show them"
+        talk.say(f"build takes a fallback if the assembler has too few registers for this forward kernel; {last}")
+
+
+def choose(plans: Iterable[AttentionPlan], name: str) -> tuple[AttentionPlan, KernelPlan]:
+    """The first kernel with that role or name, and its plan; a UsageError lists those there are.
 
     A name may be that of a file that build wrote.
     """
@@ -70,7 +105,7 @@ def choose(plans: Iterable[AttentionPlan], name: str) -> KernelPlan:
     for plan in plans:
         for kernel in plan.kernels:
             if wanted in (kernel.role, kernel.name):
-                return kernel
+                return plan, kernel
             there.append(f"{kernel.role} ({kernel.name})")
     raise UsageError(f"--kernel {shortened(name)} is no kernel of this spec; its kernels are {', '.join(there)}")
 
@@ -82,11 +117,9 @@ def _view(what: What, kernel: KernelPlan) -> str:
 
     if what is What.SOURCE:
         return render(kernel).text
-    if what is What.PTX:
-        from flashgen.compile import compile_ptx
+    from flashgen.compile import compile_ptx
 
-        return compile_ptx(render(kernel))
-    return _sass(kernel)
+    return compile_ptx(render(kernel))
 
 
 def _plan_text(kernel: KernelPlan) -> str:

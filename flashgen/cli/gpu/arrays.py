@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flashgen.arch import Arch, arch_for_capability, get_arch
+from flashgen.arch import DEFAULT_ARCHS, Arch, arch_for_capability, get_arch
 from flashgen.errors import FlashgenError, NoGpuError
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from flashgen.launch.arrays.device_array import DeviceArray
 
 #: What is built for where there is no GPU.
-DEFAULT_ARCHS = ("sm_80", "sm_90a")
 
 
 @dataclass(frozen=True, slots=True)

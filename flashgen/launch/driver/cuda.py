@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from flashgen.arch import Arch, arch_for_capability
 from flashgen.errors import DriverError, LaunchError, NoGpuError
 
 #: CUDA graphs have known of grids that overlap since 12.3; an older driver fails where one is captured.
@@ -231,3 +232,8 @@ def current_device() -> int:
         return int(torch.cuda.current_device())
     device = get_driver().current_device()
     return 0 if device is None else device
+
+
+def current_arch() -> Arch:
+    """The architecture of the current device; NoGpuError when there is none."""
+    return arch_for_capability(get_driver().capability(current_device()))
