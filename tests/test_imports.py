@@ -32,19 +32,10 @@ def imports_of(tree: ast.Module, modules: dict[str, Path]) -> set[str]:
     return found & set(modules)
 
 
-def without_public_names(tree: ast.Module) -> ast.Module:
-    """The top package without the names that it lists for type checkers, which load on first use."""
-    (listed,) = (node for node in tree.body if isinstance(node, ast.If))
-    tree.body.remove(listed)
-    return tree
-
-
 def circle_in(package: Path) -> list[str]:
     """Modules that import each other in turn, from one of them back to itself; empty if there are none."""
     modules = modules_of(package)
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules.items()}
-    if package.name == "flashgen":
-        trees["flashgen"] = without_public_names(trees["flashgen"])
     try:
         TopologicalSorter({name: imports_of(tree, modules) for name, tree in trees.items()}).prepare()
     except CycleError as error:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -40,10 +42,15 @@ def test_other_names_are_refused(package) -> None:
         package.no_such_name  # noqa: B018
 
 
-def test_a_name_may_be_another_one_here() -> None:
+def test_public_names_are_those_of_the_file_for_type_checkers() -> None:
     import flashgen
-    from flashgen.expr.tree import functions
 
-    assert flashgen.abs is functions.abs_
-    assert not hasattr(functions, "abs")
-    assert "abs" in dir(flashgen)
+    tree = ast.parse((ROOT / "flashgen" / "__init__.pyi").read_text(encoding="utf-8"))
+    statements = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    listed = [(str(node.module), alias.name, alias.asname) for node in statements for alias in node.names]
+    # Only this form exports a name to a type checker.
+    assert [name for _, name, other in listed if other != name] == []
+    assert sorted(name for _, name, _ in listed) == flashgen.__all__ == dir(flashgen)
+    for module, name, _ in listed:
+        if module != "flashgen" and not module.startswith(("flashgen.torch", "flashgen.compat")):
+            assert getattr(flashgen, name) is getattr(importlib.import_module(module), name), name

@@ -9,7 +9,7 @@
     comparison, and outside of tracing its truth is whether both are one node, so specs that hold trees compare.
     ``node.type`` is bool, int or float; ``node.uses & USES["q"]`` tells what a value depends on.
 ``functions``
-    ``where minimum maximum abs_ exp log sqrt sin cos tan tanh sigmoid q_len k_len``, exported to users.
+    ``where minimum maximum abs exp log sqrt sin cos tan tanh sigmoid q_len k_len``, exported to users.
 ``trace``
     ``trace_mask(fn)``, ``trace_score(fn)`` -> ``Traced``; TraceError shows the user's line.
 ``numpy``

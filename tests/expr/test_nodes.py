@@ -13,7 +13,8 @@ import pytest
 
 from flashgen.errors import TraceError
 from flashgen.expr.tree import nodes
-from flashgen.expr.tree.functions import abs_, exp, k_len, maximum, minimum, q_len, where
+from flashgen.expr.tree.functions import abs as fg_abs
+from flashgen.expr.tree.functions import exp, k_len, maximum, minimum, q_len, where
 from flashgen.expr.tree.nodes import USES, Const, Index, Node, Scalar, Score
 from flashgen.expr.tree.text import text
 
@@ -120,7 +121,7 @@ def test_threads_agree_on_which_node_it_is() -> None:
         (minimum(q, q), "q"),
         (minimum(3, 5) + q, "3 + q"),
         (maximum(2.5, q), "maximum(2.5, q)"),
-        (abs_(-3) * q, "3 * q"),
+        (fg_abs(-3) * q, "3 * q"),
         (where(on, 1, 2.0), "where(on, 1.0, 2.0)"),
         (where(True, q, k), "q"),
         (where(on, q, q), "q"),

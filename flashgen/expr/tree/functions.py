@@ -28,7 +28,8 @@ def maximum(a: object, b: object) -> Node:
     return binary("max", a, b)
 
 
-def abs_(x: object) -> Node:
+# It hides Python's own in this module, which does not use that.
+def abs(x: object) -> Node:
     """The absolute value."""
     return unary("abs", x)
 
