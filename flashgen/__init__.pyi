@@ -6,6 +6,7 @@ from flashgen import compile as compile
 from flashgen import emulator as emulator
 from flashgen import errors as errors
 from flashgen import integrations as integrations
+from flashgen import lab as lab
 from flashgen import oracle as oracle
 from flashgen import plan as plan
 from flashgen import render as render

@@ -1,0 +1,106 @@
+"""What a model counts bytes for: a spec, the sizes of one call, and the on-chip memory of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.arch import Arch
+from flashgen.lab.io import visits
+from flashgen.plan.model.plans import Pass, Problem
+from flashgen.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One call. Quantities of bytes are for all heads of all sequences."""
+
+    spec: AttentionSpec
+    batch: int
+    heads: int
+    heads_kv: int
+    len_q: int
+    len_kv: int
+    arch: Arch
+    #: On-chip memory of one block, in bytes: ``M`` of the papers.
+    sram: int
+    pass_: Pass = "forward"
+
+    @property
+    def problem(self) -> Problem:
+        """The sizes as the plan takes them."""
+        return Problem(self.batch, self.heads, self.heads_kv, self.len_q, self.len_kv)
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.spec.element.bytes
+
+    @property
+    def sram_elements(self) -> int:
+        """``M`` in elements of the dtype, which is how the papers count it."""
+        return self.sram // self.item
+
+    @property
+    def all_heads(self) -> int:
+        """Heads of queries in the batch."""
+        return self.batch * self.heads
+
+    @property
+    def rows(self) -> int:
+        """Rows of queries in the call."""
+        return self.all_heads * self.len_q
+
+    @property
+    def pairs(self) -> int:
+        """Elements of the score matrices, masked ones included."""
+        return self.rows * self.len_kv
+
+    @property
+    def q(self) -> int:
+        """Bytes of Q; dQ has as many."""
+        return self.rows * self.spec.head_dim * self.item
+
+    @property
+    def o(self) -> int:
+        """Bytes of O; dO has as many."""
+        return self.rows * self.spec.head_dim_v * self.item
+
+    @property
+    def k(self) -> int:
+        """Bytes of K; dK has as many."""
+        return self.batch * self.heads_kv * self.len_kv * self.spec.head_dim * self.item
+
+    @property
+    def v(self) -> int:
+        """Bytes of V; dV has as many."""
+        return self.batch * self.heads_kv * self.len_kv * self.spec.head_dim_v * self.item
+
+    @property
+    def row_floats(self) -> int:
+        """Bytes of one float32 per row of queries, such as LSE or D."""
+        return self.rows * FLOAT_BYTES
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one key and its value."""
+        return (self.spec.head_dim + self.spec.head_dim_v) * self.item
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of one query and its dO."""
+        return self.key_bytes
+
+    def key_visits(self, tile_q: int, tile_kv: int) -> NDArray[np.int64]:
+        """How many heads of the call visit each tile, in a walk over keys for each tile of queries."""
+        return visits.key_visits(self.spec.mask, self.batch, self.heads, self.len_q, self.len_kv, tile_q, tile_kv)
+
+    def query_visits(self, tile_q: int, tile_kv: int) -> NDArray[np.int64]:
+        """How many heads of the call visit each tile, in a walk over queries for each tile of keys."""
+        return visits.query_visits(self.spec.mask, self.batch, self.heads, self.len_q, self.len_kv, tile_q, tile_kv)
