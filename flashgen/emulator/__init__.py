@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from flashgen.emulator.guard import GuardedCall, guarded_copy
 from flashgen.emulator.kernel import Buffer, EmulatedKernel, load
+from flashgen.emulator.traffic import LaunchTraffic
 
-__all__ = ["Buffer", "EmulatedKernel", "GuardedCall", "guarded_copy", "load"]
+__all__ = ["Buffer", "EmulatedKernel", "GuardedCall", "LaunchTraffic", "guarded_copy", "load"]

@@ -16,11 +16,13 @@ from flashgen.emulator.library import (
     BufferRecord,
     LaunchRecord,
     ReportRecord,
+    TrafficRecord,
     launch_lock,
     load_runtime,
 )
 from flashgen.emulator.loading import load_library
 from flashgen.emulator.places import Places
+from flashgen.emulator.traffic import LaunchTraffic, by_array
 from flashgen.errors import CompileError, LaunchError
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class EmulatedKernel:
         resident: int | None = None,
         cluster: int = 1,
         cooperative: bool = False,
+        traffic: list[LaunchTraffic] | None = None,
     ) -> None:
         """Run the grid to its end; EmulationError when the kernel did what it must not.
 
@@ -114,10 +117,12 @@ class EmulatedKernel:
         ``race=True`` runs a build that tells of each load and store: unordered accesses of shared memory or,
         by several blocks, of writable buffers; reads of shared memory that nobody wrote; bytes used while a
         copy is in flight; addresses out of bounds or misaligned.
+
+        ``traffic`` gets the bytes of each buffer that this launch reads and writes appended, from the same build.
         """
         if schedule not in SCHEDULES:
             raise LaunchError(f"schedule={schedule!r} is not known; use one of {', '.join(SCHEDULES)}")
-        build = self._build(race)
+        build = self._build(race or traffic is not None)
         if len(params) != build.params_bytes:
             raise LaunchError(
                 f"params has {len(params)} bytes, but the parameter struct of {self.name} has"
@@ -129,6 +134,7 @@ class EmulatedKernel:
         records = (BufferRecord * len(buffers))(
             *(BufferRecord(b.name.encode(), b.address, b.bytes, b.writable, b.from_primary) for b in buffers)
         )
+        counts = (TrafficRecord * len(buffers))() if traffic is not None else None
         grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
         if resident is None:
             resident = cluster * (2 if race or schedule in ("random", "priority") else 1)
@@ -147,6 +153,7 @@ class EmulatedKernel:
             cooperative=cooperative,
             buffers=records,
             buffer_count=len(buffers),
+            traffic=counts,
             spin_nanoseconds=round(settings.spin_limit() * 1e9),
         )
         report = ReportRecord()
@@ -155,6 +162,8 @@ class EmulatedKernel:
         if failed:
             repeat = {"schedule": schedule, "seed": seed, "race": race, "resident": resident}
             raise emulation_error(report, self._places, grid, repeat)
+        if traffic is not None and counts is not None:
+            traffic.append(by_array(self.name, [b.name for b in buffers], counts))
 
     def _build(self, race: bool) -> _Build:
         if race not in self._builds:

@@ -27,6 +27,12 @@ class BufferRecord(ctypes.Structure):
     )
 
 
+class TrafficRecord(ctypes.Structure):
+    """``FlashgenEmuTraffic``."""
+
+    _fields_ = (("read", ctypes.c_uint64), ("written", ctypes.c_uint64))
+
+
 class LaunchRecord(ctypes.Structure):
     """``FlashgenEmuLaunch``."""
 
@@ -45,6 +51,7 @@ class LaunchRecord(ctypes.Structure):
         ("cooperative", ctypes.c_int32),
         ("buffers", ctypes.POINTER(BufferRecord)),
         ("buffer_count", ctypes.c_int32),
+        ("traffic", ctypes.POINTER(TrafficRecord)),
         ("spin_nanoseconds", ctypes.c_uint64),
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from flashgen.common.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from flashgen.lab.io.count import IOCount, count_io
     from flashgen.lab.io.model import io_model
     from flashgen.lab.io.result import IOModel
     from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
@@ -14,10 +15,11 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "flashgen.lab.io.count": ("IOCount", "count_io"),
             "flashgen.lab.io.model": ("io_model",),
             "flashgen.lab.io.result": ("IOModel",),
             "flashgen.lab.io.traffic": ("AlgorithmIO", "KernelIO"),
         },
     )
 
-__all__ = ["AlgorithmIO", "IOModel", "KernelIO", "io_model"]
+__all__ = ["AlgorithmIO", "IOCount", "IOModel", "KernelIO", "count_io", "io_model"]

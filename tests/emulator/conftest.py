@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from flashgen.emulator.kernel import Buffer, EmulatedKernel
+from flashgen.emulator.traffic import LaunchTraffic
 from flashgen.launch.driver.tensor_map import TensorMap
 
 MAP_ALIGNMENT = 64
@@ -68,6 +69,7 @@ def run() -> Run:
         cooperative: bool = False,
         from_primary: tuple[str, ...] = (),
         maps: dict[str, TensorMap] | None = None,
+        traffic: list[LaunchTraffic] | None = None,
         **arrays: np.ndarray[Any, Any],
     ) -> None:
         maps = maps or {}
@@ -95,6 +97,7 @@ def run() -> Run:
             resident=resident,
             cluster=cluster,
             cooperative=cooperative,
+            traffic=traffic,
         )
 
     return run_

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashgen.emulator import LaunchTraffic
 from flashgen.launch.driver.tensor_map import ELEMENTS, TensorMap
 
 SCHEDULES = ["sequential", "reverse", "random", "priority"]
@@ -114,6 +115,13 @@ def test_what_lies_outside_is_zero(run: Any, schedule: str, at: tuple[int, int])
     m = tensor_map(array, "u16", (16, 4))
     out = load(run, array, m, at, schedule=schedule, seed=1)
     np.testing.assert_array_equal(out.view(np.uint16), box_of(array, m, at).ravel())
+
+
+def test_only_bytes_of_the_tensor_count_as_traffic(run: Any) -> None:
+    array = aligned(np.ones((9, 48), np.uint16))
+    traffic: list[LaunchTraffic] = []
+    load(run, array, tensor_map(array, "u16", (16, 4)), (40, 7), traffic=traffic)
+    assert traffic[0].read == {"tensor": 8 * 2 * 2}
 
 
 @pytest.mark.parametrize(("element", "dtype"), [("fp16", np.float16), ("fp32", np.float32)])

@@ -14,6 +14,12 @@ struct FlashgenEmuBuffer {
   int32_t from_primary;
 };
 
+// Bytes of an array that a launch has read and written. A reduction or an atomic counts once, as a write.
+struct FlashgenEmuTraffic {
+  uint64_t read;
+  uint64_t written;
+};
+
 struct FlashgenEmuLaunch {
   void (*entry)(const void* params);
   const void* params;
@@ -34,6 +40,9 @@ struct FlashgenEmuLaunch {
   int32_t cooperative;
   const FlashgenEmuBuffer* buffers;
   int32_t buffer_count;
+  // One for each buffer, to be added to; null: nothing is counted. Loads and stores of C++ count only in a kernel
+  // that was built with access hooks.
+  FlashgenEmuTraffic* traffic;
   // For so much processor time threads may run while nothing comes of it; 0: for ever.
   uint64_t spin_nanoseconds;
 };

@@ -226,7 +226,7 @@ void flashgen_emu_store_release(unsigned* address, unsigned value, FlashgenEmuSi
 unsigned flashgen_emu_load_acquire(const unsigned* address, FlashgenEmuSite site) {
   using namespace flashgen::emu;
   FLASHGEN_EMU_NOTE_SITE();
-  check_global(address, sizeof *address, sizeof *address, false, "load_acquire");
+  require_global(address, sizeof *address, sizeof *address, false, "load_acquire");
   let_others_run(address, describe_poll);
   watch_atomic(address, sizeof *address, false, How::load_acquire);
   if (runtime.launch.race) acquire_at(self(), address);

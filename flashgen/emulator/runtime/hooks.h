@@ -1,4 +1,4 @@
-// What the compiler calls before each load and store of a kernel built for race mode. It takes these for the
+// What the compiler calls before each load and store of a kernel built for race mode, or to count bytes. It takes these for the
 // functions of its own thread sanitizer.
 #pragma once
 #include <cstddef>
@@ -38,13 +38,13 @@ inline void check_access(Thread& thread, u64 address, u32 bytes, bool write, boo
     // What 32 bits cannot say is far outside, and must not look as if it were not.
     const i32 near = offset == static_cast<i32>(offset) ? static_cast<i32>(offset) : INT32_MIN;
     shared_range(thread, static_cast<u32>(near) + kSharedBase, bytes, aligned ? bytes : 1, verb);
-    watch_shared(thread, pointer, bytes, how, code);
+    if (runtime.launch.race) watch_shared(thread, pointer, bytes, how, code);
   } else if (stacks.contains(address)) {
     fail("stray access", "%s of %u bytes in the local memory of another thread", verb, bytes);
   } else if (!runtime.buffers.empty()) {
     if (!write && buffer_of(address, bytes) == nullptr && is_constant(address, bytes)) return;
     check_global(pointer, bytes, aligned ? bytes : 1, write, verb);
-    watch_global(thread, pointer, bytes, how, code);
+    if (runtime.launch.race) watch_global(thread, pointer, bytes, how, code);
   }
 }
 

@@ -71,7 +71,7 @@ inline const FlashgenEmuBuffer* buffer_of(u64 address, u32 bytes) {
   return nullptr;
 }
 
-inline void check_global(const void* pointer, u32 bytes, u32 alignment, bool write, const char* what) {
+inline void require_global(const void* pointer, u32 bytes, u32 alignment, bool write, const char* what) {
   const auto address = reinterpret_cast<u64>(pointer);
   char place[256];
   if (!runtime.buffers.empty()) {
@@ -89,6 +89,15 @@ inline void check_global(const void* pointer, u32 bytes, u32 alignment, bool wri
     describe_address(address, place, sizeof place);
     fail("misaligned", "%s needs an address that is a multiple of %u; this is %s", what, alignment, place);
   }
+}
+
+// Every access of global memory comes by here once, so that this is where bytes are counted.
+inline void check_global(const void* pointer, u32 bytes, u32 alignment, bool write, const char* what) {
+  require_global(pointer, bytes, alignment, write, what);
+  if (runtime.launch.traffic == nullptr || runtime.buffers.empty()) return;
+  const auto index = buffer_of(reinterpret_cast<u64>(pointer), bytes) - runtime.buffers.data();
+  FlashgenEmuTraffic& traffic = runtime.launch.traffic[index];
+  (write ? traffic.written : traffic.read) += bytes;
 }
 
 }  // namespace flashgen::emu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import get_args
 
 from flashgen.arch import Arch, get_arch
@@ -13,6 +14,7 @@ from flashgen.lab.io.planned import planned
 from flashgen.lab.io.registry import MODELS
 from flashgen.lab.io.result import IOModel
 from flashgen.lab.io.sizes import Sizes
+from flashgen.lab.io.traffic import AlgorithmIO
 from flashgen.plan import plan
 from flashgen.plan.model.plans import Pass
 from flashgen.spec import AttentionSpec, Schedule
@@ -39,10 +41,20 @@ def io_model(
     bytes, by default the most that ``arch`` gives one. No cache is modelled: whatever a block reads twice counts twice.
     """
     sizes = sizes_of(spec, len_q, len_kv, batch, heads, heads_kv, sram, arch, pass_)
-    attention = plan(spec, schedule, sizes.arch)
     found = (model(sizes) for model in MODELS.values())
-    rows = (*(row for row in found if row is not None), planned(sizes, attention))
-    return IOModel(sizes, rows)
+    return IOModel(sizes, (*(row for row in found if row is not None), plan_model(sizes, schedule)))
+
+
+def plan_model(sizes: Sizes, schedule: Schedule | None) -> AlgorithmIO:
+    """The row of the plan. A schedule of another algorithm than FlashAttention-2 and 3 has that algorithm's model."""
+    algorithm = None if schedule is None else schedule.algorithm
+    if algorithm in MODELS and algorithm not in ("fa2", "fa3"):
+        found = MODELS[algorithm](sizes)
+        if found is None:
+            raise ArgumentError(f"algorithm={algorithm!r} has no {sizes.pass_} pass; use pass_='forward'")
+        return replace(found, algorithm="plan")
+    spec = replace(sizes.spec, direction="forward") if sizes.pass_ == "forward" else sizes.spec
+    return planned(sizes, plan(spec, schedule, sizes.arch))
 
 
 def sizes_of(

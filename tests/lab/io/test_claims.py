@@ -1,4 +1,4 @@
-"""The tables of published descriptions of FlashAttention, from the model. Where theirs are rounded, a comment says so."""
+"""Published tables about FlashAttention, from the model. Where theirs are rounded, a comment says so."""
 
 from __future__ import annotations
 

@@ -1,0 +1,160 @@
+"""``count_io(spec, len_q, ...)``: the bytes that the kernels of a plan really move, counted on the emulator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flashgen import pipeline
+from flashgen.arch import Arch
+from flashgen.errors import ArgumentError
+from flashgen.kernel import Kernel
+from flashgen.lab.io.model import plan_model, sizes_of
+from flashgen.lab.io.sizes import Sizes
+from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
+from flashgen.lab.text import bytes_text, html_table, table
+from flashgen.plan import plan
+from flashgen.plan.model.plans import AttentionPlan, Pass
+from flashgen.spec import AttentionSpec, Schedule
+
+if TYPE_CHECKING:
+    from flashgen.emulator.traffic import LaunchTraffic
+    from flashgen.launch.host import HostTarget
+
+#: The emulator goes through some hundred thousand pairs of a query and a key in a second.
+MOST_PAIRS = 2**24
+#: What the model calls the arrays of a launch.
+_SHOWN = {
+    "q": "Q",
+    "k": "K",
+    "v": "V",
+    "o": "O",
+    "out": "O",
+    "lse": "LSE",
+    "do": "dO",
+    "dq": "dQ",
+    "dk": "dK",
+    "dv": "dV",
+    "dsum": "D",
+    "dq_accum": "dQ in float32",
+    "row_stats": "row stats",
+}
+_COLUMNS = ("kernel", "array", "read: model", "counted", "written: model", "counted")
+
+
+@dataclass(frozen=True, slots=True)
+class IOCount:
+    """What was modelled and what was counted, kernel by kernel; ``str()`` draws them side by side."""
+
+    sizes: Sizes
+    model: AlgorithmIO
+    counted: AlgorithmIO
+
+    @property
+    def error(self) -> float:
+        """By how much the model's total differs from the counted one, as a part of that."""
+        return abs(self.model.total - self.counted.total) / self.counted.total if self.counted.total else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as for JSON."""
+        return {"model": self.model.as_dict(), "counted": self.counted.as_dict(), "error": self.error}
+
+    @property
+    def summary(self) -> str:
+        """The totals, in a sentence."""
+        claim = "exact" if self.model.exact else "not claimed to be exact"
+        return (
+            f"total: {self.model.total} bytes by the model ({claim}), {self.counted.total} counted;"
+            f" they differ by {100 * self.error:.2f} %"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([table(self._cells()), self.summary])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._cells(), self.summary)
+
+    def _cells(self) -> Iterable[tuple[str, ...]]:
+        yield _COLUMNS
+        models = {kernel.name: kernel for kernel in self.model.kernels}
+        for counted in self.counted.kernels:
+            model = models.get(counted.name, KernelIO(counted.name, {}, {}))
+            for array in dict.fromkeys((*model.reads, *model.writes, *counted.reads, *counted.writes)):
+                sides = (model.reads, counted.reads, model.writes, counted.writes)
+                yield (counted.name, array, *(_cell(side, array) for side in sides))
+
+
+def _cell(counts: Mapping[str, int], array: str) -> str:
+    return bytes_text(counts[array]) if array in counts else "-"
+
+
+def count_io(
+    spec: AttentionSpec,
+    len_q: int,
+    len_kv: int | None = None,
+    *,
+    batch: int = 1,
+    heads: int = 1,
+    heads_kv: int | None = None,
+    arch: str | Arch = "sm_80",
+    schedule: Schedule | None = None,
+    pass_: Pass = "forward",
+    seed: int = 0,
+) -> IOCount:
+    """Runs the kernels of a plan on the emulator with N(0,1) inputs, and counts what each launch moves.
+
+    Loads and stores of C++, cp.async, bulk copies and reductions all count; zeros that a copy fills in do not.
+    A reduction or an atomic counts once, as a write. The emulator has no cache, and a GPU may poll flags more or less
+    often.
+    """
+    sizes = sizes_of(spec, len_q, len_kv, batch, heads, heads_kv, None, arch, pass_)
+    if sizes.pairs > MOST_PAIRS:
+        raise ArgumentError(
+            f"{sizes.all_heads} heads of {sizes.len_q} x {sizes.len_kv} scores are {sizes.pairs} pairs, which take the"
+            f" emulator minutes; count at most {MOST_PAIRS}, such as one head of 4096 x 4096, and model larger ones"
+        )
+    if spec.tensors or spec.dropout:
+        raise ArgumentError(f"{spec.describe()} needs captured tensors or dropout numbers; count a spec without them")
+    wanted = replace(spec, direction="forward") if pass_ == "forward" else spec
+    attention = plan(wanted, schedule, sizes.arch)
+    launches = _run(attention, sizes, seed)
+    counted = AlgorithmIO("counted", tuple(_kernel_io(attention, launch) for launch in launches), exact=True)
+    return IOCount(sizes, plan_model(sizes, schedule), counted)
+
+
+def _run(attention: AttentionPlan, sizes: Sizes, seed: int) -> list[LaunchTraffic]:
+    """Runs a kernel of its own, whose options are nobody else's."""
+    import numpy as np
+
+    kernel = Kernel(pipeline.variant(attention, "emulator"), "emulator")
+    target: HostTarget = kernel.target  # type: ignore[assignment]
+    spec, random = attention.spec, np.random.default_rng(seed)
+
+    def normal(length: int, heads: int, dim: int) -> Any:
+        return random.standard_normal((sizes.batch, length, heads, dim), np.float32).astype(spec.element.numpy())
+
+    q = normal(sizes.len_q, sizes.heads, spec.head_dim)
+    k = normal(sizes.len_kv, sizes.heads_kv, spec.head_dim)
+    v = normal(sizes.len_kv, sizes.heads_kv, spec.head_dim_v)
+    launches: list[LaunchTraffic] = []
+    counting = {"traffic": launches}
+    target.options = counting if sizes.pass_ == "forward" else {}
+    out, lse = kernel(q, k, v)
+    if sizes.pass_ == "backward":
+        target.options = counting
+        kernel.backward(normal(sizes.len_q, sizes.heads, spec.head_dim_v), q, k, v, out, lse)
+    return launches
+
+
+def _kernel_io(attention: AttentionPlan, launch: LaunchTraffic) -> KernelIO:
+    role = next(kernel.role for kernel in attention.kernels if kernel.name == launch.kernel)
+    return KernelIO(role, _by_shown_name(launch.read), _by_shown_name(launch.written))
+
+
+def _by_shown_name(counts: Mapping[str, int]) -> dict[str, int]:
+    named: Counter[str] = Counter()
+    for name, count in counts.items():
+        named[_SHOWN.get(name, "counters and flags")] += count
+    return dict(named)
