@@ -10,7 +10,7 @@ _VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\([-\d, ]*\)|[-+.\w<>]*[-+\w>]"
 _SPEC_FIELDS = ("head_dim_v", "head_dim", "dtype", "mask.where", "mask", "score", "sink", "cache")
 _OTHER_FIELDS = (
     *("tile_q", "tile_kv", "stages", "warps", "consumers", "algorithm", "softmax", "registers", "arch"),
-    *("len_q", "len_kv", "batch", "head"),
+    *("len_q", "len_kv", "batch", "heads", "heads_kv", "head", "sram"),
 )
 #: Texts that need more than a mechanical renaming. The first match wins.
 _SPEC_WORDS = (

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flashgen.lab.io.model import io_model
     from flashgen.lab.io.result import IOModel
     from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
+    from flashgen.lab.memory import Memory, memory
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -19,7 +20,8 @@ else:
             "flashgen.lab.io.model": ("io_model",),
             "flashgen.lab.io.result": ("IOModel",),
             "flashgen.lab.io.traffic": ("AlgorithmIO", "KernelIO"),
+            "flashgen.lab.memory": ("Memory", "memory"),
         },
     )
 
-__all__ = ["AlgorithmIO", "IOCount", "IOModel", "KernelIO", "count_io", "io_model"]
+__all__ = ["AlgorithmIO", "IOCount", "IOModel", "KernelIO", "Memory", "count_io", "io_model", "memory"]

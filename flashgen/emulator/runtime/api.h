@@ -40,8 +40,8 @@ struct FlashgenEmuLaunch {
   int32_t cooperative;
   const FlashgenEmuBuffer* buffers;
   int32_t buffer_count;
-  // One for each buffer, to be added to; null: nothing is counted. Loads and stores of C++ count only in a kernel
-  // that was built with access hooks.
+  // One for each buffer, to be added to; null: nothing is counted. Loads and stores of C++ count only in a
+  // kernel that was built with access hooks.
   FlashgenEmuTraffic* traffic;
   // For so much processor time threads may run while nothing comes of it; 0: for ever.
   uint64_t spin_nanoseconds;

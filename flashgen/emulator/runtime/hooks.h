@@ -1,5 +1,5 @@
-// What the compiler calls before each load and store of a kernel built for race mode, or to count bytes. It takes these for the
-// functions of its own thread sanitizer.
+// What the compiler calls before each load and store of a kernel built for race mode, or to count bytes. It
+// takes these for the functions of its own thread sanitizer.
 #pragma once
 #include <cstddef>
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from flashgen.lab.io.sizes import Sizes
 from flashgen.lab.io.traffic import AlgorithmIO
 from flashgen.lab.text import bytes_text, html_table, table
 
-_COLUMNS = ("algorithm", "tile", "read", "written", "total", "vs standard", "memory", "vs standard")
+_WIDTH = 100
+_COLUMNS = ("algorithm", "tile", "read", "written", "total", "IO savings", "memory", "memory savings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class IOModel:
 
     @property
     def lower_bound(self) -> float:
-        """``N^2 d^2 / M`` elements for all heads, with the constant 1: no exact algorithm does with fewer, by order."""
+        """``N^2 d^2 / M`` elements for all heads, with the constant 1: the order that no exact algorithm can beat."""
         return self.sizes.pairs * self.sizes.spec.head_dim**2 / self.sizes.sram_elements
 
     def traffic_savings(self, algorithm: str) -> float:
@@ -97,7 +99,7 @@ class IOModel:
         )
 
     def __str__(self) -> str:
-        notes = [f"{row.algorithm}: {row.assumptions}" for row in self.rows]
+        notes = (fill(f"{row.algorithm}: {row.assumptions}.", _WIDTH, subsequent_indent="  ") for row in self.rows)
         return "\n".join([self.title, self.bound_line, "", table(self._cells()), "", *notes])
 
     def _repr_html_(self) -> str:

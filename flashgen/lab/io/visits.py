@@ -63,11 +63,18 @@ def _summed(
 ) -> NDArray[np.int64]:
     import numpy as np
 
+    from flashgen.spec.text.declared import Declared
+
     rows, columns = -(-len_q // tile_q), -(-len_kv // tile_kv)
     if rows * columns > MOST_TILES:
         raise ArgumentError(
             f"{len_q} queries by {len_kv} keys are {rows} x {columns} tiles, more than the {MOST_TILES} that the IO"
             " model counts; use shorter lengths or larger tiles"
+        )
+    missing = next((name for name, value in mask.traced.tensors.items() if isinstance(value, Declared)), None)
+    if missing is not None:
+        raise ArgumentError(
+            f"the mask captures the tensor {missing}, which has no value here; model the mask with a tensor, or without"
         )
     q_lo, k_lo = np.arange(rows)[:, None] * tile_q, np.arange(columns)[None, :] * tile_kv
     env: dict[str, Any] = {

@@ -112,20 +112,21 @@ def make_call(
     outputs = allocated = (*results, *workspaces)
     offsets: list[int] = []
     if workspaces and stretches is None:
-        *offsets, end = _places_of(workspaces)
-        allocated = (*results, Output("workspaces", (end // 4,), "fp32"))
+        shared, offsets = shared_allocation(workspaces)
+        allocated = (*results, shared)
     layouts = tuple(framework.layout(output.shape, output.dtype) for output in allocated)
     around = () if stretches is None else (*stretches, *(output.stretch() for output in outputs))
     return Call(device, steps, outputs, layouts, tuple(offsets), around, tuple(checked))
 
 
-def _places_of(workspaces: Iterable[Output]) -> list[int]:
-    """The byte offset of each, and the total size."""
+def shared_allocation(workspaces: Iterable[Output]) -> tuple[Output, list[int]]:
+    """The one array that holds all workspaces of a call, and where each begins in it, in bytes."""
     places = [0]
     for output in workspaces:
         end = places[-1] + math.prod(output.shape) * RESULTS[output.dtype].bytes
         places.append((end // _APART + 2) * _APART)
-    return places
+    *offsets, end = places
+    return Output("workspaces", (end // 4,), "fp32"), offsets
 
 
 def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Ready]:
