@@ -17,7 +17,7 @@ from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
 from flashgen.lab.text import bytes_text, html_table, table
 from flashgen.plan import plan
 from flashgen.plan.model.plans import AttentionPlan, Pass
-from flashgen.spec import AttentionSpec, Schedule
+from flashgen.spec import AttentionSpec, Dropout, Schedule
 
 if TYPE_CHECKING:
     from flashgen.emulator.traffic import LaunchTraffic
@@ -115,8 +115,8 @@ def count_io(
             f"{sizes.all_heads} heads of {sizes.len_q} x {sizes.len_kv} scores are {sizes.pairs} pairs, which take the"
             f" emulator minutes; count at most {MOST_PAIRS}, such as one head of 4096 x 4096, and model larger ones"
         )
-    if spec.tensors or spec.dropout:
-        raise ArgumentError(f"{spec.describe()} needs captured tensors or dropout numbers; count a spec without them")
+    if spec.tensors:
+        raise ArgumentError(f"{spec.describe()} captures tensors, whose loads the model leaves out; count it without")
     wanted = replace(spec, direction="forward") if pass_ == "forward" else spec
     attention = plan(wanted, schedule, sizes.arch)
     launches = _run(attention, sizes, seed)
@@ -141,10 +141,12 @@ def _run(attention: AttentionPlan, sizes: Sizes, seed: int) -> list[LaunchTraffi
     launches: list[LaunchTraffic] = []
     counting = {"traffic": launches}
     target.options = counting if sizes.pass_ == "forward" else {}
-    out, lse = kernel(q, k, v)
+    dropout = Dropout(0.1, seed) if spec.dropout else None
+    out, lse = kernel(q, k, v, dropout=dropout)
     if sizes.pass_ == "backward":
         target.options = counting
-        kernel.backward(normal(sizes.len_q, sizes.heads, spec.head_dim_v), q, k, v, out, lse)
+        do = normal(sizes.len_q, sizes.heads, spec.head_dim_v)
+        kernel.backward(do, q, k, v, out, lse, dropout=dropout)
     return launches
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
 from flashgen.lab.io.tiled import forward as tiled_forward
 from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
-from flashgen.lab.io.visits import valid_rows
+from flashgen.lab.io.visits import Side
 from flashgen.plan import workspaces
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Role
 
@@ -76,12 +76,11 @@ def _prepare(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> Kern
 def _main(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
     """dK and dV, and what each step adds to dQ, whole tiles whatever rows exist."""
     tile_q, tile_kv = _tile(kernel)
-    spec, visits = sizes.spec, sizes.query_visits(tile_q, tile_kv)
-    rows = int(visits.sum(axis=1) @ valid_rows(sizes.len_q, tile_q))
-    steps, hopper = int(visits.sum()), _is_hopper(kernel)
+    spec, walk = sizes.spec, sizes.query_walk(tile_q, tile_kv)
+    rows, steps, hopper = int(walk.rows.sum()), int(walk.steps.sum()), _is_hopper(kernel)
     # On Hopper a tile of keys without a step brings no keys.
-    attended = ((visits > 0).any(axis=0) if hopper else visits.any(axis=0) | True) @ valid_rows(sizes.len_kv, tile_kv)
-    keys = sizes.batch * sizes.heads_kv * int(attended)
+    valid = Side("k", sizes.len_kv, tile_kv).rows
+    keys = sizes.batch * sizes.heads_kv * int(valid[walk.steps > 0].sum() if hopper else valid.sum())
     stats = rows * FLOAT_BYTES
     reads = {
         "K": keys * spec.head_dim * sizes.item,
@@ -131,7 +130,7 @@ def _add_parts(sizes: Sizes, kernel: KernelPlan, reads: dict[str, int], writes: 
     parts, tile_kv = cuts.parts(sizes.problem), int(kernel.constant("tile_kv"))
     first, per_head = cuts.whole_tiles(sizes.problem), -(-sizes.len_kv // tile_kv)
     cut = sizes.batch * sizes.heads_kv * per_head - first
-    valid = valid_rows(sizes.len_kv, tile_kv)
+    valid = Side("k", sizes.len_kv, tile_kv).rows
     rows = sum(int(valid[number % per_head]) for number in range(first, first + cut))
     reads["K"] += (parts - 1) * rows * sizes.spec.head_dim * sizes.item
     reads["V"] += (parts - 1) * rows * sizes.spec.head_dim_v * sizes.item

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flashgen.arch import Arch
-from flashgen.lab.io import visits
+from flashgen.lab.io.visits import Side, Walk, walk
 from flashgen.plan.model.plans import Pass, Problem
 from flashgen.spec import AttentionSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 FLOAT_BYTES = 4
 
@@ -87,20 +82,12 @@ class Sizes:
         """Bytes of one float32 per row of queries, such as LSE or D."""
         return self.rows * FLOAT_BYTES
 
-    @property
-    def key_bytes(self) -> int:
-        """Bytes of one key and its value."""
-        return (self.spec.head_dim + self.spec.head_dim_v) * self.item
+    def key_walk(self, tile_q: int, tile_kv: int) -> Walk:
+        """How each tile of queries walks over keys."""
+        queries, keys = Side("q", self.len_q, tile_q), Side("k", self.len_kv, tile_kv)
+        return walk(self.spec.mask, self.batch, self.heads, queries, keys)
 
-    @property
-    def query_bytes(self) -> int:
-        """Bytes of one query and its dO."""
-        return self.key_bytes
-
-    def key_visits(self, tile_q: int, tile_kv: int) -> NDArray[np.int64]:
-        """How many heads of the call visit each tile, in a walk over keys for each tile of queries."""
-        return visits.key_visits(self.spec.mask, self.batch, self.heads, self.len_q, self.len_kv, tile_q, tile_kv)
-
-    def query_visits(self, tile_q: int, tile_kv: int) -> NDArray[np.int64]:
-        """How many heads of the call visit each tile, in a walk over queries for each tile of keys."""
-        return visits.query_visits(self.spec.mask, self.batch, self.heads, self.len_q, self.len_kv, tile_q, tile_kv)
+    def query_walk(self, tile_q: int, tile_kv: int) -> Walk:
+        """How each tile of keys walks over queries."""
+        queries, keys = Side("q", self.len_q, tile_q), Side("k", self.len_kv, tile_kv)
+        return walk(self.spec.mask, self.batch, self.heads, keys, queries)

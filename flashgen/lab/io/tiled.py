@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
 from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
-from flashgen.lab.io.visits import valid_rows
 
 _FORWARD = "Q, O and LSE move once; K and V once per tile of queries, without the tiles that the mask skips"
 _BACKWARD = "K, V, dK and dV move once; Q, dO, LSE and D once per tile of keys that is not skipped; dQ is added there"
@@ -27,10 +26,10 @@ def tiled(name: str, sizes: Sizes, tile_q: int, tile_kv: int) -> AlgorithmIO:
 
 def forward(sizes: Sizes, tile_q: int, tile_kv: int, *, at_least_one: bool = False) -> KernelIO:
     """One forward kernel; ``at_least_one``: a tile of queries that attends to nothing still reads a tile of keys."""
-    visits = sizes.key_visits(tile_q, tile_kv)
-    if at_least_one and visits.size:
-        visits[:, 0] += sizes.all_heads * (visits.sum(axis=1) == 0)
-    keys = int(visits.sum(axis=0) @ valid_rows(sizes.len_kv, tile_kv))
+    found = sizes.key_walk(tile_q, tile_kv)
+    keys = int(found.rows.sum())
+    if at_least_one:
+        keys += int(found.idle.sum()) * min(tile_kv, sizes.len_kv)
     spec = sizes.spec
     reads = {"Q": sizes.q, "K": keys * spec.head_dim * sizes.item, "V": keys * spec.head_dim_v * sizes.item}
     return KernelIO("forward", reads, {"O": sizes.o, "LSE": sizes.row_floats})
@@ -38,7 +37,7 @@ def forward(sizes: Sizes, tile_q: int, tile_kv: int, *, at_least_one: bool = Fal
 
 def backward(sizes: Sizes, tile_q: int, tile_kv: int) -> KernelIO:
     """The kernel that walks over queries for each tile of keys."""
-    queries = int(sizes.query_visits(tile_q, tile_kv).sum(axis=1) @ valid_rows(sizes.len_q, tile_q))
+    queries = int(sizes.query_walk(tile_q, tile_kv).rows.sum())
     spec = sizes.spec
     reads = {
         "K": sizes.k,

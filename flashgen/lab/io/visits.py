@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.errors import ArgumentError
 from flashgen.spec import Mask
@@ -12,87 +13,129 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Visited = Callable[[dict[str, Any]], NDArray[np.bool_]]
+#: The most tiles of masks whose tiles are tested one by one.
+MOST_TILES = 2**28
+#: How many of them are tested at a time.
+_CHUNK = 2**20
 
-#: More tiles than this would fill the memory.
-MOST_TILES = 2**26
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of the score matrix: its length, and the rows of a tile."""
+
+    axis: Literal["q", "k"]
+    length: int
+    tile: int
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are."""
+        return -(-self.length // self.tile)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Rows of each tile that exist."""
+        import numpy as np
+
+        first = np.arange(0, self.length, self.tile, dtype=np.int64)
+        return np.minimum(first + self.tile, self.length) - first
+
+    def bounds(self) -> dict[str, NDArray[np.int64]]:
+        """The first and the last row of each tile, as a rule names them."""
+        import numpy as np
+
+        first = np.arange(0, self.length, self.tile, dtype=np.int64)
+        return {f"{self.axis}_lo": first, f"{self.axis}_hi": first + self.rows - 1}
 
 
-def key_visits(
-    mask: Mask, batch: int, heads: int, len_q: int, len_kv: int, tile_q: int, tile_kv: int
-) -> NDArray[np.int64]:
-    """Heads that visit tile (i, j), where each tile of queries walks over keys."""
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """For each tile that a block keeps, how it walks over the other side: summed over all heads of a call."""
+
+    #: Tiles visited, rows of them that exist, and heads that visit none.
+    steps: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    idle: NDArray[np.int64]
+
+
+def walk(mask: Mask, batch: int, heads: int, kept: Side, other: Side) -> Walk:
+    """The walk over ``other`` of each tile of ``kept``."""
+    import numpy as np
+
+    env = _captured(mask) | {f"{side.axis}_len": side.length for side in (kept, other)}
+    exact = mask.rule.keys_exact if kept.axis == "q" else mask.rule.queries_exact
+    steps, rows, idle = (np.zeros(kept.tiles, np.int64) for _ in range(3))
+    if not kept.tiles or not other.tiles:
+        return Walk(steps, rows, idle + batch * heads)
+    for b, h, times in _heads(mask, batch, heads):
+        head = env | {"b": b, "h": h}
+        found = _intervals(mask, head, kept, other) if exact else _tested(mask, head, kept, other)
+        steps += times * found[0]
+        rows += times * found[1]
+        idle += times * (found[0] == 0)
+    return Walk(steps, rows, idle)
+
+
+def _intervals(mask: Mask, env: dict[str, Any], kept: Side, other: Side) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Steps and rows of each tile where an interval says which tiles are visited."""
+    import numpy as np
+
+    begin, end = _hull(mask, env | kept.bounds(), kept)
+    shape = (kept.tiles,)
+    first = np.broadcast_to(np.maximum(begin, 0) // other.tile, shape)
+    after = np.broadcast_to(-(-np.minimum(end, other.length) // other.tile), shape)
+    steps = np.maximum(after - first, 0)
+    rows = np.where(steps > 0, np.minimum(after * other.tile, other.length) - first * other.tile, 0)
+    return steps, rows
+
+
+def _tested(mask: Mask, env: dict[str, Any], kept: Side, other: Side) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Steps and rows of each tile where every tile in the interval is tested."""
+    import numpy as np
+
+    from flashgen.expr import evaluate_all
+
+    if kept.tiles * other.tiles > MOST_TILES:
+        raise ArgumentError(
+            f"{kept.length} by {other.length} pairs are {kept.tiles} x {other.tiles} tiles, more than the {MOST_TILES}"
+            f" that are tested for {mask.describe()}; use shorter lengths or larger tiles"
+        )
+    steps, rows = np.zeros(kept.tiles, np.int64), np.zeros(kept.tiles, np.int64)
+    across = {name: values[None, :] for name, values in other.bounds().items()}
+    low, high = across[f"{other.axis}_lo"], across[f"{other.axis}_hi"]
+    count = max(1, _CHUNK // other.tiles)
+    for start in range(0, kept.tiles, count):
+        part = slice(start, start + count)
+        bounds = env | across | {name: values[part, None] for name, values in kept.bounds().items()}
+        begin, end = _hull(mask, bounds, kept)
+        (may,) = evaluate_all([mask.rule.may], bounds)
+        visited = (high >= begin) & (low < end) & may
+        steps[part] = visited.sum(axis=1)
+        rows[part] = visited @ other.rows
+    return steps, rows
+
+
+def _hull(mask: Mask, env: dict[str, Any], kept: Side) -> tuple[Any, Any]:
+    """The begin and end of what each kept tile may meet."""
     from flashgen.expr import evaluate_all
 
     rule = mask.rule
-
-    def visited(env: dict[str, Any]) -> NDArray[np.bool_]:
-        begin, end, may = evaluate_all([rule.key_begin, rule.key_end, rule.may], env)
-        found: NDArray[np.bool_] = (env["k_hi"] >= begin) & (env["k_lo"] < end)
-        return found if rule.keys_exact else found & may
-
-    return _summed(mask, batch, heads, len_q, len_kv, tile_q, tile_kv, visited)
+    ends = [rule.key_begin, rule.key_end] if kept.axis == "q" else [rule.query_begin, rule.query_end]
+    begin, end = evaluate_all(ends, env)
+    return begin, end
 
 
-def query_visits(
-    mask: Mask, batch: int, heads: int, len_q: int, len_kv: int, tile_q: int, tile_kv: int
-) -> NDArray[np.int64]:
-    """Heads that visit tile (i, j), where each tile of keys walks over queries."""
-    from flashgen.expr import evaluate_all
-
-    rule = mask.rule
-
-    def visited(env: dict[str, Any]) -> NDArray[np.bool_]:
-        begin, end, may = evaluate_all([rule.query_begin, rule.query_end, rule.may], env)
-        found: NDArray[np.bool_] = (env["q_hi"] >= begin) & (env["q_lo"] < end)
-        return found if rule.queries_exact else found & may
-
-    return _summed(mask, batch, heads, len_q, len_kv, tile_q, tile_kv, visited)
-
-
-def valid_rows(length: int, tile: int) -> NDArray[np.int64]:
-    """Rows of each tile that exist."""
-    import numpy as np
-
-    first = np.arange(0, length, tile, dtype=np.int64)
-    return np.minimum(first + tile, length) - first
-
-
-def _summed(
-    mask: Mask, batch: int, heads: int, len_q: int, len_kv: int, tile_q: int, tile_kv: int, visited: Visited
-) -> NDArray[np.int64]:
-    import numpy as np
-
+def _captured(mask: Mask) -> dict[str, Any]:
     from flashgen.spec.text.declared import Declared
 
-    rows, columns = -(-len_q // tile_q), -(-len_kv // tile_kv)
-    if rows * columns > MOST_TILES:
-        raise ArgumentError(
-            f"{len_q} queries by {len_kv} keys are {rows} x {columns} tiles, more than the {MOST_TILES} that the IO"
-            " model counts; use shorter lengths or larger tiles"
-        )
-    missing = next((name for name, value in mask.traced.tensors.items() if isinstance(value, Declared)), None)
-    if missing is not None:
-        raise ArgumentError(
-            f"the mask captures the tensor {missing}, which has no value here; model the mask with a tensor, or without"
-        )
-    q_lo, k_lo = np.arange(rows)[:, None] * tile_q, np.arange(columns)[None, :] * tile_kv
-    env: dict[str, Any] = {
-        **mask.traced.scalars,
-        **mask.traced.tensors,
-        "q_len": len_q,
-        "k_len": len_kv,
-        "q_lo": q_lo,
-        "q_hi": np.minimum(q_lo + tile_q, len_q) - 1,
-        "k_lo": k_lo,
-        "k_hi": np.minimum(k_lo + tile_kv, len_kv) - 1,
-    }
-    total = np.zeros((rows, columns), np.int64)
-    if not total.size:
-        return total
-    for b, h, times in _heads(mask, batch, heads):
-        total += times * np.broadcast_to(visited({**env, "b": b, "h": h}), total.shape)
-    return total
+    values = {**mask.traced.scalars, **mask.traced.tensors}
+    for name, value in values.items():
+        if isinstance(value, Declared):
+            raise ArgumentError(
+                f"the mask captures the tensor {name}, which has no value here; model the mask with a tensor, or"
+                " without"
+            )
+    return values
 
 
 def _heads(mask: Mask, batch: int, heads: int) -> Iterator[tuple[int, int, int]]:
@@ -101,7 +144,5 @@ def _heads(mask: Mask, batch: int, heads: int) -> Iterator[tuple[int, int, int]]
 
     uses = mask.traced.root.uses
     by_sequence, by_head = bool(uses & USES["b"]), bool(uses & USES["h"])
-    sequences = range(batch if by_sequence else min(batch, 1))
-    members = range(heads if by_head else min(heads, 1))
     times = (1 if by_sequence else batch) * (1 if by_head else heads)
-    return ((b, h, times) for b in sequences for h in members)
+    return ((b, h, times) for b in range(batch if by_sequence else 1) for h in range(heads if by_head else 1))

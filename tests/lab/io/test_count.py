@@ -35,6 +35,7 @@ CASES = {
     "Ampere causal forward": Case("sm_80", "forward", _spec(mask=fg.causal()), (333, 257, 4, 2)),
     "Ampere causal backward": Case("sm_80", "backward", _spec(mask=fg.causal()), (333, 257, 4, 2)),
     "Ampere deterministic": Case("sm_80", "backward", _spec(mask=fg.causal(), deterministic=True), (200, 257, 2, 1)),
+    "dropout": Case("sm_80", "backward", _spec(dropout=True), (100, 90, 2, 1)),
     "odd head dims": Case("sm_80", "backward", _spec(33, head_dim_v=20, mask=fg.window(60, 30)), (150, 170, 2, 1)),
     "a mask by head in fp32": Case("sm_80", "backward", _spec(dtype="fp32", mask=_per_head), (150, 170, 2, 1)),
     "Hopper causal forward": Case("sm_90a", "forward", _spec(mask=fg.causal()), (333, 257, 4, 2)),
@@ -88,3 +89,21 @@ def test_a_count_leaves_no_option_on_kernels_of_others() -> None:
     spec = _spec(mask=fg.causal())
     fg.lab.count_io(spec, 70)
     assert fg.build(spec, target="emulator").target.options == {}  # type: ignore[attr-defined]
+
+
+def test_captured_tensors_are_refused() -> None:
+    import numpy as np
+
+    lengths = np.ones(2, np.int32)
+    with pytest.raises(ArgumentError, match="captures tensors"):
+        fg.lab.count_io(_spec(mask=lambda b, h, q, k: k < lengths[b]), 128)
+
+
+def test_a_model_of_captured_tensors_claims_no_exactness() -> None:
+    import numpy as np
+
+    lengths = np.full(1, 64, np.int32)
+    row = fg.lab.io_model(_spec(mask=lambda b, h, q, k: k < lengths[b]), 128)["plan"]
+    assert not row.exact
+    # Half of the keys are visited.
+    assert row.kernels[0].reads["K"] == 64 * 64 * 2

@@ -134,6 +134,14 @@ def test_specs_without_one_length_or_one_pass_are_refused() -> None:
         fg.lab.io_model(64, 256)  # type: ignore[arg-type]
 
 
-def test_more_tiles_than_memory_holds_are_refused() -> None:
+def test_a_million_queries_take_no_matrix_of_tiles() -> None:
+    spec = fg.AttentionSpec(64, dtype="fp16", mask=fg.causal())
+    row = fg.lab.io_model(spec, 2**20, schedule=fg.Schedule(tile_q=64, tile_kv=64))["plan"]
+    tiles = 2**20 // 64
+    assert row.kernels[0].reads["K"] == tiles * (tiles + 1) // 2 * 64 * 128
+
+
+def test_more_tiles_than_can_be_tested_one_by_one_are_refused() -> None:
+    spec = fg.AttentionSpec(64, dtype="fp16", mask=lambda b, h, q, k: (q // 128 == k // 128) | (q % 7 == 0))
     with pytest.raises(ArgumentError, match="use shorter lengths or larger tiles"):
-        fg.lab.io_model(SPEC, 2**28)
+        fg.lab.io_model(spec, 2**22)
