@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flashgen import pipeline
 from flashgen.arch import Arch
 from flashgen.common.checks import checked_mapping, is_whole
+from flashgen.common.html import markup, table
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError, EmulationError, LaunchError
 from flashgen.launch.call.fixed_sizes import Sizes, check_sizes, fixed_sizes
@@ -84,6 +85,13 @@ class Kernel:
             sources = {r: k.source for r, k in self._variant.kernels.items() if k.plan.captured is None}
             return {role: binary.resources for role, binary in pipeline.binaries(sources).items()}
         return {role: binary.resources for role, binary in self.binaries.items()}
+
+    def _repr_html_(self) -> str:
+        heads, *rows = self.plan.table
+        binaries = self.binaries
+        registers = [str(binaries[k.role].resources.registers) if k.role in binaries else "" for k in self.plan.kernels]
+        cells = [(*row, number) for row, number in zip(rows, registers, strict=True)]
+        return markup(table((*heads, "registers"), cells, f"{self.plan.title}, on the {self._target_name}"))
 
     def __call__(
         self,

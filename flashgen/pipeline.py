@@ -91,6 +91,12 @@ def binaries(texts: Mapping[Role, KernelSource], observer: Observer = QUIET) -> 
         return {role: binary(role, text) for role, text in texts.items()}
 
 
+def kept(texts: Mapping[Role, KernelSource]) -> dict[Role, Binary]:
+    """The binaries of those sources that the cache holds; this compiles nothing."""
+    cache = default_cache()
+    return binaries({role: text for role, text in texts.items() if cache.holds(text)})
+
+
 def variant(attention: AttentionPlan, target: TargetName = "gpu", observer: Observer = QUIET) -> Variant:
     """Plan to kernels that can be loaded: the plan's, or those of its first fallback with enough registers."""
     if target == "emulator":

@@ -18,7 +18,7 @@ _LABEL = 8
 _ROWS = 32
 
 
-def tile_map(kinds: NDArray[np.uint8], tile_q: int, tile_kv: int, width: int) -> Iterator[str]:
+def text_map(kinds: NDArray[np.uint8], tile_q: int, tile_kv: int, width: int) -> Iterator[str]:
     """The tile map, one character a tile, or for several tiles where there are too many."""
     rows, columns = kinds.shape
     down = -(-rows // _ROWS)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element
 
-from flashgen.explanation.drawing import flop, labelled, percent, tile_map, wrapped
+from flashgen.common.html import element, markup
+from flashgen.explanation.drawing import flop, labelled, percent, text_map, wrapped
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
+from flashgen.explanation.svg import Bins, tile_map
 from flashgen.plan.model.choices import choice_lines, choice_plain
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.spec import AttentionSpec
@@ -131,8 +134,22 @@ class Explanation:
     def __str__(self) -> str:
         lines = [*self._work_lines(), *self._kernel_lines()]
         if self.tiles:
-            lines += ["", *tile_map(self.kinds, self.tile_q, self.tile_kv, self.width)]
+            lines += ["", *text_map(self.kinds, self.tile_q, self.tile_kv, self.width)]
         return "\n".join(lines)
+
+    def html(self) -> str:
+        """A page of HTML that needs no network: the tile map, the plan, shared memory, reasons, and an estimator."""
+        # The laboratory draws it, which lies above: taken from the public package, as users take it.
+        import flashgen
+
+        return flashgen.lab.html_page(self)
+
+    def _repr_html_(self) -> str:
+        parts: list[Element | str] = [element("p", element("strong", self.mask))]
+        if self.tiles:
+            bins = Bins.of(self.kinds, (self.tile_q, self.tile_kv), (self.len_q, self.len_kv), most=32)
+            parts += [tile_map(bins, titles=True), element("p", bins.scale())]
+        return markup(element("div", *parts, element("pre", "\n".join([*self._work_lines(), *self._kernel_lines()]))))
 
     def _work_lines(self) -> Iterator[str]:
         """The mask and the score, and how much of the score matrix is computed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -11,6 +12,7 @@ from flashgen.cli.exits import UsageError
 from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.output import talk
+from flashgen.cli.output.page import write_page
 from flashgen.cli.request import Request
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ def explain(
     len_kv: Annotated[int | None, Option("--len-kv", help="Keys; default --len-q.", rich_help_panel=VIEW)] = None,
     batch: Annotated[int, Option("--batch", help="Which sequence; default 0.", rich_help_panel=VIEW)] = 0,
     head: Annotated[int, Option("--head", help="Which query head; default 0.", rich_help_panel=VIEW)] = 0,
+    html: Annotated[
+        Path | None,
+        Option("--html", help="Write a page of HTML instead of text.", metavar="FILE", rich_help_panel=VIEW),
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print one JSON object on stdout.", rich_help_panel=VIEW)] = False,
 ) -> None:
     """Draw which tiles of the score matrix a mask skips, and say what the rest costs."""
@@ -43,18 +49,20 @@ def explain(
         keys,
         batch=batch,
         head=head,
-        captured=_drawn(request.spec, queries, keys, batch, head),
+        captured=drawn(request.spec, queries, keys, batch, head),
         width=talk.stdout().width,
         arch=arch,
         schedule=request.schedule,
     )
+    if html is not None:
+        write_page(html, found.html())
     if json:
         talk.print_json({"schema": 1, **found.as_dict()})
-    else:
+    elif html is None:
         talk.print_text(str(found))
 
 
-def _drawn(spec: AttentionSpec, len_q: int, len_kv: int, batch: int, head: int) -> dict[str, Any]:
+def drawn(spec: AttentionSpec, len_q: int, len_kv: int, batch: int, head: int) -> dict[str, Any]:
     """Values for the tensors that the mask captured: a command line has none. Integers ascend, as packed ids do."""
     alone = replace(spec, score=None)
     if not alone.tensors:

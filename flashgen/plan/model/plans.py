@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flashgen.arch import Arch
+from flashgen.common.html import markup, table
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.captured_work import CapturedWork
 from flashgen.plan.model.expressions import Expressions, ScoreForm
@@ -159,9 +160,22 @@ class AttentionPlan:
         """Whether some kernel plays ``role``."""
         return any(k.role == role for k in self.kernels)
 
+    @property
+    def title(self) -> str:
+        """What the kernels compute, and for which GPUs."""
+        return f"{self.spec.describe()}, for {self.arch.name} ({self.arch.example})"
+
+    @property
+    def table(self) -> tuple[tuple[str, ...], ...]:
+        """The heads of the columns, and a row for each kernel."""
+        return _COLUMNS, *map(_cells, self.kernels)
+
     def __str__(self) -> str:
-        title = f"{self.spec.describe()}, for {self.arch.name} ({self.arch.example})"
-        return "\n".join([title, *_table([_COLUMNS, *map(_cells, self.kernels)])])
+        return "\n".join([self.title, *_table(self.table)])
+
+    def _repr_html_(self) -> str:
+        heads, *rows = self.table
+        return markup(table(heads, rows, self.title))
 
 
 def _cells(kernel: KernelPlan) -> tuple[str, ...]:

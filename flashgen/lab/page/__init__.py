@@ -1,0 +1,1 @@
+"""The page of a spec: one HTML file that needs no network."""

@@ -1,0 +1,106 @@
+"""What the page shows of kernels: the plan, registers, shared memory, fallbacks, and traffic to device memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from flashgen import pipeline
+from flashgen.common.html import markup, table
+from flashgen.errors import CacheError, CompileError, PlanError
+from flashgen.explanation import Explanation
+from flashgen.lab.page.drawings.smem import smem_map
+from flashgen.plan.algorithm import describe_algorithm
+from flashgen.plan.fallbacks import fallbacks
+from flashgen.plan.model.choices import choice_lines
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Role
+
+if TYPE_CHECKING:
+    from flashgen.compile.binary import Binary
+
+#: Roles of kernels that multiply tiles, whose reasons and shared memory are worth a look.
+_MAIN_ROLES = ("forward", "main", "query")
+
+
+def whole_plan(e: Explanation) -> AttentionPlan | None:
+    """The plan of all kernels of an explanation, of the forward pass where no other can be planned."""
+    kernel = e.forward_kernel
+    if kernel is None:
+        return None
+    try:
+        return pipeline.plans(e.spec, kernel.schedule, (kernel.arch,))[0]
+    except PlanError:
+        return pipeline.plans(replace(e.spec, direction="forward"), kernel.schedule, (kernel.arch,))[0]
+
+
+def plan_section(plan: AttentionPlan) -> dict[str, Any]:
+    """Tables, reasons and drawings of a plan's kernels."""
+    compiled = _compiled(plan)
+    heads, *rows = plan.table
+    cells = [(*row, *_resources(compiled.get(k.role))) for row, k in zip(rows, plan.kernels, strict=True)]
+    kernels = [kernel for kernel in plan.kernels if kernel.role in _MAIN_ROLES]
+    return {
+        "arch": f"{plan.arch.name} ({plan.arch.example})",
+        "table": Markup(markup(table((*heads, "registers", "spilled bytes"), cells))),
+        "compiled": _compilation(plan, compiled),
+        "kernels": [_reasons(kernel) for kernel in kernels],
+        "fallbacks": [str(other.kernel("forward")) for other in fallbacks(plan)],
+        "memory": [_memory(kernel) for kernel in plan.kernels if kernel.smem.regions],
+    }
+
+
+def _compiled(plan: AttentionPlan) -> dict[Role, Binary]:
+    """The compiled kernels that the cache holds; none where the compiler that names them is missing."""
+    try:
+        return pipeline.kept(pipeline.sources(plan))
+    except (CompileError, CacheError):
+        return {}
+
+
+def _resources(binary: Binary | None) -> tuple[str, str]:
+    if binary is None:
+        return "-", "-"
+    return str(binary.resources.registers), str(binary.resources.spill_bytes)
+
+
+def _compilation(plan: AttentionPlan, compiled: dict[Role, Binary]) -> str:
+    if len(compiled) == len(plan.kernels):
+        return "Registers are per thread, as the assembler reports them."
+    missing = ", ".join(kernel.role for kernel in plan.kernels if kernel.role not in compiled)
+    return f"Not compiled: {missing}. The build at the end of this page compiles them; then registers appear here."
+
+
+def _reasons(kernel: KernelPlan) -> dict[str, Any]:
+    lines = choice_lines(kernel)
+    passed_over = kernel.choice.passed_over if kernel.choice else ()
+    return {
+        "title": f"{kernel.role}: {kernel.name}",
+        "algorithm": describe_algorithm(kernel),
+        # The last lines of a choice are what it passed over.
+        "lines": lines[: len(lines) - len(passed_over)],
+        "passed_over": passed_over,
+    }
+
+
+def _memory(kernel: KernelPlan) -> dict[str, Any]:
+    limit = kernel.arch.max_smem_per_block
+    regions = [(r.name, f"{r.offset:,}", f"{r.bytes:,}", r.note) for r in kernel.smem.regions]
+    return {
+        "caption": f"{kernel.name}: {kernel.smem.bytes:,} of {limit:,} bytes",
+        "drawing": Markup(markup(smem_map(kernel))),
+        "regions": Markup(markup(table(("region", "offset", "bytes", "holds"), regions))),
+    }
+
+
+def traffic(e: Explanation) -> Markup | None:
+    """The table of ``fg.lab.io_model``, where this laboratory has one."""
+    # By its public name: the page stands whether or not the model is there.
+    model = getattr(import_module("flashgen.lab"), "io_model", None)
+    kernel = e.forward_kernel
+    if model is None or kernel is None:
+        return None
+    found = model(e.spec, e.len_q, e.len_kv, arch=kernel.arch, schedule=kernel.schedule)
+    return Markup(found._repr_html_())
