@@ -206,6 +206,17 @@ CALLS: dict[str, tuple[Pass, set[str]]] = {
     **accepting(fields(fg.explain, "width", fg.causal())),
     **accepting(fields(fg.explain, "arch", fg.AttentionSpec(64))),
     **accepting(fields(fg.explain, "schedule", fg.AttentionSpec(64)), "None, schedule"),
+    **accepting(fields(fg.lab.estimate, "len_q", len_kv=8, tile_q=8, tile_kv=8), "None, zero, hostile number"),
+    **accepting(fields(fg.lab.estimate, "len_kv", 8, tile_q=8, tile_kv=8), "None, zero, hostile number"),
+    **accepting(fields(fg.lab.estimate, "tile_q", 8, tile_kv=8), "hostile number"),
+    **accepting(fields(fg.lab.estimate, "tile_kv", 8, tile_q=8), "hostile number"),
+    **accepting(fields(fg.lab.estimate, "mask", 8), "None, mask"),
+    **accepting(fields(fg.lab.estimate, "head_dim", 8, tile_q=8, tile_kv=8), "hostile number"),
+    **accepting(fields(fg.lab.estimate, "dtype arch", 8)),
+    **accepting(fields(fg.lab.html_page, "explanation")),
+    **accepting(fields(fg.lab.html_page, "bench roofline", fg.explain(fg.causal(), 8)), "None"),
+    **accepting(fields(fg.lab.read_bench, "path")),
+    **accepting(fields(fg.lab.read_roofline, "path")),
 }
 for _name in ("exp", "log", "sqrt", "sin", "cos", "tan", "tanh", "sigmoid", "abs"):
     _right = "NumPy int, NumPy float, True, zero, float, hostile number"

@@ -36,9 +36,10 @@ class Estimate:
     full: int
 
     @classmethod
-    def of(cls, explanation: Explanation) -> Estimate:
-        """The estimate for the tile map of an explanation."""
-        spec, e = explanation.spec, explanation
+    def of(cls, explanation: Explanation, spec: AttentionSpec | None = None) -> Estimate:
+        """The estimate for the tile map of an explanation; ``spec`` is that of a map of a mask alone."""
+        e = explanation
+        spec = e.spec if spec is None else spec
         tiles = e.len_q, e.len_kv, e.tile_q, e.tile_kv
         return cls(*tiles, spec.head_dim, spec.head_dim_v, spec.dtype, e.mask, e.empty, e.partial, e.full)
 
@@ -123,5 +124,7 @@ def estimate(
         name, value = ("tile_q", tile_q) if tile_kv is None else ("tile_kv", tile_kv)
         raise ArgumentError(f"{name}={show(value)} comes alone; give both tile_q and tile_kv, or neither")
     spec = AttentionSpec(head_dim, dtype=dtype, mask=full() if mask is None else Mask.of(mask), direction="forward")
-    tile = None if tile_q is None or tile_kv is None else (tile_q, tile_kv)
-    return Estimate.of(explain(spec, len_q, len_kv, tile=tile, arch=arch))
+    if tile_q is None or tile_kv is None:
+        return Estimate.of(explain(spec, len_q, len_kv, arch=arch))
+    # Nothing is planned for a tile that is given: there may be no such kernel.
+    return Estimate.of(explain(spec.mask, len_q, len_kv, tile=(tile_q, tile_kv), arch=arch), spec)

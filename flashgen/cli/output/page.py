@@ -11,13 +11,11 @@ from flashgen.common.show import show_path
 
 def write_page(path: Path, page: str) -> None:
     """Write the page and say where it is."""
-    # A lone surrogate, which JSON may hold, has no encoding; HTML has a number for it.
-    data = page.encode("utf-8", "xmlcharrefreplace")
+    data = page.encode("utf-8")
     try:
         path.write_bytes(data)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UsageError(
-            f"{show_path(path)} cannot be written ({reason}); give a file in a directory that exists"
-        ) from None
+        message = f"{show_path(path)} cannot be written ({reason}); name a file in a directory that exists"
+        raise UsageError(message) from None
     talk.say(f"wrote {show_path(path)} ({len(data) / 1024:.0f} KiB)")

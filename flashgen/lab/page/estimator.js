@@ -15,7 +15,7 @@ function tilesOfRow(q, bounds, lenQ, lenK, tileQ, tileK) {
   const [lower, upper] = bounds;
   const last = Math.min(q + tileQ, lenQ) - 1;
   const begin = Math.max(0, q + lower), end = Math.min(lenK, last + upper + 1);
-  if (begin >= end) return [0, 0, 0, 0];
+  if (lower > upper || begin >= end) return [0, 0, 0, 0];
   const first = Math.floor(begin / tileK), after = Math.ceil(end / tileK);
   const firstFull = Math.max(first, Math.ceil((last + lower) / tileK));
   const reach = q + upper;

@@ -45,7 +45,7 @@ def _plots(rows: Sequence[BenchRow], colors: dict[str, int]) -> list[Markup]:
     drawings = (
         line_plot(_series(rows, colors, "ms"), "length", "ms", log_y=True),
         line_plot(_series(rows, colors, "tflops"), "length", "TFLOP/s", log_y=False),
-        line_plot(_series([row for row in rows if row.bytes], colors, "bytes"), "length", "bytes", log_y=True),
+        line_plot(_series([row for row in rows if row.bytes], colors, "mebibytes"), "length", "MiB", log_y=True),
     )
     return [Markup(markup(drawing)) for drawing in drawings]
 
@@ -70,7 +70,7 @@ def roofline_section(roofline: Roofline) -> dict[str, Any]:
         "device": roofline.device,
         "ceilings": (
             f"copies {significant(ceilings.copy_gbps)} GB/s, matrix products "
-            f"{significant(ceilings.matrix_tflops)} TFLOP/s, exponentials {significant(ceilings.exp_gops)} G/s"
+            f"{significant(ceilings.matrix_tflops)} TFLOP/s, exponentials {significant(ceilings.exp_gops)} billion/s"
         ),
         "plot": Markup(markup(roofline_plot(ceilings.copy_gbps, ceilings.matrix_tflops, points))),
         "legend": [{"name": point.name, "color": point.color % COLORS} for point in points],

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from flashgen.common.show import show_path
+from flashgen.common.show import show, show_path
 from flashgen.errors import ArgumentError
 
 #: No file of figures is nearly as large.
@@ -35,6 +35,11 @@ class BenchRow(msgspec.Struct, frozen=True):
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**60)]
     #: Whether another library ran it.
     peer: bool
+
+    @property
+    def mebibytes(self) -> float:
+        """The same peak in MiB."""
+        return self.bytes / 2**20
 
 
 class Bench(msgspec.Struct, frozen=True):
@@ -76,21 +81,26 @@ _Kind = TypeVar("_Kind", Bench, Roofline)
 
 def read_bench(path: str | Path) -> Bench:
     """The timings in a file that ``flashgen bench`` wrote."""
-    return _read(Path(path), Bench, "bench")
+    return _read(path, Bench, "bench")
 
 
 def read_roofline(path: str | Path) -> Roofline:
     """The ceilings and rates in a file that ``flashgen roofline`` wrote."""
-    return _read(Path(path), Roofline, "roofline")
+    return _read(path, Roofline, "roofline")
 
 
-def _read(path: Path, kind: type[_Kind], command: str) -> _Kind:
+def _read(name: str | Path, kind: type[_Kind], command: str) -> _Kind:
     remedy = f"pass a file that 'flashgen {command}' wrote"
+    if not isinstance(name, (str, Path)):
+        raise ArgumentError(f"path={show(name)} is no path; {remedy}")
+    path = Path(name)
     try:
         with path.open("rb") as file:
             data = file.read(LONGEST_FILE + 1)
-    except OSError as error:
-        raise ArgumentError(f"{show_path(path)} cannot be read ({error.strerror or error}); {remedy}") from None
+    except (OSError, ValueError) as error:
+        # A path with a null or a lone surrogate in it is a ValueError.
+        reason = error.strerror if isinstance(error, OSError) else "it is no path"
+        raise ArgumentError(f"path={show(str(name))} cannot be read ({reason}); {remedy}") from None
     if len(data) > LONGEST_FILE:
         raise ArgumentError(f"{show_path(path)} has more than {LONGEST_FILE // 2**20} MiB; {remedy}")
     try:

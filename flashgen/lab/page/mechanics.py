@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element
 
 from markupsafe import Markup
 
@@ -39,17 +40,23 @@ def whole_plan(e: Explanation) -> AttentionPlan | None:
 def plan_section(plan: AttentionPlan) -> dict[str, Any]:
     """Tables, reasons and drawings of a plan's kernels."""
     compiled = _compiled(plan)
-    heads, *rows = plan.table
-    cells = [(*row, *_resources(compiled.get(k.role))) for row, k in zip(rows, plan.kernels, strict=True)]
     kernels = [kernel for kernel in plan.kernels if kernel.role in _MAIN_ROLES]
     return {
         "arch": f"{plan.arch.name} ({plan.arch.example})",
-        "table": Markup(markup(table((*heads, "registers", "spilled bytes"), cells))),
+        "table": Markup(markup(_table(plan, compiled))),
         "compiled": _compilation(plan, compiled),
         "kernels": [_reasons(kernel) for kernel in kernels],
         "fallbacks": [str(other.kernel("forward")) for other in fallbacks(plan)],
-        "memory": [_memory(kernel) for kernel in plan.kernels if kernel.smem.regions],
+        "memory": [_memory(kernel) for kernel in plan.kernels if _is_visible(kernel)],
     }
+
+
+def _table(plan: AttentionPlan, compiled: dict[Role, Binary]) -> Element:
+    heads, *rows = plan.table
+    if not compiled:
+        return table(heads, rows)
+    cells = [(*row, *_resources(compiled.get(k.role))) for row, k in zip(rows, plan.kernels, strict=True)]
+    return table((*heads, "registers", "spilled bytes"), cells)
 
 
 def _compiled(plan: AttentionPlan) -> dict[Role, Binary]:
@@ -83,6 +90,11 @@ def _reasons(kernel: KernelPlan) -> dict[str, Any]:
         "lines": lines[: len(lines) - len(passed_over)],
         "passed_over": passed_over,
     }
+
+
+def _is_visible(kernel: KernelPlan) -> bool:
+    """Whether the drawing of its shared memory shows more than an empty box."""
+    return 100 * kernel.smem.bytes >= kernel.arch.max_smem_per_block
 
 
 def _memory(kernel: KernelPlan) -> dict[str, Any]:

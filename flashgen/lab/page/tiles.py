@@ -110,10 +110,10 @@ def estimator_section(e: Explanation) -> dict[str, Any]:
             for label, name, value, most in (
                 ("queries", "len_q", e.len_q, lengths),
                 ("keys", "len_kv", e.len_kv, lengths),
-                ("queries of a tile", "tile_q", e.tile_q, max(1024, e.tile_q)),
-                ("keys of a tile", "tile_kv", e.tile_kv, max(1024, e.tile_kv)),
+                ("tile queries", "tile_q", e.tile_q, max(1024, e.tile_q)),
+                ("tile keys", "tile_kv", e.tile_kv, max(1024, e.tile_kv)),
                 ("head dimension", "head_dim", spec.head_dim, 256),
-                ("of values", "head_dim_v", spec.head_dim_v, 256),
+                ("value dimension", "head_dim_v", spec.head_dim_v, 256),
             )
         ],
         "dtypes": list(DTYPES),

@@ -10,8 +10,8 @@ from xml.etree.ElementTree import Element
 from flashgen.common.html import element
 from flashgen.lab.page.drawings.axes import Axis, number
 
-_WIDTH, _HEIGHT = 460.0, 300.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 16.0, 26.0, 40.0
+_WIDTH, _HEIGHT = 340.0, 240.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 14.0, 26.0, 38.0
 #: Classes of the style sheet.
 COLORS = 6
 
@@ -41,7 +41,9 @@ def roofline_plot(copy_gbps: float, matrix_tflops: float, points: Sequence[Serie
     ridge = 1000 * matrix_tflops / copy_gbps
     inside = [point for line in points for point in line.points]
     rates = [rate for _, rate in inside]
-    x, y = _axes([*(i for i, _ in inside), ridge / 8, ridge * 8], [*rates, matrix_tflops, matrix_tflops / 20], 2, 10)
+    x, y = _axes(
+        [*(1.5 * i for i, _ in inside), ridge / 8, ridge * 8], [*rates, matrix_tflops, matrix_tflops / 20], 2, 10
+    )
     drawing = _frame(x, y, "FLOP per byte", "TFLOP/s")
     # The slope begins where it enters the frame, from the left or from below.
     start = max(x.low, 1000 * y.low / copy_gbps)
@@ -62,7 +64,7 @@ def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Element:
     label = f"{y_label} over {x_label}"
     drawing = element("svg", class_="plot", viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}", role="img", aria_label=label)
     drawing.extend(_grid(x, y))
-    drawing.append(element("text", y_label, x=_LEFT - 44, y=14, class_="label"))
+    drawing.append(element("text", y_label, x=_LEFT - 40, y=14, class_="label"))
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     drawing.append(element("text", x_label, x=middle, y=_HEIGHT - 6, class_="label", text_anchor="middle"))
     return drawing

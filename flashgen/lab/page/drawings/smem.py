@@ -20,7 +20,7 @@ def smem_map(kernel: KernelPlan) -> Element:
     """The regions along their offsets; those of a later phase that take over space lie in a lane below."""
     limit = max(kernel.arch.max_smem_per_block, kernel.smem.bytes)
     lanes = _lanes(kernel.smem.regions)
-    height = len(lanes) * (_LANE + _GAP) + 18
+    height = len(lanes) * (_LANE + _GAP) + 20
     drawing = element(
         "svg",
         class_="smem",
