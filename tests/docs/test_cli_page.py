@@ -21,7 +21,7 @@ from flashgen.cli.main import DEBUG, app
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 TABLE = re.compile(r"<!-- table: ([^>]+?) -->\n(.*?)<!-- end of table -->", flags=re.DOTALL)
 #: The commands that take the options which describe a kernel.
-OF_A_KERNEL = ("flashgen build", "flashgen check", "flashgen show", "flashgen explain")
+OF_A_KERNEL = ("flashgen build", "flashgen check", "flashgen show", "flashgen explain", "flashgen report")
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:

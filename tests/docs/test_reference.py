@@ -26,6 +26,11 @@ def test_every_public_name_has_an_entry_and_only_one() -> None:
     assert sorted(entries()) == sorted(fg.__all__)
 
 
+def test_every_name_of_the_laboratory_has_an_entry_and_only_one() -> None:
+    found = re.findall(r"^::: flashgen\.lab\.\S*\.(\w+)$", text("laboratory.md"), flags=re.M)
+    assert sorted(found) == sorted(fg.lab.__all__)
+
+
 def test_every_field_of_a_spec_file_is_in_a_table() -> None:
     spec, schedule = text("spec-files.md").split("## Fields of a schedule")
     for fields, page in (

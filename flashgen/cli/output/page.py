@@ -11,11 +11,10 @@ from flashgen.common.show import show_path
 
 def write_page(path: Path, page: str) -> None:
     """Write the page and say where it is."""
-    data = page.encode("utf-8")
     try:
-        path.write_bytes(data)
+        path.write_bytes(page.encode("utf-8"))
     except OSError as error:
         reason = error.strerror or str(error)
         message = f"{show_path(path)} cannot be written ({reason}); name a file in a directory that exists"
         raise UsageError(message) from None
-    talk.say(f"wrote {show_path(path)} ({len(data) / 1024:.0f} KiB)")
+    talk.say(f"wrote {show_path(path)}")
