@@ -22,7 +22,7 @@ from flashgen.cache.ahead import compiling_ahead
 from flashgen.errors import RegistersError
 from flashgen.launch.variant import Loadable, Variant
 from flashgen.plan import plan
-from flashgen.plan.fallbacks import fallbacks
+from flashgen.plan.fallbacks import fallbacks as fallbacks
 from flashgen.plan.model.plans import AttentionPlan, Role
 from flashgen.render.override import unused_overrides
 from flashgen.sources import sources_of

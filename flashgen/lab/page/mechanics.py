@@ -15,7 +15,6 @@ from flashgen.errors import CacheError, CompileError, PlanError
 from flashgen.explanation import Explanation
 from flashgen.lab.page.drawings.smem import smem_map
 from flashgen.plan.algorithm import describe_algorithm
-from flashgen.plan.fallbacks import fallbacks
 from flashgen.plan.model.choices import choice_lines
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Role
 
@@ -46,7 +45,7 @@ def plan_section(plan: AttentionPlan) -> dict[str, Any]:
         "table": Markup(markup(_table(plan, compiled))),
         "compiled": _compilation(plan, compiled),
         "kernels": [_reasons(kernel) for kernel in kernels],
-        "fallbacks": [str(other.kernel("forward")) for other in fallbacks(plan)],
+        "fallbacks": [str(other.kernel("forward")) for other in pipeline.fallbacks(plan)],
         "memory": [_memory(kernel) for kernel in plan.kernels if _is_visible(kernel)],
     }
 
