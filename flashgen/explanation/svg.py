@@ -137,7 +137,7 @@ def _ticks(bins: Bins, height: float, width: float) -> Iterator[Element]:
         x = _LEFT + share * width
         yield element("line", class_="fg-tick", x1=x, x2=x, y1=_TOP - 5, y2=_TOP - 1)
         yield element("text", f"{position:,}", x=x, y=_TOP - 8, text_anchor="middle")
-    yield element("text", "queries", x=_LEFT - 8, y=_TOP - 8, text_anchor="end")
+    yield element("text", "queries", x=_LEFT - 8, y=11.0, text_anchor="end")
 
 
 def _marks(length: int, step: int) -> list[tuple[int, float]]:

@@ -190,6 +190,14 @@ def test_the_traffic_table_is_that_of_the_io_model(monkeypatch: pytest.MonkeyPat
     assert "Traffic to device memory" in page
 
 
+def test_a_spec_that_the_io_model_refuses_has_a_page_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def io_model(*sizes: Any, **options: Any) -> Any:
+        raise fg.ArgumentError(f"{HOSTILE} has no model")
+
+    monkeypatch.setattr(fg.lab, "io_model", io_model, raising=False)
+    assert f"Not modelled: {HOSTILE} has no model." in Page(explained().html()).text
+
+
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(fg.ArgumentError, match=r"explanation=3 is no Explanation; pass what fg\.explain returns"):
         fg.lab.html_page(3)  # type: ignore[arg-type]

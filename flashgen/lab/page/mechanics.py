@@ -10,8 +10,8 @@ from xml.etree.ElementTree import Element
 from markupsafe import Markup
 
 from flashgen import pipeline
-from flashgen.common.html import markup, table
-from flashgen.errors import CacheError, CompileError, PlanError
+from flashgen.common.html import element, markup, table
+from flashgen.errors import CacheError, CompileError, FlashgenError, PlanError
 from flashgen.explanation import Explanation
 from flashgen.lab.page.drawings.smem import smem_map
 from flashgen.plan.algorithm import describe_algorithm
@@ -107,11 +107,14 @@ def _memory(kernel: KernelPlan) -> dict[str, Any]:
 
 
 def traffic(e: Explanation) -> Markup | None:
-    """The table of ``fg.lab.io_model``, where this laboratory has one."""
+    """The table of ``fg.lab.io_model``, where this laboratory has one, or why it does not model the spec."""
     # By its public name: the page stands whether or not the model is there.
     model = getattr(import_module("flashgen.lab"), "io_model", None)
     kernel = e.forward_kernel
     if model is None or kernel is None:
         return None
-    found = model(e.spec, e.len_q, e.len_kv, arch=kernel.arch, schedule=kernel.schedule)
+    try:
+        found = model(e.spec, e.len_q, e.len_kv, arch=kernel.arch, schedule=kernel.schedule)
+    except FlashgenError as error:
+        return Markup(markup(element("p", f"Not modelled: {error}.")))
     return Markup(found._repr_html_())
