@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from flashgen.common.html import element, markup
 from flashgen.explanation.drawing import flop, labelled, percent, text_map, wrapped
 from flashgen.explanation.kinds import EMPTY, FULL, PARTIAL
-from flashgen.explanation.svg import Bins, tile_map
+from flashgen.explanation.svg import COLORS, Bins, tile_map
 from flashgen.plan.model.choices import choice_lines, choice_plain
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.spec import AttentionSpec
@@ -148,7 +148,7 @@ class Explanation:
         parts: list[Element | str] = [element("p", element("strong", self.mask))]
         if self.tiles:
             bins = Bins.of(self.kinds, (self.tile_q, self.tile_kv), (self.len_q, self.len_kv), most=32)
-            parts += [tile_map(bins, titles=True), element("p", bins.scale())]
+            parts += [tile_map(bins, titles=True), element("p", f"{bins.scale()} {COLORS}")]
         return markup(element("div", *parts, element("pre", "\n".join([*self._work_lines(), *self._kernel_lines()]))))
 
     def _work_lines(self) -> Iterator[str]:

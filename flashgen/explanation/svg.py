@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: By kind of tile.
 NAMES = {EMPTY: "empty", PARTIAL: "partial", FULL: "full"}
+#: What the colors below mean, where there is no legend.
+COLORS = "Blue is full, orange partial, and gray empty, which kernels skip."
 #: Pages set the properties; these colors are legible on light and on dark.
 STYLE = """
 .fg-empty { fill: var(--empty, #8888882e) }

@@ -82,6 +82,7 @@ def test_notebooks_show_explanations_plans_and_kernels() -> None:
     assert {"svg", "rect", "title", "pre"} <= set(shown.tags)
     assert "script" not in shown.tags
     assert "512 queries, 512 keys" in shown.text
+    assert "Blue is full, orange partial, and gray empty" in shown.text
     page = Page(plan(spec, None, "sm_80")._repr_html_())
     assert page.tags.count("tr") == 5
     assert "head_dim 64, bf16, causal, for sm_80 (A100)" in page.text
