@@ -14,15 +14,13 @@ from flashgen.common.html import element, markup, table
 from flashgen.errors import CacheError, CompileError, FlashgenError, PlanError
 from flashgen.explanation import Explanation
 from flashgen.lab.page.drawings.smem import smem_map
+from flashgen.plan import plan
 from flashgen.plan.algorithm import describe_algorithm
 from flashgen.plan.model.choices import choice_lines
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Role
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary
-
-#: Roles of kernels that multiply tiles, whose reasons and shared memory are worth a look.
-_MAIN_ROLES = ("forward", "main", "query")
 
 
 def whole_plan(e: Explanation) -> AttentionPlan | None:
@@ -31,37 +29,37 @@ def whole_plan(e: Explanation) -> AttentionPlan | None:
     if kernel is None:
         return None
     try:
-        return pipeline.plans(e.spec, kernel.schedule, (kernel.arch,))[0]
+        return plan(e.spec, kernel.schedule, kernel.arch)
     except PlanError:
-        return pipeline.plans(replace(e.spec, direction="forward"), kernel.schedule, (kernel.arch,))[0]
+        return plan(replace(e.spec, direction="forward"), kernel.schedule, kernel.arch)
 
 
-def plan_section(plan: AttentionPlan) -> dict[str, Any]:
+def plan_section(attention: AttentionPlan) -> dict[str, Any]:
     """Tables, reasons and drawings of a plan's kernels."""
-    compiled = _compiled(plan)
-    kernels = [kernel for kernel in plan.kernels if kernel.role in _MAIN_ROLES]
+    compiled = _compiled(attention)
+    kernels = [kernel for kernel in attention.kernels if kernel.reasons or kernel.choice is not None]
     return {
-        "arch": f"{plan.arch.name} ({plan.arch.example})",
-        "table": Markup(markup(_table(plan, compiled))),
-        "compiled": _compilation(plan, compiled),
+        "arch": f"{attention.arch.name} ({attention.arch.example})",
+        "table": Markup(markup(_table(attention, compiled))),
+        "compiled": _compilation(attention, compiled),
         "kernels": [_reasons(kernel) for kernel in kernels],
-        "fallbacks": [str(other.kernel("forward")) for other in pipeline.fallbacks(plan)],
-        "memory": [_memory(kernel) for kernel in plan.kernels if _is_visible(kernel)],
+        "fallbacks": [str(other.kernel("forward")) for other in pipeline.fallbacks(attention)],
+        "memory": [_memory(kernel) for kernel in attention.kernels if _is_visible(kernel)],
     }
 
 
-def _table(plan: AttentionPlan, compiled: dict[Role, Binary]) -> Element:
-    heads, *rows = plan.table
+def _table(attention: AttentionPlan, compiled: dict[Role, Binary]) -> Element:
+    heads, *rows = attention.table
     if not compiled:
         return table(heads, rows)
-    cells = [(*row, *_resources(compiled.get(k.role))) for row, k in zip(rows, plan.kernels, strict=True)]
+    cells = [(*row, *_resources(compiled.get(k.role))) for row, k in zip(rows, attention.kernels, strict=True)]
     return table((*heads, "registers", "spilled bytes"), cells)
 
 
-def _compiled(plan: AttentionPlan) -> dict[Role, Binary]:
+def _compiled(attention: AttentionPlan) -> dict[Role, Binary]:
     """The compiled kernels that the cache holds; none where the compiler that names them is missing."""
     try:
-        return pipeline.kept(pipeline.sources(plan))
+        return pipeline.kept(pipeline.sources(attention))
     except (CompileError, CacheError):
         return {}
 
@@ -72,10 +70,10 @@ def _resources(binary: Binary | None) -> tuple[str, str]:
     return str(binary.resources.registers), str(binary.resources.spill_bytes)
 
 
-def _compilation(plan: AttentionPlan, compiled: dict[Role, Binary]) -> str:
-    if len(compiled) == len(plan.kernels):
+def _compilation(attention: AttentionPlan, compiled: dict[Role, Binary]) -> str:
+    if len(compiled) == len(attention.kernels):
         return "Registers are per thread, as the assembler reports them."
-    missing = ", ".join(kernel.role for kernel in plan.kernels if kernel.role not in compiled)
+    missing = ", ".join(kernel.role for kernel in attention.kernels if kernel.role not in compiled)
     return f"Not compiled: {missing}. The build at the end of this page compiles them; then registers appear here."
 
 
