@@ -77,7 +77,12 @@ def kernel_options(
     consumers: Annotated[int | None, _option(SCHEDULE, "--consumers", "Warpgroups that compute, 1 to 3 (fa3).")] = None,
     algorithm: Annotated[
         str | None,
-        _option(SCHEDULE, "--algorithm", "fa2 in both passes (all GPUs), or fa3 forward (sm_90a).", "fa2|fa3"),
+        _option(
+            SCHEDULE,
+            "--algorithm",
+            "fa2 in both passes (all GPUs), fa3 forward (sm_90a), or one to compare with.",
+            "standard|naive|fa1|grid1d|grid2d|fa2|fa3",
+        ),
     ] = None,
     softmax: Annotated[
         str | None,

@@ -22,6 +22,8 @@ __all__ = ["DEFAULT_LENGTH", "EMPTY", "FULL", "PARTIAL", "Explanation", "explain
 
 #: Lengths where neither the caller nor a captured tensor names any.
 DEFAULT_LENGTH = 1024
+#: What is drawn for a kernel without tiles.
+WITHOUT_TILES = (16, 16)
 
 
 def explain(
@@ -143,6 +145,8 @@ def _backward(spec: AttentionSpec, schedule: Schedule | None, arch: Arch) -> tup
 
 
 def _tile(kernel: KernelPlan) -> tuple[int, int]:
+    if not kernel.has_tiles:
+        return WITHOUT_TILES
     return int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))
 
 

@@ -14,6 +14,7 @@ from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
+from flashgen.plan.lineage import LINEAGE, plan_lineage
 from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
 from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
@@ -51,13 +52,16 @@ def plan(
             f"use a power of two from {spec.element.bytes} to {default_access_bytes(spec)}."
         )
     expressions = expressions_of(spec)
-    if is_planned(spec, asked, row, access):
-        forward = plan_forward_sm90(spec, asked, row)
-        chosen = chosen_schedule_sm90(forward)
+    kernels: tuple[KernelPlan, ...]
+    if asked.algorithm in LINEAGE:
+        kernels, chosen = plan_lineage(spec, asked, row, access), asked
+    elif is_planned(spec, asked, row, access):
+        kernels = (plan_forward_sm90(spec, asked, row),)
+        chosen = chosen_schedule_sm90(kernels[0])
     else:
-        forward = plan_forward(spec, asked, row, access)
-        chosen = chosen_schedule(forward)
-    kernels: tuple[KernelPlan, ...] = (forward,)
+        kernels = (plan_forward(spec, asked, row, access),)
+        chosen = chosen_schedule(kernels[0])
+    forward = kernels[-1]
     if spec.needs_backward:
         if why_not_backward(spec, asked, row, access) is None:
             backward = plan_backward_sm90(spec, asked, row)

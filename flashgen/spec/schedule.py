@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
 from flashgen.errors import SpecError
 
 PartitionKind = Literal["split_q", "split_k", "specialized"]
-Algorithm = Literal["fa2", "fa3"]
+Algorithm = Literal["standard", "naive", "fa1", "grid1d", "grid2d", "fa2", "fa3"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 Softmax = Literal["reference-max", "running-max"]
 WARP_COUNTS = (1, 2, 4, 8, 16)
 #: How many warps share a tile, and how many warpgroups compute, in a partition of which only the kind is given.
@@ -55,7 +56,7 @@ class Schedule:
     warps: WarpPartition | None = None
     backward: BackwardSchedule = BackwardSchedule()
     #: ``fa2``: every warp copies and computes, in both passes (all GPUs). ``fa3``: specialised warps, wgmma and TMA in
-    #: the forward pass (sm_90a).
+    #: the forward pass (sm_90a). The others, which these descend from, are for learning and comparing.
     algorithm: Algorithm | None = None
     #: Of fa3: where the factor taken out of a row's exponentials comes from. ``reference-max``: the row's first tile,
     #: unless later ones grow far beyond it. ``running-max``: the maximum so far.
@@ -76,8 +77,8 @@ class Schedule:
             raise SpecError(*problems)
 
     def _hopper_violations(self) -> Iterator[str]:
-        if self.algorithm is not None and not is_one_of(self.algorithm, ("fa2", "fa3")):
-            yield f"algorithm={show(self.algorithm)} is unknown; use 'fa2' or 'fa3'"
+        if self.algorithm is not None and not is_one_of(self.algorithm, ALGORITHMS):
+            yield f"algorithm={show(self.algorithm)} is unknown; use one of {', '.join(ALGORITHMS)}"
         if self.softmax is not None and not is_one_of(self.softmax, ("reference-max", "running-max")):
             yield f"softmax={show(self.softmax)} is unknown; use 'reference-max' or 'running-max'"
         if self.registers is not None and not _are_registers(self.registers):
@@ -86,15 +87,16 @@ class Schedule:
                 "240, of producers and of consumers, such as (24, 240)"
             )
         specialized = isinstance(self.warps, WarpPartition) and self.warps.kind == "specialized"
-        algorithm = self.algorithm if is_one_of(self.algorithm, ("fa2", "fa3")) else None
-        if algorithm == "fa2" and specialized:
-            yield "warps.kind='specialized' is fa3's partition, and algorithm='fa2'; leave one of them out"
+        algorithm = self.algorithm if is_one_of(self.algorithm, ALGORITHMS) else None
+        is_fa3 = algorithm in (None, "fa3")
+        if specialized and not is_fa3:
+            yield f"warps.kind='specialized' is fa3's partition, and algorithm={algorithm!r}; leave one of them out"
         if algorithm == "fa3" and self.warps is not None and not specialized:
             yield (
                 f"warps={show(self.warps)} is no partition of algorithm='fa3'; use "
                 "WarpPartition('specialized', consumers=2)"
             )
-        if algorithm == "fa2" or (isinstance(self.warps, WarpPartition) and not specialized):
+        if not is_fa3 or (isinstance(self.warps, WarpPartition) and not specialized):
             for name in ("softmax", "registers"):
                 if getattr(self, name) is not None:
                     yield f"{name}={show(getattr(self, name))} belongs to algorithm='fa3'; leave it out"

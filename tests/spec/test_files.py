@@ -220,7 +220,7 @@ def test_a_schedule_for_hopper_is_read_and_written(tmp_path):
     [
         ({"registers": [40]}, "schedule registers=(40,) cannot be given to warpgroups; use two multiples of 8"),
         ({"registers": "40,232"}, "schedule registers='40,232' cannot be given to warpgroups"),
-        ({"algorithm": 3}, "schedule algorithm=3 is unknown; use 'fa2' or 'fa3'"),
+        ({"algorithm": 3}, "schedule algorithm=3 is unknown; use one of standard, naive, fa1"),
         ({"warps": {"consumers": 2}}, 'kind is missing; write {kind = "split_q", count = 4} or {kind ='),
         ({"warps": {"kind": "specialized", "consumers": 9}}, "consumers=9 is not supported; use 1, 2 or 3"),
         ({"warps": {"kind": "split_q", "consumers": 2}}, "consumers=2 belongs to kind='specialized'"),

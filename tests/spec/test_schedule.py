@@ -87,8 +87,8 @@ SPLIT_Q = WarpPartition("split_q", 4)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"algorithm": "fa4"}, "algorithm='fa4' is unknown; use 'fa2' or 'fa3'"),
-        ({"algorithm": []}, "algorithm=[] is unknown; use 'fa2' or 'fa3'"),
+        ({"algorithm": "fa4"}, "algorithm='fa4' is unknown; use one of standard, naive, fa1, grid1d, grid2d, fa2, fa3"),
+        ({"algorithm": []}, "algorithm=[] is unknown; use one of standard, naive, fa1, grid1d, grid2d, fa2, fa3"),
         ({"softmax": "running_max"}, "softmax='running_max' is unknown; use 'reference-max' or 'running-max'"),
         ({"registers": 168}, "registers=168 cannot be given to warpgroups; use two multiples of 8"),
         ({"registers": (24, 236)}, "registers=(24, 236) cannot be given to warpgroups"),

@@ -14,7 +14,7 @@ from flashgen.launch.call.packing import Packer, Value, parameter_values
 from flashgen.launch.driver.launch_attributes import LaunchShape
 from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
-from flashgen.plan.model.plans import KernelPlan, Problem, Role
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem, Role
 
 #: Launch order of a backward pass; roles that a plan lacks are left out.
 BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
@@ -182,9 +182,16 @@ def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
 
 def _shape(kernel: Ready, started: tuple[int, int, int]) -> LaunchShape | None:
     """The launch attributes that the plan needs."""
-    if not kernel.plan.overlaps_predecessor:
+    plan = kernel.plan
+    if not plan.overlaps_predecessor and not plan.is_cooperative:
         return None
-    return LaunchShape(started, kernel.plan.threads, kernel.smem_bytes, overlaps_predecessor=True)
+    return LaunchShape(
+        started,
+        plan.threads,
+        kernel.smem_bytes,
+        cooperative=plan.is_cooperative,
+        overlaps_predecessor=plan.overlaps_predecessor,
+    )
 
 
 def tile_counts(plan: KernelPlan, problem: Problem) -> dict[str | None, Value]:
@@ -208,6 +215,16 @@ def forward_outputs(problem: Problem, head_dim_v: int, dtype: str) -> tuple[Outp
     return (
         Output("o", (problem.batch, problem.len_q, problem.heads_q, head_dim_v), dtype),
         Output("lse", (problem.batch, problem.heads_q, problem.len_q), "fp32"),
+    )
+
+
+def workspace_outputs(plan: AttentionPlan, pass_: Pass, problem: Problem) -> tuple[Output, ...]:
+    """The arrays that kernels of the pass leave for those after them, as the plan declares them."""
+    return tuple(
+        Output(workspace.name, kernel.extents(workspace, problem), workspace.dtype or plan.spec.dtype)
+        for kernel in plan.kernels
+        if kernel.pass_ == pass_
+        for workspace in kernel.workspaces
     )
 
 

@@ -36,6 +36,7 @@ from flashgen.launch.call.prepared import (
     make_call,
     make_steps,
     stretch_of,
+    workspace_outputs,
 )
 from flashgen.launch.kvcache.cache_arrays import is_packed
 from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs
@@ -224,6 +225,7 @@ class Preparer:
             expressions = plan.kernels[0].expressions
             assert expressions is not None, "all variants evaluate the same"
             workspaces += self._captures.tables(given.captured, expressions.stretch)
+        workspaces += workspace_outputs(plan, request.pass_, problem)
         if spec.cache:
             workspaces += partial_outputs(rows, problem.splits, spec.head_dim_v)
         return results, tuple(w for w in workspaces if 0 not in w.shape)

@@ -24,8 +24,8 @@ HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
 
 def why_not_hopper(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_bytes: int) -> str | None:
     """Why neither pass can use the kernels for Hopper, as a clause; None if they can."""
-    if schedule.algorithm == "fa2":
-        return "its schedule says algorithm='fa2'"
+    if schedule.algorithm not in (None, "fa3"):
+        return f"its schedule says algorithm={schedule.algorithm!r}"
     if not arch.has_wgmma:
         return f"it needs sm_90a, and this is {arch.name}"
     if not spec.element.is_half:

@@ -61,6 +61,8 @@ def _table(
 
 
 FORWARD = _table(("q", "k", "v"), ("o",), row_writes=("lse",))
+#: Of algorithms that scale each score as soon as it is computed.
+FORWARD_SCALED = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale",))
 FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale", "scale_log2"))
 
 

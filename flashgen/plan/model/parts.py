@@ -124,6 +124,17 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Workspace:
+    """An array in device memory between kernels of one pass; its parameter has the same name."""
+
+    name: str
+    #: Key of the dtype table; None: the spec's dtype.
+    dtype: str | None
+    #: Fields of ``Problem``, ``head_dim_v``, or ``q_tiles`` and ``kv_tiles``, the tiles of the kernel that writes it.
+    extents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
     """One member of the kernel's ``constexpr`` config struct."""
 

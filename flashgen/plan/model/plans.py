@@ -11,7 +11,7 @@ from flashgen.common.html import markup, table
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.captured_work import CapturedWork
 from flashgen.plan.model.expressions import Expressions, ScoreForm
-from flashgen.plan.model.parts import Box, Constant, Param, ParamTable, Problem, SmemMap, SmemRegion
+from flashgen.plan.model.parts import Box, Constant, Param, ParamTable, Problem, SmemMap, SmemRegion, Workspace
 from flashgen.plan.model.sum_ring import SumRing
 from flashgen.spec import AttentionSpec, Schedule
 
@@ -27,6 +27,7 @@ __all__ = [
     "Role",
     "SmemMap",
     "SmemRegion",
+    "Workspace",
 ]
 
 Pass = Literal["forward", "backward"]
@@ -74,6 +75,8 @@ class KernelPlan:
     is_persistent: bool = False
     #: Whether it uses programmatic dependent launch.
     overlaps_predecessor: bool = False
+    #: Whether all blocks run at the same time, so that they may wait for each other.
+    is_cooperative: bool = False
     #: Whether splits of the keys multiply the grid.
     grid_splits: bool = False
     #: TMA boxes: one tensor map each among the parameters.
@@ -88,6 +91,8 @@ class KernelPlan:
     choice: Choice | None = None
     #: The schedule as the caller gave it; None if it sets nothing.
     schedule: Schedule | None = None
+    #: What it leaves in device memory for kernels after it in the same pass.
+    workspaces: tuple[Workspace, ...] = ()
     #: Named switches that templates may test.
     switches: frozenset[str] = frozenset()
     #: What it evaluates of the spec's mask and score.
@@ -127,6 +132,22 @@ class KernelPlan:
         lengths = {"q": problem.len_q, "kv": problem.len_kv, "rows": max(problem.len_q, problem.len_kv)}
         tiles = -(-lengths[self.grid_over] // self.grid_tile) * (problem.splits if self.grid_splits else 1)
         return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether it works on tiles of queries and keys."""
+        return {"tile_q", "tile_kv"} <= {member.name for member in self.config}
+
+    def extents(self, workspace: Workspace, problem: Problem) -> tuple[int, ...]:
+        """The shape of one of its workspaces."""
+
+        def extent(name: str) -> int:
+            if name in ("q_tiles", "kv_tiles"):
+                side = name.removesuffix("_tiles")
+                return -(-int(getattr(problem, f"len_{side}")) // int(self.constant(f"tile_{side}")))
+            return int(getattr(self.spec if name.startswith("head_dim") else problem, name))
+
+        return tuple(extent(name) for name in workspace.extents)
 
     def __str__(self) -> str:
         name, *cells = _cells(self)
@@ -180,7 +201,7 @@ class AttentionPlan:
 
 def _cells(kernel: KernelPlan) -> tuple[str, ...]:
     values = {member.name: str(member.value) for member in kernel.config}
-    tile = f"{values['tile_q']} x {values['tile_kv']}" if {"tile_q", "tile_kv"} <= values.keys() else "-"
+    tile = f"{values['tile_q']} x {values['tile_kv']}" if kernel.has_tiles else "-"
     smem = f"{kernel.smem.bytes} bytes" if kernel.smem.bytes else "-"
     return kernel.name, tile, values.get("stages", "-"), str(kernel.threads // 32), smem, _grid(kernel)
 
