@@ -135,7 +135,7 @@ class GpuTarget:
                 if packer.takes_counter:
                     pointers = (*pointers, self._counters[device].address(stream))
                 packer.write(mine, template, places, pointers)
-                if shape is None or not driver.overlaps_grids:
+                if shape is None or not (shape.cooperative or driver.overlaps_grids):
                     (status,) = driver.launch_kernel(*arguments, stream, mine.kernel_params, 0)
                 else:
                     config = self._configs.of(driver, shape)

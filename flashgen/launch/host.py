@@ -100,7 +100,7 @@ class HostTarget:
             kernel.packer.write(memory, template, places, (*numbers, *pointers))
             params = bytes(memory.bytes[: kernel.packer.size])
             found = in_use if kernel.plan.overlaps_predecessor else buffers
-            kernel.handle.launch(grid, params, found, **options)
+            kernel.handle.launch(grid, params, found, cooperative=kernel.plan.is_cooperative, **options)
             if kernel.packer.takes_counter:
                 _check_counter(kernel.plan.name, pointers[-1])
         if guarded is not None:

@@ -36,7 +36,7 @@ class Ready(NamedTuple):
     plan: KernelPlan
     smem_bytes: int
     packer: Packer
-    #: How many blocks start at most, where blocks take one tile after another.
+    #: How many blocks run at once, where blocks take one tile after another or wait for each other.
     most_blocks: int | None = None
 
 

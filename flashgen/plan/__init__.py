@@ -14,7 +14,7 @@ from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
 from flashgen.plan.hopper.forward import chosen_schedule_sm90, is_planned, plan_forward_sm90
-from flashgen.plan.lineage import LINEAGE, plan_lineage
+from flashgen.plan.lineage import LINEAGE, chosen_lineage_schedule, plan_lineage
 from flashgen.plan.model.expressions import NO_EXPRESSIONS, Expressions
 from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Problem
@@ -54,7 +54,8 @@ def plan(
     expressions = expressions_of(spec)
     kernels: tuple[KernelPlan, ...]
     if asked.algorithm in LINEAGE:
-        kernels, chosen = plan_lineage(spec, asked, row, access), asked
+        kernels = plan_lineage(spec, asked, row, access)
+        chosen = chosen_lineage_schedule(kernels[-1])
     elif is_planned(spec, asked, row, access):
         kernels = (plan_forward_sm90(spec, asked, row),)
         chosen = chosen_schedule_sm90(kernels[0])

@@ -72,6 +72,12 @@ GOLDEN: tuple[Golden, ...] = (
         ("forward",),
         Schedule(warps=WarpPartition("split_k", 4)),
     ),
+    # Before FlashAttention: one thread for each element of O.
+    Golden(AttentionSpec(64, mask=causal(), direction="forward"), "sm_80", ("forward",), Schedule(algorithm="naive")),
+    # One block for each tile of queries, without tensor cores.
+    Golden(AttentionSpec(64, mask=causal(), direction="forward"), "sm_80", ("forward",), Schedule(algorithm="grid1d")),
+    # One block for each tile of scores; blocks wait for each other.
+    Golden(AttentionSpec(64, mask=causal(), direction="forward"), "sm_80", ("forward",), Schedule(algorithm="grid2d")),
     # Dropout, in both passes.
     Golden(AttentionSpec(64, mask=causal(), dropout=True), "sm_80", ("forward", "main")),
     # Packed sequences.

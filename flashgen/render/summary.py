@@ -24,6 +24,9 @@ _ROLES: dict[Role, str] = {
     "survey": "before either pass: the extremes of captured tensors",
     "append": "before a forward pass: new keys and values into the cache, turned by their positions, and so queries",
     "combine": "after a forward pass: O and the log-sum-exp of each row from those of its splits",
+    "grid_maxima": "forward pass in three launches, first: the largest score of each row and tile of keys",
+    "grid_products": "forward pass in three launches, second: P V and its row sums of each tile of keys",
+    "grid_merge": "forward pass in three launches, last: O and the log-sum-exp of each row from all tiles of keys",
     "clear_gaps": "after either pass: zeros in rows of packed arrays that belong to no sequence",
 }
 #: Config members that the line about tiles names first.
@@ -97,10 +100,11 @@ def _reasons(plan: KernelPlan) -> Iterator[str]:
 def _grid(plan: KernelPlan) -> str:
     if plan.fixed_blocks is not None:
         return f"{plan.fixed_blocks} blocks"
-    if plan.grid_over == "pairs":
+    if plan.grid_over in ("pairs", "scores"):
         heads = " of every head" if plan.grid_heads == "q" else ""
         sequences = " of every batch entry" if plan.grid_batch == "each" else ""
-        return f"one block for every tile of pairs{heads}{sequences}"
+        together = "; all run at the same time" if plan.is_cooperative else ""
+        return f"one block for every tile of pairs{heads}{sequences}{together}"
     if plan.grid_heads == "one":
         return f"one block for every {plan.grid_tile} rows of all heads"
     rows = {"q": "query", "kv": "key"}[plan.grid_over]

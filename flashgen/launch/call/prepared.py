@@ -136,7 +136,8 @@ def make_ready(variant: Variant, target: Target, device: int) -> dict[Role, Read
     for role, kernel in variant.kernels.items():
         plan = kernel.plan
         packer = Packer(plan.params, boxes=plan.boxes, map_address=target.map_address)
-        most = target.multiprocessors(device) * plan.min_blocks if plan.is_persistent else None
+        is_limited = plan.is_persistent or plan.is_cooperative
+        most = target.multiprocessors(device) * plan.min_blocks if is_limited else None
         ready[role] = Ready(handles[role], plan, plan.smem.bytes, packer, most)
     return ready
 
@@ -177,7 +178,9 @@ def make_steps(
 
 def _started(kernel: Ready, grid: tuple[int, int, int]) -> tuple[int, int, int]:
     """The grid to launch."""
-    return grid if kernel.most_blocks is None else (min(grid[0], kernel.most_blocks), 1, 1)
+    if not kernel.plan.is_persistent or kernel.most_blocks is None:
+        return grid
+    return min(grid[0], kernel.most_blocks), 1, 1
 
 
 def _shape(kernel: Ready, started: tuple[int, int, int]) -> LaunchShape | None:

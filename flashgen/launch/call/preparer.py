@@ -42,6 +42,7 @@ from flashgen.launch.kvcache.cache_arrays import is_packed
 from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs
 from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.launch.variants import Maps, Variants
+from flashgen.plan.calls import PHASES, runs_at_once
 from flashgen.plan.model.plans import AttentionPlan, Pass, Problem, Role
 from flashgen.plan.splits import with_splits
 from flashgen.spec import AttentionSpec
@@ -83,6 +84,10 @@ class _Given(NamedTuple):
         return self.infos[_NAMES[pass_].index(name)]
 
 
+def _runs_at_once(forward: Ready, problem: Problem) -> bool:
+    return not forward.plan.is_cooperative or runs_at_once(forward.plan, problem, forward.most_blocks or 0)
+
+
 class Preparer:
     """Prepares the calls of one built kernel."""
 
@@ -111,6 +116,8 @@ class Preparer:
         if spec.cache:
             most = self._target.multiprocessors(device)
             problem = with_splits(problem, request.side.num_splits, plan.kernel("forward"), most)
+        if request.pass_ == "forward" and not _runs_at_once(kernels["forward"], problem):
+            roles = PHASES
         values = self._values(request, given, rows, problem, plan)
         results, workspaces = self._allocated(request, given, rows, problem, plan)
         names = self._parameters(request, (*results, *workspaces))

@@ -7,10 +7,11 @@ FlashAttention-2's backward kernels, unless the algorithm has a backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
+from flashgen.plan.lineage.grid import plan_grid1d, plan_grid2d
 from flashgen.plan.lineage.naive import plan_naive
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.spec import AttentionSpec, Schedule
@@ -32,6 +33,8 @@ class Lineage:
 
 LINEAGE: dict[str, Lineage] = {
     "naive": Lineage(plan_naive),
+    "grid1d": Lineage(plan_grid1d, ("tile_q", "tile_kv")),
+    "grid2d": Lineage(plan_grid2d, ("tile_q", "tile_kv")),
 }
 
 
@@ -48,6 +51,14 @@ def plan_lineage(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
         if getattr(schedule, name) is not None and name not in algorithm.fields:
             raise PlanError(f"algorithm={schedule.algorithm!r} has no {name} to choose; leave {name} out.")
     return algorithm.plan_forward(spec, schedule, arch, access_bytes)
+
+
+def chosen_lineage_schedule(forward: KernelPlan) -> Schedule:
+    """The schedule that a forward kernel amounts to."""
+    asked = forward.schedule or Schedule()
+    if not forward.has_tiles:
+        return asked
+    return replace(asked, tile_q=int(forward.constant("tile_q")), tile_kv=int(forward.constant("tile_kv")))
 
 
 def _why_not(spec: AttentionSpec, schedule: Schedule, algorithm: Lineage) -> str | None:

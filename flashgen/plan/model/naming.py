@@ -18,6 +18,9 @@ _STEMS: dict[Role, str] = {
     "append": "append",
     "combine": "combine",
     "clear_gaps": "clear_gaps",
+    "grid_maxima": "grid_maxima",
+    "grid_products": "grid_products",
+    "grid_merge": "grid_merge",
 }
 
 

@@ -18,6 +18,9 @@ _NOTES = {
     "part_counts": "words of dq_accum behind the sums: parts added to each cut tile",
     "o_partial": "O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "log-sum-exp of each split, (splits, batch, heads_q, len_q)",
+    "tile_maxima": "the largest score of each row and tile of keys, (batch, heads_q, kv_tiles, len_q)",
+    "tile_sums": "the sums of exponentials of each row and tile of keys",
+    "tile_outputs": "P V of each tile of keys, (batch, heads_q, kv_tiles, len_q, head_dim_v)",
     "len_new": "keys to append to the cache",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
@@ -63,6 +66,11 @@ def _table(
 FORWARD = _table(("q", "k", "v"), ("o",), row_writes=("lse",))
 #: Of algorithms that scale each score as soon as it is computed.
 FORWARD_SCALED = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale",))
+_GRID2D_PARTS = ("tile_maxima", "tile_sums", "tile_outputs")
+FORWARD_GRID2D = _table(("q", "k", "v"), ("o",), row_writes=("lse", *_GRID2D_PARTS), scales=("scale",))
+FORWARD_GRID2D_COOPERATIVE = _table(
+    ("q", "k", "v"), ("o",), row_writes=("lse", *_GRID2D_PARTS), scales=("scale",), counts=("counter",)
+)
 FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale", "scale_log2"))
 
 

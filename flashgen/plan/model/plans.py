@@ -59,10 +59,11 @@ class KernelPlan:
     config: tuple[Constant, ...]
     params: ParamTable
     smem: SmemMap
-    #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch; over pairs: a tile of both; over
-    #: rows: the longer of the packed rows of queries and of keys.
+    #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch. Over pairs: a tile of queries and
+    #: one of keys; over scores: the same, but at least one block for each tile of queries. Over rows: the longer of the
+    #: packed rows of queries and of keys.
     grid_tile: int
-    grid_over: Literal["q", "kv", "pairs", "rows"]
+    grid_over: Literal["q", "kv", "pairs", "scores", "rows"]
     grid_heads: Literal["q", "kv", "one"]
     #: Alignment in bytes that pointers and strides of the tensors must have.
     access_bytes: int
@@ -126,9 +127,10 @@ class KernelPlan:
             return self.fixed_blocks, 1, 1
         heads = {"q": problem.heads_q, "kv": problem.heads_kv, "one": 1}[self.grid_heads]
         batch = problem.batch if self.grid_batch == "each" else 1
-        if self.grid_over == "pairs":
-            tiles = -(-problem.len_q // self.grid_tile) * -(-problem.len_kv // int(self.constant("tile_kv")))
-            return tiles, heads, batch
+        if self.grid_over in ("pairs", "scores"):
+            kv_tiles = -(-problem.len_kv // int(self.constant("tile_kv")))
+            kv_tiles = max(kv_tiles, 1) if self.grid_over == "scores" else kv_tiles
+            return -(-problem.len_q // self.grid_tile) * kv_tiles, heads, batch
         lengths = {"q": problem.len_q, "kv": problem.len_kv, "rows": max(problem.len_q, problem.len_kv)}
         tiles = -(-lengths[self.grid_over] // self.grid_tile) * (problem.splits if self.grid_splits else 1)
         return (tiles * heads * batch, 1, 1) if self.is_persistent else (tiles, heads, batch)
@@ -209,7 +211,7 @@ def _cells(kernel: KernelPlan) -> tuple[str, ...]:
 def _grid(kernel: KernelPlan) -> str:
     if kernel.fixed_blocks is not None:
         return f"({kernel.fixed_blocks}, 1, 1)"
-    if kernel.grid_over == "pairs":
+    if kernel.grid_over in ("pairs", "scores"):
         tiles = f"ceil(Sq / {kernel.grid_tile}) * ceil(Sk / {kernel.constant('tile_kv')})"
     else:
         length = {"q": "Sq", "kv": "Sk", "rows": "max(total_q, total_kv)"}[kernel.grid_over]

@@ -19,6 +19,7 @@ from flashgen.launch.call.boxes import layout, tensor_map
 from flashgen.launch.call.packed import packed_values
 from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
+from flashgen.plan.lineage import LINEAGE
 from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Problem, Role
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
@@ -27,6 +28,7 @@ from flashgen.verify.cases.huge_strides import HugeStrideLayout
 from flashgen.verify.cases.layouts import laid_out
 from flashgen.verify.cases.packed import Packing
 from tests.emulator.kernels.cached import check_cached
+from tests.emulator.kernels.lineage import check_lineage
 
 Array = np.ndarray[Any, Any]
 STRIDED = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
@@ -303,6 +305,8 @@ def check() -> Check:
         """What is wrong after the edited kernels, or all, and those that they need and that need them."""
         if case.spec.cache:
             return check_cached(case, edits or {}, data_seed=data_seed, at=at, **options)
+        if case.schedule is not None and case.schedule.algorithm in LINEAGE:
+            return check_lineage(case, edits or {}, expected(case, data_seed), at=at, **options)
         run = Run(case, data_seed, at)
         # clear_gaps writes rows that no other writes: tests/kernels/test_padding.py plants its bugs.
         roles = [kernel.role for kernel in run.plan.kernels if kernel.role != "clear_gaps"]

@@ -30,6 +30,9 @@ ONE_STAGE = Schedule(
     warps=WarpPartition("split_q", 4),
     backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4, stages=1),
 )
+NAIVE = Schedule(algorithm="naive")
+GRID1D = Schedule(algorithm="grid1d", tile_q=32, tile_kv=32)
+GRID2D = Schedule(algorithm="grid2d", tile_q=32, tile_kv=32)
 SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 
 PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
@@ -77,6 +80,14 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     ),
     "huge head stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-head-stride"}),
     "three sequences": (AttentionSpec(64, dtype="fp16"), (3, 3), {"batch": 3}),
+    "naive": (AttentionSpec(40, dtype="fp16", mask=causal(), direction="forward"), (20, 40), {"schedule": NAIVE}),
+    "grid1d": (AttentionSpec(40, dtype="fp16", mask=causal(), direction="forward"), (40, 90), {"schedule": GRID1D}),
+    "grid2d": (AttentionSpec(40, dtype="fp16", mask=causal(), direction="forward"), (30, 50), {"schedule": GRID2D}),
+    "grid2d, many blocks": (
+        AttentionSpec(40, dtype="fp16", mask=causal(), direction="forward"),
+        (70, 130),
+        {"schedule": GRID2D},
+    ),
     "gradient of LSE": (AttentionSpec(64, dtype="fp16"), (3, 5), {"dlse": True}),
     "Hopper, backward, gradient of LSE": (AttentionSpec(128), (30, 50), {"arch": "sm_90a", "dlse": True}),
     "dropout, many queries": (AttentionSpec(32, direction="forward", dropout=True), (300, 20), {}),

@@ -19,6 +19,7 @@ BEGIN, END = "<!-- planted bugs -->\n", "<!-- end of planted bugs -->\n"
 MODES = {"plain": "sequential", "random": "random", "race": "race"}
 HOPPER = " for Hopper"
 WIDE = ", wide heads"
+LINEAGE = ("naive", "grid1d", "grid2d")
 KERNELS = (
     *(
         "forward",
@@ -31,6 +32,7 @@ KERNELS = (
     ),
     *("query", "query for Hopper, wide heads", "finish"),
     *("append", "combine"),
+    *("forward, naive", "forward, grid1d", "forward, grid2d", "grid_products, grid2d", "grid_merge, grid2d"),
 )
 
 
@@ -41,6 +43,8 @@ def mutations() -> list[dict[str, Any]]:
 
 def kernel_of(row: dict[str, Any]) -> str:
     case = row["case"]
+    if (algorithm := case.partition(",")[0]) in LINEAGE:
+        return f"{row['role']}, {algorithm}"
     return str(row["role"]) + HOPPER * case.startswith("Hopper") + WIDE * (WIDE in case)
 
 
@@ -69,5 +73,5 @@ def test_the_table_is_current() -> None:
 def test_every_kernel_has_bugs_planted_and_race_mode_catches_all() -> None:
     planted = Counter(kernel_of(row) for row in mutations())
     assert planted.total() >= 30
-    assert all(planted[kernel] >= 3 for kernel in KERNELS)
+    assert all(planted[kernel] >= (1 if kernel.startswith("grid_") else 3) for kernel in KERNELS)
     assert all("race" in row.get("caught_by", MODES) for row in mutations())

@@ -14,6 +14,8 @@ struct FlashgenEmuThread {
   int block_idx_y;
   int block_idx_z;
   int grid_dim_x;
+  int grid_dim_y;
+  int grid_dim_z;
   unsigned char* shared_memory;
 };
 

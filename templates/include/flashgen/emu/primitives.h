@@ -23,6 +23,8 @@ FLASHGEN_DEVICE i32 block_idx_x() { return flashgen_emu_thread->block_idx_x; }
 FLASHGEN_DEVICE i32 block_idx_y() { return flashgen_emu_thread->block_idx_y; }
 FLASHGEN_DEVICE i32 block_idx_z() { return flashgen_emu_thread->block_idx_z; }
 FLASHGEN_DEVICE i32 grid_dim_x() { return flashgen_emu_thread->grid_dim_x; }
+FLASHGEN_DEVICE i32 grid_dim_y() { return flashgen_emu_thread->grid_dim_y; }
+FLASHGEN_DEVICE i32 grid_dim_z() { return flashgen_emu_thread->grid_dim_z; }
 FLASHGEN_DEVICE void block_sync(FLASHGEN_EMU_SITE) { flashgen_emu_block_sync(site); }
 FLASHGEN_DEVICE bool block_any(bool condition, FLASHGEN_EMU_SITE) {
   return flashgen_emu_block_any(condition, site) != 0;
