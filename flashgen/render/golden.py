@@ -74,6 +74,8 @@ GOLDEN: tuple[Golden, ...] = (
     ),
     # Before FlashAttention: one thread for each element of O.
     Golden(AttentionSpec(64, mask=causal(), direction="forward"), "sm_80", ("forward",), Schedule(algorithm="naive")),
+    # FlashAttention-1, in both passes.
+    Golden(AttentionSpec(64, mask=causal()), "sm_80", ("forward", "main"), Schedule(algorithm="fa1")),
     # One block for each tile of queries, without tensor cores.
     Golden(AttentionSpec(64, mask=causal(), direction="forward"), "sm_80", ("forward",), Schedule(algorithm="grid1d")),
     # One block for each tile of scores; blocks wait for each other.

@@ -105,6 +105,8 @@ def _grid(plan: KernelPlan) -> str:
         sequences = " of every batch entry" if plan.grid_batch == "each" else ""
         together = "; all run at the same time" if plan.is_cooperative else ""
         return f"one block for every tile of pairs{heads}{sequences}{together}"
+    if plan.grid_over == "heads":
+        return f"one block for every {'query' if plan.grid_heads == 'q' else 'key/value'} head and batch entry"
     if plan.grid_heads == "one":
         return f"one block for every {plan.grid_tile} rows of all heads"
     rows = {"q": "query", "kv": "key"}[plan.grid_over]

@@ -20,6 +20,7 @@ from flashgen.plan.lineage import LINEAGE, MAX_HEAD_DIM
 from flashgen.verify import Mode, Tiles, Trial, draw, modes
 from tests.drawn import LEVEL
 
+ALGORITHMS = ("naive", "fa1", "grid1d", "grid2d")
 ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120")
 BUILDS, CASES = {"sample": (1, 6), "ci": (3, 16), "nightly": (40, 60)}[LEVEL]
 
@@ -32,13 +33,14 @@ def drawn_spec(random: Random, algorithm: str) -> fg.AttentionSpec:
         head_dim_v=random.choice((dim, random.randint(1, MAX_HEAD_DIM))),
         dtype=random.choice(("fp16", "fp32")),
         mask=mask,
-        direction="forward",
+        direction="forward" if LINEAGE[algorithm].plan_backward is None else "both",
+        deterministic=random.random() < 0.5,
         dropout=LINEAGE[algorithm].has_dropout and random.random() < 0.3,
     )
 
 
 def drawn_schedule(random: Random, algorithm: str) -> fg.Schedule:
-    fields = {name: random.choice((None, 16, 32, 64)) for name in ("tile_q", "tile_kv")}
+    fields = {"tile_q": random.choice((None, 16, 32, 64)), "tile_kv": random.choice((None, 64))}
     fields = {name: value for name, value in fields.items() if name in LINEAGE[algorithm].fields}
     return fg.Schedule(algorithm=algorithm, **fields)
 
@@ -50,7 +52,7 @@ def mode_of(index: int) -> Mode:
 
 
 @pytest.mark.parametrize("number", range(BUILDS))
-@pytest.mark.parametrize("algorithm", ["naive", "grid1d", "grid2d"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_result_is_within_its_bound_and_nothing_is_found(algorithm: str, number: int) -> None:
     random = Random(f"{algorithm} {number}")
     spec, schedule = drawn_spec(random, algorithm), drawn_schedule(random, algorithm)
@@ -83,7 +85,7 @@ def launches(kernel: fg.Kernel, *arrays: np.ndarray) -> list[str]:
     return [step.kernel.plan.role for step in call.steps]
 
 
-@pytest.mark.parametrize("algorithm", ["naive", "grid1d", "grid2d"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_values_that_a_query_may_not_attend_to_do_not_reach_it(algorithm: str) -> None:
     spec = fg.AttentionSpec(16, dtype="bf16", mask=fg.causal(), direction="forward")
     kernel = fg.build(spec, fg.Schedule(algorithm=algorithm), target="emulator")

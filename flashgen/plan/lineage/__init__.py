@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from flashgen.arch import Arch
 from flashgen.errors import PlanError
+from flashgen.plan.lineage.fa1 import plan_fa1, plan_fa1_backward
 from flashgen.plan.lineage.grid import plan_grid1d, plan_grid2d
 from flashgen.plan.lineage.naive import plan_naive
 from flashgen.plan.model.plans import KernelPlan
@@ -29,10 +30,13 @@ class Lineage:
     #: The fields of a schedule that it reads.
     fields: tuple[str, ...] = ()
     has_dropout: bool = False
+    #: Makes the kernels of the backward pass; FlashAttention-2's serve the others.
+    plan_backward: Planner | None = None
 
 
 LINEAGE: dict[str, Lineage] = {
     "naive": Lineage(plan_naive),
+    "fa1": Lineage(plan_fa1, ("tile_q", "tile_kv", "warps"), has_dropout=True, plan_backward=plan_fa1_backward),
     "grid1d": Lineage(plan_grid1d, ("tile_q", "tile_kv")),
     "grid2d": Lineage(plan_grid2d, ("tile_q", "tile_kv")),
 }
@@ -50,6 +54,9 @@ def plan_lineage(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
     for name in ("tile_q", "tile_kv", "stages", "warps"):
         if getattr(schedule, name) is not None and name not in algorithm.fields:
             raise PlanError(f"algorithm={schedule.algorithm!r} has no {name} to choose; leave {name} out.")
+    if schedule.warps is not None and schedule.warps.kind != "split_k":
+        remedy = f"use WarpPartition('split_k', {schedule.warps.count})"
+        raise PlanError(f"algorithm={schedule.algorithm!r} splits keys among warps; {remedy}.")
     return algorithm.plan_forward(spec, schedule, arch, access_bytes)
 
 

@@ -18,6 +18,9 @@ _NOTES = {
     "part_counts": "words of dq_accum behind the sums: parts added to each cut tile",
     "o_partial": "O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "log-sum-exp of each split, (splits, batch, heads_q, len_q)",
+    "o_accum": "O so far, divided by l, (batch, heads_q, len_q, head_dim_v)",
+    "row_sums": "l so far, (batch, heads_q, len_q)",
+    "row_maxima": "m so far, (batch, heads_q, len_q)",
     "tile_maxima": "the largest score of each row and tile of keys, (batch, heads_q, kv_tiles, len_q)",
     "tile_sums": "the sums of exponentials of each row and tile of keys",
     "tile_outputs": "P V of each tile of keys, (batch, heads_q, kv_tiles, len_q, head_dim_v)",
@@ -66,6 +69,9 @@ def _table(
 FORWARD = _table(("q", "k", "v"), ("o",), row_writes=("lse",))
 #: Of algorithms that scale each score as soon as it is computed.
 FORWARD_SCALED = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale",))
+FORWARD_FA1 = _table(
+    ("q", "k", "v"), ("o",), row_writes=("lse", "o_accum", "row_sums", "row_maxima"), scales=("scale",)
+)
 _GRID2D_PARTS = ("tile_maxima", "tile_sums", "tile_outputs")
 FORWARD_GRID2D = _table(("q", "k", "v"), ("o",), row_writes=("lse", *_GRID2D_PARTS), scales=("scale",))
 FORWARD_GRID2D_COOPERATIVE = _table(

@@ -61,9 +61,9 @@ class KernelPlan:
     smem: SmemMap
     #: Blocks: ceil(length of grid_over / grid_tile) x heads of grid_heads x batch. Over pairs: a tile of queries and
     #: one of keys; over scores: the same, but at least one block for each tile of queries. Over rows: the longer of the
-    #: packed rows of queries and of keys.
+    #: packed rows of queries and of keys. Over heads: one block for each.
     grid_tile: int
-    grid_over: Literal["q", "kv", "pairs", "scores", "rows"]
+    grid_over: Literal["q", "kv", "pairs", "scores", "rows", "heads"]
     grid_heads: Literal["q", "kv", "one"]
     #: Alignment in bytes that pointers and strides of the tensors must have.
     access_bytes: int
@@ -127,6 +127,8 @@ class KernelPlan:
             return self.fixed_blocks, 1, 1
         heads = {"q": problem.heads_q, "kv": problem.heads_kv, "one": 1}[self.grid_heads]
         batch = problem.batch if self.grid_batch == "each" else 1
+        if self.grid_over == "heads":
+            return 1, heads, batch
         if self.grid_over in ("pairs", "scores"):
             kv_tiles = -(-problem.len_kv // int(self.constant("tile_kv")))
             kv_tiles = max(kv_tiles, 1) if self.grid_over == "scores" else kv_tiles
@@ -211,7 +213,9 @@ def _cells(kernel: KernelPlan) -> tuple[str, ...]:
 def _grid(kernel: KernelPlan) -> str:
     if kernel.fixed_blocks is not None:
         return f"({kernel.fixed_blocks}, 1, 1)"
-    if kernel.grid_over in ("pairs", "scores"):
+    if kernel.grid_over == "heads":
+        tiles = "1"
+    elif kernel.grid_over in ("pairs", "scores"):
         tiles = f"ceil(Sq / {kernel.grid_tile}) * ceil(Sk / {kernel.constant('tile_kv')})"
     else:
         length = {"q": "Sq", "kv": "Sk", "rows": "max(total_q, total_kv)"}[kernel.grid_over]

@@ -31,6 +31,7 @@ ONE_STAGE = Schedule(
     backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4, stages=1),
 )
 NAIVE = Schedule(algorithm="naive")
+FA1 = Schedule(algorithm="fa1", tile_q=64, tile_kv=64, backward=BackwardSchedule(tile_q=32, tile_kv=64, warps=4))
 GRID1D = Schedule(algorithm="grid1d", tile_q=32, tile_kv=32)
 GRID2D = Schedule(algorithm="grid2d", tile_q=32, tile_kv=32)
 SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
@@ -81,6 +82,11 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
     "huge head stride": (AttentionSpec(64, dtype="fp16"), (3, 3), {"huge_stride": "huge-head-stride"}),
     "three sequences": (AttentionSpec(64, dtype="fp16"), (3, 3), {"batch": 3}),
     "naive": (AttentionSpec(40, dtype="fp16", mask=causal(), direction="forward"), (20, 40), {"schedule": NAIVE}),
+    "fa1": (
+        AttentionSpec(40, dtype="fp16", mask=causal(), dropout=True),
+        (70, 150),
+        {"schedule": FA1, "heads": 4, "batch": 2},
+    ),
     "grid1d": (AttentionSpec(40, dtype="fp16", mask=causal(), direction="forward"), (40, 90), {"schedule": GRID1D}),
     "grid2d": (AttentionSpec(40, dtype="fp16", mask=causal(), direction="forward"), (30, 50), {"schedule": GRID2D}),
     "grid2d, many blocks": (

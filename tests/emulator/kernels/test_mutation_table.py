@@ -19,7 +19,7 @@ BEGIN, END = "<!-- planted bugs -->\n", "<!-- end of planted bugs -->\n"
 MODES = {"plain": "sequential", "random": "random", "race": "race"}
 HOPPER = " for Hopper"
 WIDE = ", wide heads"
-LINEAGE = ("naive", "grid1d", "grid2d")
+LINEAGE = ("naive", "fa1", "grid1d", "grid2d")
 KERNELS = (
     *(
         "forward",
@@ -32,7 +32,15 @@ KERNELS = (
     ),
     *("query", "query for Hopper, wide heads", "finish"),
     *("append", "combine"),
-    *("forward, naive", "forward, grid1d", "forward, grid2d", "grid_products, grid2d", "grid_merge, grid2d"),
+    *(
+        "forward, naive",
+        "forward, fa1",
+        "main, fa1",
+        "forward, grid1d",
+        "forward, grid2d",
+        "grid_products, grid2d",
+        "grid_merge, grid2d",
+    ),
 )
 
 
