@@ -105,7 +105,8 @@ class Kernel:
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
         cache: KVCache | None = None,
-    ) -> tuple[Any, Any]:
+        return_p: bool = False,
+    ) -> tuple[Any, ...]:
         """``(out, lse)``: out ``(B, Sq, H, Dv)`` in the spec's dtype, lse ``(B, H, Sq)`` float32 (natural).
 
         q is ``(B, Sq, H, D)``, k ``(B, Sk, Hk, D)``, v ``(B, Sk, Hk, Dv)``, any strides whose last one is 1.
@@ -114,11 +115,16 @@ class Kernel:
         place of those that the spec was made with. A spec with dropout=True needs ``dropout``, and one with
         varlen=True ``sequences``; the backward call takes the same. A spec with a cache needs ``cache``, and then k and
         v are that cache. No gradients are recorded.
+
+        ``return_p=True`` adds a third result, the probabilities P ``(B, H, Sq, Sk)`` in the spec's dtype, before
+        dropout; only kernels of ``algorithm="standard"`` have it.
         """
+        if return_p is not False:
+            _check_flag("return_p", return_p)
         if self._tensors:
             captured = self._with_defaults(captured)
         executor = self._executor_made or self._executor()
-        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache)
+        return executor.forward(q, k, v, scale, stream, captured, dropout, sequences, cache, return_p)
 
     def append(
         self,
@@ -158,17 +164,19 @@ class Kernel:
         dlse: Any = None,
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
+        p: Any = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` for the gradient ``do`` of ``out``; out and lse are the forward call's.
 
         ``dlse`` is the gradient of ``lse``, float32 and contiguous like it, for a loss that depends on it.
         With ``captured_gradients=True`` a fourth result maps the name of every captured float tensor to its
-        gradient, of the tensor's own shape and dtype and bitwise reproducible.
+        gradient, of the tensor's own shape and dtype and bitwise reproducible. ``p`` is what a forward call with
+        ``return_p=True`` returned; without it a kernel of ``algorithm="standard"`` computes P again.
         """
         _check_flag("captured_gradients", captured_gradients)
         if self._tensors:
             captured = self._with_defaults(captured)
-        more = captured, captured_gradients, dlse, dropout, sequences
+        more = captured, captured_gradients, dlse, dropout, sequences, p
         return self.executor.backward(do, q, k, v, out, lse, scale, stream, *more)
 
     def _with_defaults(self, captured: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -91,6 +91,10 @@ def _entry(kernel: Loadable) -> dict[str, Any]:
         "access_bytes": plan.access_bytes,
         "grid": _grid(plan),
         "counter": _counter(plan),
+        "workspaces": [
+            {"param": w.name, "element": w.dtype or plan.spec.dtype, "extents": list(w.extents)}
+            for w in plan.workspaces
+        ],
         "tensor_maps": [_tensor_map(plan, box) for box in plan.boxes],
         "params_bytes": plan.params.bytes,
         "params": [

@@ -272,6 +272,7 @@ def kernel_calls() -> dict[str, tuple[Pass, set[str]]]:
     q, k, v, do = (normal(2, LENGTH, HEADS, DIM) for _ in range(4))
     plain, biased = built(mask=fg.causal()), built(mask=fg.document(IDS), score=fg.bias(BIAS))
     out, lse = biased(q, k, v)
+    storing = fg.build(plain.spec, fg.Schedule(algorithm="standard"), target="emulator")
     packed, paged = built(varlen=True, dropout=True), built(cache="paged", direction="forward")
     rows = [x.reshape(-1, HEADS, DIM) for x in (q[:1], k[:1], v[:1])]
     pages = normal(4, 16, HEADS, DIM)
@@ -318,6 +319,8 @@ def kernel_calls() -> dict[str, tuple[Pass, set[str]]]:
         **accepting({"nothing captured": option(plain, "captured", q, k, v)}, "None"),
         **accepting({"backward captured": option(backward, "captured")}, "None"),
         **accepting({"backward dlse": option(backward, "dlse")}, "None"),
+        **accepting({"kernel return_p": option(storing, "return_p", q, k, v)}, "False, True"),
+        **accepting({"backward p": option(partial(storing.backward, do, q, k, v, *storing(q, k, v)), "p")}, "None"),
         **accepting(
             {"backward scale": option(backward, "scale")}, "None, NumPy float, NumPy int, float, hostile number"
         ),

@@ -16,6 +16,7 @@ from flashgen.launch.call.captures import Captures
 from flashgen.launch.call.gradients import Gradients
 from flashgen.launch.call.prepared import BACKWARD_RESULTS, Call, remember
 from flashgen.launch.call.preparer import Preparer, Request, Workspaces
+from flashgen.launch.call.probabilities import check_narrowable, check_stored
 from flashgen.launch.kvcache.append import Appender
 from flashgen.launch.target import Target
 from flashgen.launch.variant import Variant
@@ -27,7 +28,8 @@ class Executor:
     """Calls of one built kernel; safe to use from many threads."""
 
     def __init__(self, variant: Variant, make_variant: MakeVariant, target: Target, workspaces: Workspaces) -> None:
-        self.spec = spec = variant.plan.spec
+        self._plan, self.spec = variant.plan, variant.plan.spec
+        spec = self.spec
         self.target = target
         self.variants = variants = Variants(variant, make_variant, target)
         expressions = variant.plan.kernels[0].expressions
@@ -54,10 +56,17 @@ class Executor:
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
         cache: KVCache | None = None,
-    ) -> tuple[Any, Any]:
-        """``(o, lse)`` of a forward pass."""
-        made = run(self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache), q, stream)
-        return made[0], made[1]
+        returns_p: bool = False,
+    ) -> tuple[Any, ...]:
+        """``(o, lse)`` of a forward pass, and if asked for P."""
+        found = self.find_forward(q, k, v, scale, stream, captured, dropout, sequences, cache, returns_p)
+        if returns_p:
+            check_narrowable(found[2])
+        made = run(found, q, stream)
+        if not returns_p:
+            return made[0], made[1]
+        # Rows of P are padded.
+        return made[0], made[1], made[2][..., : k.shape[1]]
 
     def find_forward(
         self,
@@ -70,11 +79,14 @@ class Executor:
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
         cache: KVCache | None = None,
+        returns_p: bool = False,
     ) -> Found:
         """The forward call of these arguments, prepared if there was none like it before."""
         target = self.target
         target.check()
         numbers: tuple[int, ...] = ()
+        if returns_p:
+            check_stored(self._plan, "return_p=True")
         if self._is_plain and captured is None and dropout is None and sequences is None and cache is None:
             side, arrays = NOTHING, (q, k, v)
         else:
@@ -87,10 +99,11 @@ class Executor:
             signature, pointers = framework.signature(arrays, stream)
         except UNREADABLE as error:
             raise self._preparer.unreadable("forward", framework, arrays, side, error) from error
-        key = signature, scale, side
+        key = signature, scale, side, returns_p
         call = self._forward_calls.get(key)
         if call is None:
-            call = self._preparer.call(Request("forward", framework, arrays, signature, scale, stream, side))
+            request = Request("forward", framework, arrays, signature, scale, stream, side, returns_p=returns_p)
+            call = self._preparer.call(request)
             remember(self._forward_calls, key, call)
         return target, call, framework, arrays, pointers, numbers
 
@@ -109,13 +122,16 @@ class Executor:
         dlse: Any = None,
         dropout: Dropout | None = None,
         sequences: Sequences | None = None,
+        p: Any = None,
     ) -> tuple[Any, ...]:
         """``(dq, dk, dv)`` of a backward pass, and if asked for the gradients of captured tensors by name."""
         target = self.target
         target.check()
         if self.spec.cache:
             raise ArgumentError("attention to a cache has no backward pass; build the spec without cache")
-        side, beside, numbers = self._side.of(dropout, sequences)
+        if p is not None:
+            check_stored(self._plan, "p")
+        side, beside, numbers = self._side.of(dropout, sequences, stored=p)
         arrays = (*beside, *self._captured(captured), do, q, k, v, out, lse)
         if dlse is not None:
             arrays = (*arrays, dlse)

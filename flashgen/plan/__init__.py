@@ -64,10 +64,11 @@ def plan(
         chosen = chosen_schedule(kernels[0])
     forward = kernels[-1]
     if spec.needs_backward:
-        own = LINEAGE[asked.algorithm].plan_backward if asked.algorithm in LINEAGE else None
-        if own is not None:
-            backward = own(spec, asked, row, access)
-            chosen = replace(chosen, backward=chosen_backward(next(k for k in backward if k.role == "main")))
+        lineage = LINEAGE.get(asked.algorithm or "")
+        if lineage is not None and lineage.plan_backward is not None:
+            backward = lineage.plan_backward(spec, asked, row, access)
+            if main := next((k for k in backward if k.role == "main"), None):
+                chosen = replace(chosen, backward=chosen_backward(main))
         elif why_not_backward(spec, asked, row, access) is None:
             backward = plan_backward_sm90(spec, asked, row)
         else:

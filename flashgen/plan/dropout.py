@@ -17,10 +17,13 @@ _PARAMS = (
     Param("dropout_factor", "float", "float", "1 / (1 - p)"),
 )
 
+#: Roles of kernels that go over pairs.
+_DRAWING = ("forward", "main", "query", "ds", "dv", "captured_pairs")
+
 
 def with_dropout(kernel: KernelPlan) -> KernelPlan:
     """The kernel, drawing which pairs are dropped if it goes over pairs."""
-    draws = kernel.role in ("forward", "main", "query", "captured_pairs") or kernel.role.startswith("captured_tile")
+    draws = kernel.role in _DRAWING or kernel.role.startswith("captured_tile")
     if not (kernel.spec.dropout and draws):
         return kernel
     params = ParamTable.widest_first((*kernel.params.params, *_PARAMS))

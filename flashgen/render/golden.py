@@ -88,6 +88,13 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(
         AttentionSpec(64, mask=causal(), direction="forward", cache="paged"), "sm_80", ("forward", "append", "combine")
     ),
+    # Standard attention, the baseline: S, its softmax, O = P V, and the gradients from a stored P.
+    Golden(
+        AttentionSpec(64, mask=causal()),
+        "sm_80",
+        ("scores", "softmax", "forward", "ds", "dv", "dq", "dk"),
+        Schedule(algorithm="standard"),
+    ),
     # dQ without atomics.
     Golden(AttentionSpec(64, mask=causal(), deterministic=True), "sm_80", ("main", "query")),
 )

@@ -12,6 +12,12 @@ from flashgen.spec.text.command import rebuild_command
 
 _ROLES: dict[Role, str] = {
     "forward": "forward pass: O and the log-sum-exp of each row",
+    "scores": "forward pass, first: S = scale * Q K^T of all pairs",
+    "softmax": "forward pass, second: P = softmax(S) and the log-sum-exp of each row",
+    "ds": "backward pass: dS = P * (dO V^T - D)",
+    "dv": "backward pass: dV = P^T dO",
+    "dq": "backward pass: dQ = scale * dS K",
+    "dk": "backward pass: dK = scale * dS^T Q",
     "prepare": "backward pass, first: D = rowsum(dO * O)",
     "main": "backward pass: dK and dV, and dQ where it is summed with atomics",
     "query": "backward pass: dQ, without atomics",
@@ -39,6 +45,8 @@ def summary(plan: KernelPlan) -> list[str]:
     # Roles of which there may be several are numbered.
     finishes = plan.role == "main" and (plan.sums is not None or "ordered" in plan.switches)
     what = "backward pass: dK, dV and dQ" if finishes else _ROLES[plan.role.rstrip("0123456789")]
+    if plan.role == "forward" and "lse" not in plan.params.names:
+        what = "forward pass, last: O = P V"
     title = f"{plan.name}: {plan.algorithm}, {what}."
     return [*_wrap(title), "", *_facts(plan)]
 
@@ -118,7 +126,8 @@ def _grid(plan: KernelPlan) -> str:
             f"another: {plan.grid_tile} {rows} rows of a {heads} head and batch entry{early}"
         )
     splits = ", for each split of the keys" if plan.grid_splits else ""
-    return f"one block for every {plan.grid_tile} {rows} rows of every {heads} head and batch entry{splits}"
+    rows = f"{rows} row" if plan.grid_tile == 1 else f"{plan.grid_tile} {rows} rows"
+    return f"one block for every {rows} of every {heads} head and batch entry{splits}"
 
 
 def _shared_memory(plan: KernelPlan) -> Iterator[str]:

@@ -187,6 +187,15 @@ def test_warps_of_several_kinds_are_shown_with_their_registers(flashgen: Any, ma
     assert re.search(r"\n +FlashAttention-3\n", result.out)
 
 
+def test_kernels_of_standard_attention_have_no_warps_by_query_rows(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("build", "--head-dim", "64", "--algorithm", "standard", "--arch", "sm_80", "--no-verify")
+    rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
+    assert rows["scores"][1:4] == ["128x128", "4", "8"]
+    assert rows["softmax"][1:5] == ["1", "row", "-", "4"]
+    assert rows["forward"][1:4] == ["128x32", "4", "8"]
+    assert "split_q" not in result.out
+
+
 def test_both_passes_tell_their_algorithm(flashgen: Any, machine: list[Any]) -> None:
     result = flashgen("build", "--head-dim", "128", "--arch", "sm_90a", "--no-verify")
     assert re.search(r"\n +FlashAttention-3\n +backward: FlashAttention-3\n", result.out)

@@ -30,6 +30,20 @@ def test_one_kernels_plan_on_request(flashgen: Any, machine: list[Any]) -> None:
     assert "forward_d64_causal_sm80:" not in result.out
 
 
+def test_the_kernels_of_standard_attention_say_which_step_they_take(flashgen: Any, machine: list[Any]) -> None:
+    result = flashgen("show", *ON_SM80, "--algorithm", "standard")
+    text = " ".join(result.out.split())
+    for step in (
+        "first: S = scale * Q K^T of all pairs",
+        "second: P = softmax(S)",
+        "last: O = P V",
+        "dK = scale * dS^T Q",
+    ):
+        assert step in text
+    assert "one block for every query row of every query head" in text
+    assert "--algorithm standard --arch sm_80" in text
+
+
 def test_the_source_is_the_rendered_text_and_nothing_else(flashgen: Any, machine: list[Any]) -> None:
     from flashgen.plan import plan
     from flashgen.render import render

@@ -18,6 +18,7 @@ from flashgen.plan import plan
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.render import render
 from flashgen.render.golden import GOLDEN, Golden
+from tests.drawn import some
 
 OLD = "CL-36424714; Cuda compilation tools, release 13.0, V13.0.88"
 NEW = "CL-39125733; Cuda compilation tools, release 13.5, V13.5.37"
@@ -26,6 +27,9 @@ SPILLS = Resources(168, 24, 16, 0)
 KNOWN_SPILLS_BEFORE_13_5 = {"backward_main_d128_causal_sm90a": 24, "backward_query_d256_causal_sm90a": 28}
 #: Bytes of stack without spills: an array that the compiler indexes at run time.
 KNOWN_STACK_BEFORE_13_5 = {"forward_d64_splitk_sm80": 160}
+LINEAGE_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+#: With less aligned arrays, tiles wait in registers.
+LINEAGE_DTYPES = (("fp16", 16), ("fp32", 16), ("fp16", 2))
 #: A developer's run compiles a few of them.
 ROWS = GOLDEN[:: 6 if os.environ.get("DRAWN_CASES", "sample") == "sample" else 1]
 
@@ -70,6 +74,16 @@ def test_where_no_compiler_is_known_to_help_the_remedy_is_smaller_tiles(made: Ke
     assert f"{made.name} spills 24 bytes" in warning
     assert "try smaller tiles (--tile-q, --tile-kv)" in warning
     assert "pip install" not in warning
+
+
+@pytest.mark.parametrize("arch", some(LINEAGE_ARCHS, "sm_90a"))
+@pytest.mark.parametrize(("dtype", "access_bytes"), some(LINEAGE_DTYPES, ("fp16", 16)))
+def test_kernels_of_standard_attention_do_not_spill(arch: str, dtype: str, access_bytes: int) -> None:
+    spec = fg.AttentionSpec(128, dtype=dtype, mask=fg.window(5, 5), dropout=True)
+    made = plan(spec, fg.Schedule(algorithm="standard"), arch, access_bytes=access_bytes)
+    for kernel_plan in made.kernels:
+        found = default_cache().get_or_compile(render(kernel_plan), compile_source)[0].resources
+        assert (found.spill_bytes, found.stack_bytes) == (0, 0), kernel_plan.name
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.spec.describe()} {row.arch}")

@@ -98,11 +98,14 @@ def describe_tiles(kernel: KernelPlan) -> tuple[str, str, str]:
     values = {member.name: member.value for member in kernel.config}
     warps = str(kernel.threads // 32)
     if kernel.role == "forward":
-        warps += " specialized" if "consumers" in values else " split_k" if values.get("split_k") else " split_q"
+        if "consumers" in values:
+            warps += " specialized"
+        elif "split_k" in values:
+            warps += " split_k" if values["split_k"] else " split_q"
     if kernel.fixed_blocks is not None:
         return "-", "-", warps
     if "tile_kv" not in values:
-        return f"{kernel.grid_tile} rows", "-", warps
+        return f"{kernel.grid_tile} row{'s' if kernel.grid_tile != 1 else ''}", "-", warps
     return f"{values.get('tile_q')}x{values.get('tile_kv')}", str(values.get("stages", "-")), warps
 
 

@@ -16,6 +16,8 @@ from flashgen.plan.dropout import NUMBERS, STATE
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec import AttentionSpec, Dropout, KVCache, Sequences
 
+#: The array with which a backward call reads P.
+P = "p"
 #: How many Sides are remembered per kernel.
 _SIDES_KEPT = 1024
 
@@ -43,7 +45,7 @@ class Side:
 
     @property
     def item_bytes(self) -> tuple[int, ...]:
-        """Bytes of an element of each array."""
+        """Bytes of an element of each array but P, which has the dtype of the spec."""
         return tuple(8 if name == STATE else 4 for name in self.names)
 
 
@@ -64,8 +66,10 @@ class SideArguments:
         self._cache_arrays = GivenArrays(spec)
         self._sides: dict[Hashable, Side] = {}
 
-    def of(self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None) -> Brought:
-        """The side arguments of a call."""
+    def of(
+        self, dropout: Dropout | None, sequences: Sequences | None, cache: KVCache | None = None, stored: Any = None
+    ) -> Brought:
+        """The side arguments of a call; ``stored`` is P, if a backward call reads one."""
         if self._spec.cache or cache is not None:
             return self._cached(cache)
         names: tuple[str, ...] = ()
@@ -85,6 +89,8 @@ class SideArguments:
                 names, arrays = (*names, COUNTS[0]), (*arrays, sequences.seqused_q)
             if sequences.seqused_k is not None:
                 names, arrays = (*names, COUNTS[1]), (*arrays, sequences.seqused_k)
+        if stored is not None:
+            names, arrays = (*names, P), (*arrays, stored)
         key = names, longest, p
         side = self._sides.get(key)
         if side is None:
@@ -139,6 +145,8 @@ class SideArguments:
         shapes = {info.name: info.shape for info in infos}
         sequences = max((shapes.get(STARTS[0]) or (1,))[0] - 1, 0)
         for info in infos:
+            if info.name == P:
+                continue
             name = f"dropout.{info.name.removeprefix('dropout_')}" if info.name == STATE else f"sequences.{info.name}"
             if info.device != q.device:
                 raise ArgumentError(f"{name} is on {info.where}, and q on {q.where}; move it there")

@@ -121,6 +121,7 @@ def parameter_values(
         "len_q": problem.len_q,
         "len_kv": problem.len_kv,
         "group": problem.heads_q // max(problem.heads_kv, 1),
+        "score_pitch": problem.score_pitch,
         "band_lower": band[0],
         "band_upper": band[1],
         "scale": scale,

@@ -16,14 +16,15 @@ from flashgen.launch.target import Buffer, Ready, Step, Target
 from flashgen.launch.variant import Variant
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem, Role
 
-#: Launch order of a backward pass; roles that a plan lacks are left out.
-BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish")
+#: Launch order of each pass; roles that a plan lacks are left out.
+FORWARD_ROLES: tuple[Role, ...] = ("survey", "scores", "softmax", "forward")
+BACKWARD_ROLES: tuple[Role, ...] = ("survey", "prepare", "main", "query", "finish", "ds", "dv", "dq", "dk")
 #: How many of the outputs of a pass are results; gradients of captured tensors come after them, then workspaces.
 FORWARD_RESULTS, BACKWARD_RESULTS = 2, 3
 #: The most blocks a grid has along x, y and z.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 #: Where a parameter table's name differs from the argument's (``do`` is a keyword of C++).
-PARAMETER_NAMES = {"do": "dout", "out": "o"}
+PARAMETER_NAMES = {"do": "dout", "out": "o", "p": "probabilities"}
 #: How many combinations of shapes and strides are remembered per kernel and pass.
 _CALLS_KEPT = 1024
 #: Workspaces that share an allocation begin at multiples of so many bytes, each with some to spare before the next.

@@ -11,7 +11,7 @@ from flashgen.errors import ArgumentError
 from flashgen.launch.arrays.array import ArrayInfo, Framework, alignment, canonical
 from flashgen.launch.arrays.frameworks import common_framework, unreadable
 from flashgen.launch.call.arguments import check_backward, check_forward
-from flashgen.launch.call.call_options import NOTHING, Side, SideArguments, offsets_of
+from flashgen.launch.call.call_options import NOTHING, P, Side, SideArguments, offsets_of
 from flashgen.launch.call.captures import Captures
 from flashgen.launch.call.gradients import Gradients
 from flashgen.launch.call.packed import (
@@ -27,6 +27,7 @@ from flashgen.launch.call.prepared import (
     BACKWARD_RESULTS,
     BACKWARD_ROLES,
     FORWARD_RESULTS,
+    FORWARD_ROLES,
     PARAMETER_NAMES,
     Call,
     Output,
@@ -37,6 +38,13 @@ from flashgen.launch.call.prepared import (
     make_steps,
     stretch_of,
     workspace_outputs,
+)
+from flashgen.launch.call.probabilities import (
+    WORKSPACE,
+    check_probabilities,
+    computing_steps,
+    computing_workspaces,
+    stretch_of_probabilities,
 )
 from flashgen.launch.kvcache.cache_arrays import is_packed
 from flashgen.launch.kvcache.cached import cached_problem, cached_values, combine_steps, partial_outputs
@@ -51,7 +59,7 @@ _NAMES: dict[Pass, tuple[str, ...]] = {
     "forward": ("q", "k", "v"),
     "backward": ("do", "q", "k", "v", "out", "lse", "dlse"),
 }
-_ROLES: dict[Pass, tuple[Role, ...]] = {"forward": ("survey", "forward"), "backward": BACKWARD_ROLES}
+_ROLES: dict[Pass, tuple[Role, ...]] = {"forward": FORWARD_ROLES, "backward": BACKWARD_ROLES}
 #: The arguments that kernels access in vectors, so whose alignment counts: all but ``lse`` and ``dlse``, the last ones.
 _STRIDED = 5
 
@@ -70,6 +78,13 @@ class Request(NamedTuple):
     stream: Any
     side: Side = NOTHING
     captured_gradients: bool = False
+    #: Whether a forward call returns P.
+    returns_p: bool = False
+
+    @property
+    def reads_p(self) -> bool:
+        """Whether a backward call brings P."""
+        return P in self.side.names
 
 
 class _Given(NamedTuple):
@@ -122,6 +137,8 @@ class Preparer:
         results, workspaces = self._allocated(request, given, rows, problem, plan)
         names = self._parameters(request, (*results, *workspaces))
         steps = make_steps(kernels, roles, problem, values, maps, names)
+        if self._computes_again(request, plan):
+            steps = (*computing_steps(kernels, problem, values, names), *steps)
         if spec.cache:
             steps += combine_steps(kernels, rows, problem.splits, values, names)
         if self._has_packed_rows(request):
@@ -138,7 +155,10 @@ class Preparer:
         items = (*request.side.item_bytes, *(self._captures.item_bytes() if self._captures is not None else ()))
         extra = (*given.beside, *given.captured)
         return [
-            *(stretch_of(i, item, writable=False) for i, item in zip(extra, items, strict=True)),
+            *(
+                stretch_of_probabilities(i, self._spec) if i.name == P else stretch_of(i, item, writable=False)
+                for i, item in zip(extra, items, strict=True)
+            ),
             *(stretch_of(i, RESULTS[i.dtype].bytes, writable=False) for i in given.infos),
         ]
 
@@ -183,7 +203,11 @@ class Preparer:
         check = check_forward if request.pass_ == "forward" else check_backward
         rows = check(self._spec, *given.infos, on_host=self._target.on_host)
         k = given.of(request.pass_, "k")
-        count = self._side.check(given.beside, given.of(request.pass_, "q"), k)
+        q = given.of(request.pass_, "q")
+        count = self._side.check(given.beside, q, k)
+        for p in given.beside:
+            if p.name == P:
+                check_probabilities(canonical(p), self._spec, rows, q)
         if self._spec.cache:
             return rows, cached_problem(rows, count, request.side.longest[0], given.beside, k)
         return rows, longest(rows, count, request.side.longest) if self._spec.varlen else rows
@@ -205,6 +229,10 @@ class Preparer:
             return kernels, roles
         more = self._variants.kernels(access, device, stream, captured=True)
         return {**kernels, **more}, (*roles, *more)
+
+    def _computes_again(self, request: Request, plan: AttentionPlan) -> bool:
+        """Whether a backward pass needs P and does not bring it."""
+        return request.pass_ == "backward" and plan.stores_probabilities and not request.reads_p
 
     def _scale(self, request: Request) -> float:
         return self._spec.default_scale if request.scale is None else request.scale
@@ -232,7 +260,13 @@ class Preparer:
             expressions = plan.kernels[0].expressions
             assert expressions is not None, "all variants evaluate the same"
             workspaces += self._captures.tables(given.captured, expressions.stretch)
-        workspaces += workspace_outputs(plan, request.pass_, problem)
+        stored = workspace_outputs(plan, request.pass_, problem)
+        if request.returns_p:
+            results += tuple(output for output in stored if output.name == WORKSPACE)
+            stored = tuple(output for output in stored if output.name != WORKSPACE)
+        workspaces += stored
+        if self._computes_again(request, plan):
+            workspaces += computing_workspaces(plan, problem)
         if spec.cache:
             workspaces += partial_outputs(rows, problem.splits, spec.head_dim_v)
         return results, tuple(w for w in workspaces if 0 not in w.shape)
@@ -261,5 +295,5 @@ class Preparer:
         """The parameter names of all addresses that a call passes, in order."""
         first, captured_names = len(request.side.names), () if self._captures is None else self._captures.names
         own = self._names(request)[first + len(captured_names) :]
-        arrays = (*request.side.names, *map(captured, captured_names), *(PARAMETER_NAMES.get(n, n) for n in own))
-        return (*self._side.number_names, *arrays, *(o.name for o in outputs))
+        arrays = (*request.side.names, *map(captured, captured_names), *own)
+        return (*self._side.number_names, *(PARAMETER_NAMES.get(n, n) for n in arrays), *(o.name for o in outputs))

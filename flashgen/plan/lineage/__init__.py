@@ -14,11 +14,12 @@ from flashgen.errors import PlanError
 from flashgen.plan.lineage.fa1 import plan_fa1, plan_fa1_backward
 from flashgen.plan.lineage.grid import plan_grid1d, plan_grid2d
 from flashgen.plan.lineage.naive import plan_naive
+from flashgen.plan.lineage.standard import plan_standard, plan_standard_backward
 from flashgen.plan.model.plans import KernelPlan
 from flashgen.spec import AttentionSpec, Schedule
 
 MAX_HEAD_DIM = 128
-#: Makes the kernels of the forward pass in launch order; the last one writes O.
+#: Makes the kernels of a pass in launch order; the last one of the forward pass writes O.
 Planner = Callable[[AttentionSpec, Schedule, Arch, int], tuple[KernelPlan, ...]]
 
 
@@ -35,6 +36,7 @@ class Lineage:
 
 
 LINEAGE: dict[str, Lineage] = {
+    "standard": Lineage(plan_standard, has_dropout=True, plan_backward=plan_standard_backward),
     "naive": Lineage(plan_naive),
     "fa1": Lineage(plan_fa1, ("tile_q", "tile_kv", "warps"), has_dropout=True, plan_backward=plan_fa1_backward),
     "grid1d": Lineage(plan_grid1d, ("tile_q", "tile_kv")),

@@ -10,6 +10,8 @@ from flashgen.spec import AttentionSpec, Mask, causal
 
 _STEMS: dict[Role, str] = {
     "forward": "forward",
+    "scores": "forward_scores",
+    "softmax": "forward_softmax",
     "prepare": "backward_prepare",
     "main": "backward_main",
     "query": "backward_query",

@@ -27,6 +27,10 @@ _NOTES = {
     "len_new": "keys to append to the cache",
     "group": "query heads per key/value head",
     "band_lower": "key k is allowed for query q when band_lower <= k - q <= band_upper",
+    "scores": "S, (batch, heads_q, len_q, score_pitch)",
+    "score_pitch": "elements from one row of S, P or dS to the next, a multiple of 8",
+    "probabilities": "P, of the shape of S",
+    "dscores": "dS, of the shape of S",
     "scale_log2": "scale * log2(e)",
     "counter": "tiles drawn, then blocks done; 0 between launches",
     "q_tiles": "tiles of queries of one head",
@@ -48,6 +52,8 @@ def _table(
     scales: tuple[str, ...] = ("scale_log2",),
     maps: tuple[str, ...] = (),
     counts: tuple[str, ...] = (),
+    pair_reads: tuple[str, ...] = (),
+    pair_writes: tuple[str, ...] = (),
 ) -> ParamTable:
     """Maps, pointers, strides, sizes, scales: widest first, so the struct has no holes."""
     boxes = [Param(f"{t}_map", "map", "TensorMap", "for TMA" if i == 0 else "") for i, t in enumerate(maps)]
@@ -56,6 +62,8 @@ def _table(
     pointers += [Param(t, "void*", "const float*", _NOTES.get(t, "")) for t in row_reads]
     pointers += [Param(t, "void*", "float*", _NOTES.get(t, "")) for t in row_writes]
     pointers += [Param(t, "void*", "u32*", _NOTES.get(t, "")) for t in counts]
+    pointers += [Param(t, "void*", "const element_t*", _NOTES.get(t, "")) for t in pair_reads]
+    pointers += [Param(t, "void*", "element_t*", _NOTES.get(t, "")) for t in pair_writes]
     strides = [
         Param(f"{t}_{axis}", "int64", "i64", "strides are in elements" if i == j == 0 else "")
         for i, t in enumerate((*reads, *writes))
@@ -189,6 +197,26 @@ MAIN_DETERMINISTIC = _table(
 )
 QUERY = _table(("q", "k", "v", "dout"), ("dq",), row_reads=("lse", "dsum"), scales=("scale", "scale_log2"))
 FINISH = _table((), ("dq",), row_reads=("dq_accum",), sizes=("heads_q", "len_q"), scales=("scale",))
+#: Of standard attention: what each kernel reads and writes of S, P and dS.
+_PAIR_SIZES = ("heads_q", "len_q", "len_kv", "score_pitch", "group")
+_BAND_SIZES = (*_PAIR_SIZES, "band_lower", "band_upper")
+STANDARD_SCORES = _table(("q", "k"), (), row_writes=("scores",), sizes=_PAIR_SIZES, scales=("scale",))
+STANDARD_SOFTMAX = _table(
+    (), (), row_reads=("scores",), pair_writes=("probabilities",), row_writes=("lse",), sizes=_BAND_SIZES, scales=()
+)
+STANDARD_FORWARD = _table(("v",), ("o",), pair_reads=("probabilities",), sizes=_BAND_SIZES, scales=())
+STANDARD_DS = _table(
+    ("v", "dout"),
+    (),
+    row_reads=("dsum",),
+    pair_reads=("probabilities",),
+    pair_writes=("dscores",),
+    sizes=_BAND_SIZES,
+    scales=(),
+)
+STANDARD_DQ = _table(("k",), ("dq",), pair_reads=("dscores",), sizes=_BAND_SIZES, scales=("scale",))
+STANDARD_DV = _table(("dout",), ("dv",), pair_reads=("probabilities",), sizes=_PAIR_SIZES, scales=())
+STANDARD_DK = _table(("q",), ("dk",), pair_reads=("dscores",), sizes=_PAIR_SIZES, scales=("scale",))
 #: dS of all pairs, for the gradients of captured tensors.
 PAIRS = _table(
     ("q", "k", "v", "dout"),

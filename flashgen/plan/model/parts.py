@@ -122,6 +122,16 @@ class Problem:
     #: Splits of the keys of a sequence.
     splits: int = 1
 
+    @property
+    def score_pitch(self) -> int:
+        """Elements from one row of S, P or dS to the next."""
+        return score_pitch(self.len_kv)
+
+
+def score_pitch(len_kv: int) -> int:
+    """The length of a row of S, P or dS in memory: rounded up to whole 16-byte chunks of any dtype."""
+    return -(-len_kv // 8) * 8
+
 
 @dataclass(frozen=True, slots=True)
 class Workspace:

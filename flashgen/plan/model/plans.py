@@ -181,6 +181,11 @@ class AttentionPlan:
                 return k
         raise KeyError(role)
 
+    @property
+    def stores_probabilities(self) -> bool:
+        """Whether the forward pass leaves P in device memory."""
+        return any(workspace.name == "probabilities" for k in self.kernels for workspace in k.workspaces)
+
     def has(self, role: Role) -> bool:
         """Whether some kernel plays ``role``."""
         return any(k.role == role for k in self.kernels)
@@ -219,7 +224,7 @@ def _grid(kernel: KernelPlan) -> str:
         tiles = f"ceil(Sq / {kernel.grid_tile}) * ceil(Sk / {kernel.constant('tile_kv')})"
     else:
         length = {"q": "Sq", "kv": "Sk", "rows": "max(total_q, total_kv)"}[kernel.grid_over]
-        tiles = f"ceil({length} / {kernel.grid_tile})"
+        tiles = length if kernel.grid_tile == 1 else f"ceil({length} / {kernel.grid_tile})"
     tiles += " * splits" if kernel.grid_splits else ""
     heads = {"q": "H", "kv": "Hk", "one": "1"}[kernel.grid_heads]
     batch = "B" if kernel.grid_batch == "each" else "1"
