@@ -19,7 +19,6 @@ from flashgen.launch.call.boxes import layout, tensor_map
 from flashgen.launch.call.packed import packed_values
 from flashgen.launch.call.prepared import tile_counts
 from flashgen.plan import plan, workspaces
-from flashgen.plan.lineage import LINEAGE
 from flashgen.plan.model.plans import AttentionPlan, Box, KernelPlan, Problem, Role
 from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.render import KernelSource, render
@@ -28,13 +27,19 @@ from flashgen.verify.cases.huge_strides import HugeStrideLayout
 from flashgen.verify.cases.layouts import laid_out
 from flashgen.verify.cases.packed import Packing
 from tests.emulator.kernels.cached import check_cached
-from tests.emulator.kernels.lineage import check_lineage
+from tests.emulator.kernels.lineage import WHOLE_PASSES, check_lineage
 
 Array = np.ndarray[Any, Any]
 STRIDED = ("q", "k", "v", "o", "dout", "dq", "dk", "dv")
 #: What each kernel writes that the oracle knows.
 RESULTS: dict[Role, tuple[str, ...]] = {
     "forward": ("o", "lse"),
+    "scores": (),
+    "softmax": ("lse",),
+    "ds": (),
+    "dv": ("dv",),
+    "dq": ("dq",),
+    "dk": ("dk",),
     "prepare": (),
     "main": ("dk", "dv"),
     "query": ("dq",),
@@ -170,6 +175,10 @@ class Run:
             "dsum": np.full(want.exact["lse"].shape, nan, np.float32),
             **{name: np.full(floats, nan, np.float32) for name, floats in workspaces(self.plan, case.problem).items()},
         }
+        for kernel in self.plan.kernels:
+            for stored in kernel.workspaces:
+                element = np.float32 if stored.dtype == "fp32" else dtype
+                workspace[stored.name] = np.full(kernel.extents(stored, case.problem), nan, element)
         everything = {**want.inputs, **made, **outputs, **workspace, "counter": np.zeros(2, np.uint32)}
         if case.packing is not None:
             everything |= self.starts(case.packing)
@@ -208,6 +217,7 @@ class Run:
         for name in results_of(kernel):
             self.arrays[name][...] = np.nan
         workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "turns", "counter"}
+        workspaces |= {stored.name for stored in kernel.workspaces}
         writable = {*results_of(kernel), *workspaces}
         early = kernel.overlaps_predecessor
         buffers = [Buffer(n, a.ctypes.data, a.nbytes, n in writable, early) for n, a in self.arrays.items()]
@@ -228,6 +238,7 @@ class Run:
             "len_q": case.len_q,
             "len_kv": case.len_kv,
             "group": case.heads // case.heads_kv,
+            "score_pitch": case.problem.score_pitch,
             "band_lower": lower,
             "band_upper": upper,
             "scale": scale,
@@ -283,10 +294,14 @@ rendered = functools.lru_cache(maxsize=64)(render)
 def results_of(kernel: KernelPlan) -> tuple[str, ...]:
     """What a kernel leaves finished."""
     finishes = kernel.role == "main" and (kernel.sums or "ordered" in kernel.switches)
-    return ("dq", *RESULTS[kernel.role]) if finishes else RESULTS[kernel.role]
+    results = ("dq", *RESULTS[kernel.role]) if finishes else RESULTS[kernel.role]
+    # L of standard attention comes from the softmax kernel.
+    return tuple(name for name in results if name != "lse" or name in kernel.params.names)
 
 
 def grid_of(kernel: KernelPlan, problem: Problem) -> tuple[int, int, int]:
+    if kernel.grid_over == "pairs":
+        return kernel.grid(problem)
     length = problem.len_q if kernel.grid_over == "q" else problem.len_kv
     heads = problem.heads_q if kernel.grid_heads == "q" else problem.heads_kv
     return -(-length // kernel.grid_tile), heads, problem.batch
@@ -305,7 +320,7 @@ def check() -> Check:
         """What is wrong after the edited kernels, or all, and those that they need and that need them."""
         if case.spec.cache:
             return check_cached(case, edits or {}, data_seed=data_seed, at=at, **options)
-        if case.schedule is not None and case.schedule.algorithm in LINEAGE:
+        if case.schedule is not None and case.schedule.algorithm in WHOLE_PASSES:
             return check_lineage(case, edits or {}, expected(case, data_seed), at=at, **options)
         run = Run(case, data_seed, at)
         # clear_gaps writes rows that no other writes: tests/kernels/test_padding.py plants its bugs.
@@ -313,6 +328,9 @@ def check() -> Check:
         wanted = set(edits or roles)
         if wanted - {"forward"}:
             wanted |= {"prepare", "main", "finish"}
+        if run.plan.stores_probabilities:
+            # Each kernel reads what the ones before it leave in memory.
+            wanted |= set(roles)
         wrong = []
         for role in roles:
             if role in wanted:

@@ -7,6 +7,9 @@ from typing import Any
 from flashgen import oracle
 from tests.emulator.kernels.cached import Edits, edited
 
+#: Algorithms whose kernels run through the launcher, which chooses among them.
+WHOLE_PASSES = ("naive", "fa1", "grid1d", "grid2d")
+
 
 def check_lineage(case: Any, edits: Edits, want: Any, *, at: str = "end", **options: Any) -> list[str]:
     """What is wrong after the passes of a case, as they are edited; ``want`` is what the oracle expects."""

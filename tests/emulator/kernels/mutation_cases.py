@@ -36,6 +36,8 @@ GRID1D = Schedule(algorithm="grid1d", tile_q=32, tile_kv=32)
 GRID2D = Schedule(algorithm="grid2d", tile_q=32, tile_kv=32)
 SPLIT_K = Schedule(tile_q=32, tile_kv=64, warps=WarpPartition("split_k", 4))
 
+STANDARD = Schedule(algorithm="standard")
+
 PACKING = Packing(((70, 120), (40, 33), (0, 20), (12, 0)), ((50, 120), (30, 20), (0, 20), (12, 0)), True)
 #: name -> (spec, (len_q, len_kv), further fields of a Case)
 CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
@@ -103,6 +105,31 @@ CASES: dict[str, tuple[AttentionSpec, tuple[int, int], dict[str, Any]]] = {
         AttentionSpec(32, mask=Mask.of(lambda b, h, q, k: (q + k) % 2 == 0), direction="forward"),
         (20, 33 * 32),
         {"heads": 1, "heads_kv": 1, "schedule": Schedule(tile_kv=32)},
+    ),
+    # Tiles of S, rows of P and the ring of each product end where there are no queries, keys or columns any more.
+    "standard": (
+        AttentionSpec(72, dtype="fp16", mask=causal()),
+        (170, 197),
+        {"schedule": STANDARD, "heads": 4},
+    ),
+    "standard, turing": (
+        AttentionSpec(72, dtype="fp16", mask=causal()),
+        (70, 147),
+        {"schedule": STANDARD, "arch": "sm_75"},
+    ),
+    "standard, empty rows": (AttentionSpec(16, mask=causal()), (40, 20), {"schedule": STANDARD}),
+    "standard, dropout": (
+        AttentionSpec(32, dtype="fp32", dropout=True),
+        (40, 50),
+        {"schedule": STANDARD, "heads": 4, "batch": 2},
+    ),
+    "standard, bad value": (AttentionSpec(32, mask=causal()), (60, 60), {"schedule": STANDARD, "bad_value": 1}),
+    "standard, bad key": (AttentionSpec(32, mask=causal()), (60, 60), {"schedule": STANDARD, "bad_key": 1}),
+    # A thread of the softmax kernel has more scores than its registers hold, twice.
+    "standard, long rows": (
+        AttentionSpec(16, direction="forward"),
+        (2, 5130),
+        {"schedule": STANDARD, "heads": 1, "heads_kv": 1},
     ),
     # Rings go round, and blocks draw tiles: three of queries, with up to four of keys, for each of two heads.
     "Hopper": (AttentionSpec(128, direction="forward"), (300, 400), {"arch": "sm_90a"}),

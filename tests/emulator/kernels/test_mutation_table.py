@@ -41,6 +41,7 @@ KERNELS = (
         "grid_products, grid2d",
         "grid_merge, grid2d",
     ),
+    *("scores", "softmax", "forward of standard", "ds", "dv", "dq", "dk"),
 )
 
 
@@ -53,7 +54,9 @@ def kernel_of(row: dict[str, Any]) -> str:
     case = row["case"]
     if (algorithm := case.partition(",")[0]) in LINEAGE:
         return f"{row['role']}, {algorithm}"
-    return str(row["role"]) + HOPPER * case.startswith("Hopper") + WIDE * (WIDE in case)
+    # Only the forward kernel of standard attention has a role that others have, too.
+    standard = " of standard" * (case.startswith("standard") and row["role"] == "forward")
+    return str(row["role"]) + standard + HOPPER * case.startswith("Hopper") + WIDE * (WIDE in case)
 
 
 def table() -> str:

@@ -58,6 +58,7 @@ with (Path(__file__).parent / "mutations.toml").open("rb") as file:
 #: DRAWN_CASES=ci all.
 SAMPLED = {
     "Hopper": 16,
+    "standard": 6,
     "dropout": 4,
     "packed": 4,
     "cached": 4,
