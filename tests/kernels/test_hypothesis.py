@@ -132,6 +132,8 @@ def specs(draw: st.DrawFn, arch: str) -> fg.AttentionSpec:
 
 # ---- How it is laid out
 
+#: Algorithms that others are compared with; they cover the specs of bands alone.
+COMPARED = ("standard",)
 PARTITIONS = st.builds(fg.WarpPartition, st.sampled_from(["split_q", "split_k"]), st.sampled_from([1, 2, 4]))
 STAGES = st.sampled_from([None, 1, 2, 3])
 SCHEDULES = st.builds(
@@ -156,8 +158,10 @@ def builds(draw: st.DrawFn) -> Build:
     arch = draw(st.sampled_from(ARCHS))
     # Hopper's kernels take few wishes.
     spec, wish = draw(specs(arch)), draw(st.just(fg.Schedule()) | SCHEDULES if arch == "sm_90a" else SCHEDULES)
+    algorithm = draw(st.sampled_from([None, None, *COMPARED]))
     own_ring = replace(wish, stages=None, backward=replace(wish.backward, stages=None))
     wishes = (wish, own_ring, replace(wish, backward=fg.BackwardSchedule()), fg.Schedule(warps=wish.warps))
+    wishes = wishes if algorithm is None else (fg.Schedule(algorithm=algorithm), *wishes)
     return Build(spec, next((wish for wish in wishes if can_be_planned(spec, wish, arch)), None), arch)
 
 
@@ -289,6 +293,7 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     "split-k": lambda build, trial: build.plan.schedule.warps.kind == "split_k",
     "race mode, dims apart": lambda build, trial: trial.mode.race and build.spec.head_dim != build.spec.head_dim_v,
     "the kernel for Hopper": lambda build, trial: build.plan.kernel("forward").algorithm == "FlashAttention-3",
+    "standard attention": lambda build, trial: build.plan.stores_probabilities and build.spec.needs_backward,
     "dropout backward": lambda build, trial: build.spec.dropout and build.spec.needs_backward,
     "packed sequences, masked": lambda build, trial: build.spec.varlen and not build.spec.mask.is_band,
     "no heads": lambda build, trial: trial.case.heads == 0 and trial.case.len_q > 0,

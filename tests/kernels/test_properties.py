@@ -45,6 +45,13 @@ GROUPS = (
     ("sm_90a", "bf16"),
     ("sm_90a", "fp16"),
 )
+#: Algorithms that others are compared with, which have kernels of their own.
+LINEAGE_GROUPS = (
+    ("sm_75", "fp16", "standard"),
+    ("sm_80", "bf16", "standard"),
+    ("sm_80", "fp32", "standard"),
+    ("sm_120", "fp16", "standard"),
+)
 DIMS = (16, 32, 64, 64, 72, 96, 128)
 
 
@@ -76,6 +83,16 @@ def drawn_build(arch: str, dtype: str, number: int) -> Build:
         for wish in (*wishes, None):
             if can_be_planned(spec, wish, arch):
                 return Build(spec, wish, arch)
+
+
+def drawn_build_of(algorithm: str, arch: str, dtype: str, number: int) -> Build:
+    """The same for an algorithm that others are compared with: it covers some specs, and has no schedule to choose."""
+    random = Random(f"{algorithm} {arch} {dtype} {number}")
+    schedule = fg.Schedule(algorithm=algorithm)  # type: ignore[arg-type]
+    while True:
+        spec = drawn_spec(random, dtype)
+        if can_be_planned(spec, schedule, arch):
+            return Build(spec, schedule, arch)
 
 
 def drawn_build_for_hopper(random: Random, arch: str, dtype: str, number: int) -> Build:
@@ -179,6 +196,7 @@ def counts(modes_done: list[Mode]) -> Counter[str]:
 BUILDS, CASES = LEVELS[LEVEL]
 #: A developer's run is content with a few groups.
 DONE = some(GROUPS, ("sm_75", "fp16"), ("sm_80", "fp32"), ("sm_90a", "bf16"))
+LINEAGE_DONE = some(LINEAGE_GROUPS, ("sm_80", "bf16", "standard"))
 #: The number of the first build: what is drawn for it and those after it differs from number to number.
 FIRST = int(os.environ.get("DRAWN_FIRST", "0"))
 
@@ -188,7 +206,19 @@ FIRST = int(os.environ.get("DRAWN_FIRST", "0"))
 def test_every_result_is_within_its_bound_and_nothing_is_found(
     arch: str, dtype: str, number: int, record: Callable[[dict[str, Any]], None]
 ) -> None:
-    build = drawn_build(arch, dtype, number)
+    record({"arch": arch, "dtype": dtype, **counts(tried(drawn_build(arch, dtype, number), number))})
+
+
+@pytest.mark.parametrize("number", range(FIRST, FIRST + BUILDS))
+@pytest.mark.parametrize(("arch", "dtype", "algorithm"), LINEAGE_DONE)
+def test_so_is_every_result_of_the_algorithms_that_others_are_compared_with(
+    arch: str, dtype: str, algorithm: str, number: int
+) -> None:
+    tried(drawn_build_of(algorithm, arch, dtype, number), number)
+
+
+def tried(build: Build, number: int) -> list[Mode]:
+    """Runs the cases that are drawn for a build, and fails with the smallest one that fails; how each was run."""
     subject = Subject(build.plan, build.schedule, None)
     tiles, done, tally = Tiles.of(build.plan.schedule), [], Tally()
     for index in range(CASES):
@@ -201,7 +231,7 @@ def test_every_result_is_within_its_bound_and_nothing_is_found(
     failure = systematic_failure(subject, tally, Wish(CASES, seed=number))
     if failure is not None:
         pytest.fail(describe_failure(failure), pytrace=False)
-    record({"arch": arch, "dtype": dtype, **counts(done)})
+    return done
 
 
 @pytest.mark.parametrize(
@@ -243,6 +273,17 @@ def test_the_cases_of_ci_reach_every_kernel_dtype_mask_partition_and_family_of_a
     assert any(not mask.top_left.is_full for mask in masks)
     assert any(not mask.bottom_right.is_full for mask in masks)
     assert {family(made.arch) for made in plans} == {family(arch) for arch in ARCHS.values()}
+
+
+def test_the_cases_of_ci_reach_every_kernel_of_the_algorithms_that_others_are_compared_with() -> None:
+    every = range(LEVELS["ci"][0])
+    plans = [drawn_build_of(name, arch, dtype, n).plan for arch, dtype, name in LINEAGE_GROUPS for n in every]
+    assert {kernel.role for made in plans for kernel in made.kernels} >= {
+        *("scores", "softmax", "forward", "prepare", "ds", "dv", "dq", "dk")
+    }
+    assert {made.spec.dtype for made in plans} == {"fp16", "bf16", "fp32"}
+    assert {made.spec.dropout for made in plans} == {False, True}
+    assert {made.spec.mask.is_full for made in plans} == {False, True}
 
 
 def family(arch: Arch) -> tuple[Any, ...]:
