@@ -40,6 +40,8 @@ SPECS: tuple[tuple[fg.AttentionSpec, fg.Schedule | None], ...] = (
     (fg.AttentionSpec(256, mask=fg.causal() & fg.document(IDS), score=fg.softcap(3.0), deterministic=True), None),
     (fg.AttentionSpec(128, mask=fg.causal()), fg.Schedule(algorithm="fa2")),
     (fg.AttentionSpec(128, mask=fg.causal()), fg.Schedule(softmax="running-max")),
+    (fg.AttentionSpec(64, mask=fg.causal()), fg.Schedule(algorithm="standard")),
+    (fg.AttentionSpec(40, head_dim_v=72, dtype="fp32"), fg.Schedule(algorithm="standard")),
     (fg.AttentionSpec(128, mask=fg.causal() & fg.document(IDS), score=fg.softcap(3.0)), None),
     (fg.AttentionSpec(64, mask=fg.causal()), fg.Schedule(warps=fg.WarpPartition("split_k", 4))),
     (fg.AttentionSpec(96), fg.Schedule(stages=3, tile_q=64, tile_kv=32)),

@@ -89,3 +89,28 @@ def test_both_warp_partitions(partition: Any, warps: int, make: Any, judge: Any)
     schedule = fg.Schedule(tile_q=64, tile_kv=64, warps=fg.WarpPartition(partition, warps))
     q, k, v = make(spec, 2, 150, 4, 64), make(spec, 2, 170, 2, 64), make(spec, 2, 170, 2, 64)
     judge(spec, q, k, v, None, None, fg.build(spec, schedule)(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize("mask", [fg.full(), fg.causal(), fg.window(100, 20)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "unaligned"])
+def test_standard_attention(dtype: str, head_dim: int, mask: fg.Mask, layout: str, make: Any, judge: Any) -> None:
+    spec, schedule = fg.AttentionSpec(head_dim, dtype=dtype, mask=mask), fg.Schedule(algorithm="standard")
+    q, do = (make(spec, 2, 203, 4, head_dim, layout=layout) for _ in range(2))
+    k, v = (make(spec, 2, 301, 2, head_dim, layout=layout) for _ in range(2))
+    kernel = fg.build(spec, schedule)
+    out, lse, p = kernel(q, k, v, return_p=True)
+    gradients = kernel.backward(do, q, k, v, out, lse, p=p)
+    judge(spec, q, k, v, do, None, (out, lse, *gradients))
+    for one, other in zip(gradients, kernel.backward(do, q, k, v, out, lse), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_of_standard_attention_that_registers_do_not_hold(make: Any, judge: Any) -> None:
+    spec = fg.AttentionSpec(64, dtype="bf16", mask=fg.causal())
+    kernel = fg.build(spec, fg.Schedule(algorithm="standard"))
+    q, do = (make(spec, 1, 130, 2, 64) for _ in range(2))
+    k, v = (make(spec, 1, 9001, 1, 64) for _ in range(2))
+    out, lse = kernel(q, k, v)
+    judge(spec, q, k, v, do, None, (out, lse, *kernel.backward(do, q, k, v, out, lse)))
