@@ -10,26 +10,7 @@ import pytest
 from flashgen.errors import EmulationError
 
 SCHEDULES = ["sequential", "reverse", "random", "priority"]
-#: A barrier of all blocks of a grid that was launched cooperatively.
-GRID_SYNC = """
-#include "flashgen/primitives_sm90.cuh"
-namespace flashgen {
-// All threads of all `blocks` blocks call; what any of them wrote before, all of them can read afterwards.
-// `counter` is zero before the kernel starts and counts arrivals: the one that fills a round ends it.
-FLASHGEN_DEVICE void grid_sync(u32* counter, u32 blocks) {
-  expect_cooperative_launch();
-  block_sync();
-  if (thread_idx() == 0) {
-    const u32 before = atomic_add_release(counter, 1);
-    const u32 target = (before / blocks + 1) * blocks;
-    // The counter may wrap around, and others may have come further.
-    while (static_cast<i32>(load_acquire(counter) - target) < 0) {
-    }
-  }
-  block_sync();
-}
-}  // namespace flashgen
-"""
+GRID_SYNC = '#include "flashgen/lineage/grid_barrier.cuh"'
 
 
 def finding(run: Any, body: str, **options: Any) -> str:

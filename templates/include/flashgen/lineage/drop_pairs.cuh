@@ -28,7 +28,7 @@ FLASHGEN_DEVICE void drop_pairs(Tile tile, const Dropout& dropout, i32 first_q, 
       T* const pair = tile.element_at(row + w % 2 * 8, column + w / 2 * 8);
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
-        const bool stays = (kept >> (16 * e + 15) & 1u) != 0 || (keeps_nan && is_bad(pair[e]));
+        const bool stays = (kept >> (16 * e + 15) & 1u) != 0 || (keeps_nan && is_non_finite(pair[e]));
         if (!stays) pair[e] = T{};
       }
     }
