@@ -7,63 +7,57 @@
 // plan     warps 4, 128 threads
 // grid     one block for every 8 query rows of every query head and batch entry
 //
-// contents  24  Integer and 16-bit element types, without any CUDA header.
-//           43  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           67  Scalar arithmetic, one instruction each.
-//           79  Element types.
-//          128  Streaming tiles between global and shared memory.
-//          141  Keys and values in a cache.
-//          186  Single elements from floats.
-//          198  Rotary position embedding, and rows of a head copied with it.
-//          240  The kernel: its configuration, parameters and text.
+// contents  23  Integer and 16-bit element types, without any CUDA header.
+//           39  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           60  Scalar arithmetic, one instruction each.
+//           72  Element types.
+//          115  Streaming tiles between global and shared memory.
+//          128  Keys and values in a cache.
+//          170  Single elements from floats.
+//          182  Rotary position embedding, and rows of a head copied with it.
+//          224  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
 
-#line 7
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 #define FLASHGEN_GRID_CONSTANT const __grid_constant__
 
-#line 10
 namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 27
 FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
 FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
-#line 34
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-#line 52 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // Two floats rounded to 16 bits and packed, the first in the low half.
@@ -75,12 +69,11 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -93,7 +86,6 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
-#line 25
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
@@ -102,7 +94,6 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
@@ -115,16 +106,13 @@ struct Place {
   FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
 };
 
-#line 50
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-#line 57
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-#line 59
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-#line 5 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
@@ -137,7 +125,7 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-#line 6 "flashgen/cache.cuh"
+// ---- flashgen/cache.cuh
 // Keys and values in a cache: where those of a sequence lie, and the tiles of keys that one of several blocks
 // goes over.
 
@@ -149,7 +137,6 @@ struct CachedSequence {
   i32 first_q;
   i32 len_q, len_kv;
 
-#line 34
   template <class Params>
   FLASHGEN_DEVICE static i64 row_of(const Params& p, i32 sequence) {
     return p.cache_batch_idx == nullptr ? sequence : p.cache_batch_idx[sequence];
@@ -160,10 +147,8 @@ struct CachedSequence {
   FLASHGEN_DEVICE static i32 before(const Params& p, i32 sequence) {
     return p.cache_seqlens == nullptr ? p.len_kv : larger(0, smaller(p.cache_seqlens[sequence], p.len_kv));
   }
-
 };
 
-#line 68
 // Rows of keys or values in pages: row r is number first + r of those that the table of pages counts. The
 // table is read for rows that exist, and for no others.
 template <class T>
@@ -182,7 +167,7 @@ struct PagedRows {
   }
 };
 
-#line 5 "flashgen/convert.cuh"
+// ---- flashgen/convert.cuh
 // Single elements from floats.
 
 template <class T>
@@ -194,7 +179,7 @@ FLASHGEN_DEVICE T element_from(float value) {
   }
 }
 
-#line 6 "flashgen/rotary.cuh"
+// ---- flashgen/rotary.cuh
 // Rotary position embedding, and rows of a head copied with it.
 
 struct AppendConfig {
@@ -236,7 +221,7 @@ struct Rotary {
 
 }  // namespace flashgen
 
-#line 7 "kernels/append.cu.j2"
+// ---- kernels/append.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -291,7 +276,7 @@ struct Params {
   i32 heads_kv;
   i32 len_q;
   i32 len_kv;
-  i32 len_new;      // keys that are put into the cache
+  i32 len_new;      // keys to append to the cache
   i32 page_size;    // keys of a page
   i32 rotary_rows;  // positions of the table
   i32 rotary_dim;   // elements of each head that are turned; 0: none
@@ -300,7 +285,6 @@ struct Params {
 };
 static_assert(sizeof(Params) == 304, "the launcher packs Params into 304 bytes");
 
-#line 15
 FLASHGEN_KERNEL(128, 1) append_d64_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Thread thread = Thread::current();
   const Place place = Place::current();
@@ -330,11 +314,9 @@ FLASHGEN_KERNEL(128, 1) append_d64_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
     // A key that there is no room for is left out.
     const i32 end = smaller(p.len_new, p.len_kv - first_key);
     const i64 cache_row = CachedSequence::row_of(p, place.sequence);
-#line 45
     const i32* const pages = p.block_table + cache_row * p.table_row;
     const auto k_rows = PagedRows<element_t>{p.k + head_kv * p.k_head, p.k_batch, p.k_row, pages, p.page_size, first_key, end};
     const auto v_rows = PagedRows<element_t>{p.v + head_kv * p.v_head, p.v_batch, p.v_row, pages, p.page_size, first_key, end};
-#line 52
     const element_t* const new_k = p.new_k + place.sequence * p.new_k_batch + head_kv * p.new_k_head;
     const element_t* const new_v = p.new_v + place.sequence * p.new_v_batch + head_kv * p.new_v_head;
     for (i32 i = thread.index(); i < kConfig.rows * pairs; i += threads) {

@@ -8,20 +8,20 @@
 // smem     16384 bytes
 //            q      0 to 16384  dQ_i
 //
-// contents  25  Integer and 16-bit element types, without any CUDA header.
-//           49  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           75  Scalar arithmetic, one instruction each.
-//           87  Element types.
-//          138  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          180  Warp-level matrix products.
-//          187  Streaming tiles between global and shared memory.
-//          256  What the backward kernels are made of.
-//          333  The kernel: its configuration, parameters and text.
+// contents  24  Integer and 16-bit element types, without any CUDA header.
+//           45  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           68  Scalar arithmetic, one instruction each.
+//           80  Element types.
+//          127  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          168  Warp-level matrix products.
+//          175  Streaming tiles between global and shared memory.
+//          230  What the backward kernels are made of.
+//          303  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -29,23 +29,20 @@ namespace flashgen {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -59,19 +56,16 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 17
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-#line 27
 FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
 FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
-#line 34
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-#line 52 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // Two floats rounded to 16 bits and packed, the first in the low half.
@@ -83,12 +77,11 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -101,7 +94,6 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
-#line 25
   FLASHGEN_DEVICE i32 index() const { return warp * kWarpSize + lane; }
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
@@ -112,7 +104,6 @@ struct Thread {
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 constexpr i32 round_up(i32 a, i32 b) { return ceil_div(a, b) * b; }
 
-#line 37
 // Which tile of which head of which sequence a block works on.
 struct Place {
   i32 tile;
@@ -126,7 +117,6 @@ struct Place {
   }
 };
 
-#line 63
 // Two neighbouring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
@@ -134,7 +124,7 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
@@ -159,7 +149,6 @@ struct SharedTile {
   static constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 chunks = cols / chunk_elements;
   static constexpr i32 row_bytes = cols * static_cast<i32>(sizeof(T));
-#line 30
   using Layout = TileSwizzle<chunks>;
 
   u8* data;
@@ -176,14 +165,14 @@ struct SharedTile {
   }
 };
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
 template <i32 row_blocks, i32 column_blocks>
 using Accumulator = float[row_blocks][column_blocks][4];
 
-#line 5 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
@@ -196,26 +185,12 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-#line 38
 template <class T, i32 access_bytes>
 FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
+  if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
 }
 
-#line 170
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
 template <class Tile, i32 row_blocks, i32 column_blocks, class Factor>
 FLASHGEN_DEVICE void store_accumulator(Tile tile, i32 first_row, i32 first_column,
@@ -252,7 +227,7 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
   }
 }
 
-#line 8 "flashgen/backward.cuh"
+// ---- flashgen/backward.cuh
 // What the backward kernels are made of.
 
 struct BackwardConfig {
@@ -287,7 +262,6 @@ struct WarpShare {
                 "each warp must own a multiple of 8 columns of a product");
   static constexpr i32 row_blocks = warp_rows / 16;
   static constexpr i32 column_blocks = warp_columns / 8;
-#line 45
   using Product = Accumulator<row_blocks, column_blocks>;
 
   FLASHGEN_DEVICE static i32 row(i32 warp) { return warp / beside * warp_rows; }
@@ -299,14 +273,11 @@ struct BackwardShape {
   static constexpr i32 threads = cfg.warps * kWarpSize;
   static constexpr i32 dim = round_up(cfg.head_dim, 16);
 
-#line 58
   using QTile = SharedTile<T, cfg.tile_q, dim>;
 
-#line 71
   using DQShare = WarpShare<cfg.tile_q, dim, cfg.warps, cfg.dq_warps>;
 };
 
-#line 187
 template <bool vectors, class Share>
 FLASHGEN_DEVICE void read_workspace(const float* tile, Thread thread, typename Share::Product& values) {
 #pragma unroll
@@ -329,7 +300,7 @@ FLASHGEN_DEVICE void read_workspace(const float* tile, Thread thread, typename S
 
 }  // namespace flashgen
 
-#line 9 "kernels/backward_finish.cu.j2"
+// ---- kernels/backward_finish.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -339,18 +310,18 @@ constexpr BackwardConfig kConfig{
     .head_dim_v = 128,
     .tile_q = 64,    // B_r: query rows per step
     .tile_kv = 128,  // B_c: keys per block
-    .stages = 2,     // tiles of queries under way at once
+    .stages = 2,     // slots for Q and dO
     .warps = 8,
-    .score_warps = 2,           // warps above one another on S, dP
+    .score_warps = 2,           // warps along the rows of S, dP
     .dk_warps = 2,              // on dK
     .dv_warps = 2,              // on dV
     .dq_warps = 2,              // on dQ
-    .has_lower = false,         // the mask ends on the left
-    .has_upper = true,          // the mask ends on the right
+    .has_lower = false,         // the band has a lower bound on k - q
+    .has_upper = true,          // the band has an upper bound on k - q
     .vector_reduction = false,  // four-wide additions to global memory
     .access_bytes = 16,         // alignment of rows in global memory
     .async_copy = true,
-    .turing = false,  // half-depth tensor-core steps
+    .turing = false,  // mma.m16n8k8, as Turing has no k16
 };
 
 struct Params {
@@ -370,7 +341,6 @@ constexpr u32 kQ = 0;  // dQ_i
 
 }  // namespace smem
 
-#line 19
 using Shape = BackwardShape<kConfig, element_t>;
 using Share = Shape::DQShare;
 
@@ -378,7 +348,6 @@ FLASHGEN_KERNEL(256, 1) backward_finish_d128_causal_sm80(FLASHGEN_GRID_CONSTANT 
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
   const Place place = Place::current();
-#line 29
   const i32 first_q = place.tile * kConfig.tile_q;
 
   // dQ_i = scale * (sum over the tiles of keys).

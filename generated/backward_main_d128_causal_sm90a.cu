@@ -14,60 +14,76 @@
 //            q               65536 to 114688  Q_i, 3 slots
 //            do             114688 to 147456  dO_i, 2 slots
 //            ds             147456 to 180224  dS_ij, 2 slots
-//            dq             180224 to 212992  dQ_i, and at the end dK_j and dV_j, on their way out
-//            sums           212992 to 225280  rows of dQ_i to be finished, 3 slots
-//            dq_rows        225280 to 227328  and when they are
-//            zeros          227328 to 229376  what their sum is cleared with
-//            lse            229376 to 230144  what rows subtract from their logits, 3 slots
+//            dq             180224 to 212992  dQ_i, and at the end dK_j and dV_j, to be stored
+//            sums           212992 to 225280  rows of dQ_i to be scaled and rounded, 3 slots
+//            dq_rows        225280 to 227328  rounded rows of dQ_i
+//            zeros          227328 to 229376  zeros that clear the sum of dQ
+//            lse            229376 to 230144  -L_i in units of S, 3 slots
 //            dsum           230144 to 230656  -D_i, 2 slots
-//            k_barriers     230656 to 230672  for each slot: it is full, it is empty
+//            k_barriers     230656 to 230672  full and empty barriers of each slot
 //            v_barriers     230784 to 230800
 //            q_barriers     230912 to 230960
 //            do_barriers    231040 to 231072
 //            ds_barriers    231168 to 231200
 //            sum_barriers   231296 to 231344
 //            turn_barriers  231424 to 231440
-//            sum_parts      231552 to 231648  which parts of dQ the slots hold
+//            sum_parts      231552 to 231648  the part of dQ in each slot
 //            tile_barriers  231680 to 231712
-//            tiles          231808 to 231840  which tiles of keys come next
+//            tiles          231808 to 231840  the next tiles of keys
 // because  dK and dV take half of the registers, which leaves them for 64 queries
 //
-// contents   71  Integer and 16-bit element types, without any CUDA header.
-//            95  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           138  Moving data.
-//           150  Scalar arithmetic, one instruction each.
-//           175  Warp-wide matrix instructions.
-//           187  Element types.
-//           242  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           247  Warp-level matrix products.
-//           266  Banded masks.
-//           335  Which pairs a mask allows, as bits.
-//           398  Arithmetic of two 16-bit numbers in a word (sm_90).
-//           414  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           498  How tensor maps describe tensors to bulk copies of boxes.
-//           507  Bulk copies.
-//           571  Blocks of a grid, and grids that follow each other.
-//           619  Dividing the register file among warpgroups (sm_90a).
-//           634  How wgmma finds an operand in shared memory.
-//           669  Matrix products of a warpgroup.
-//           931  Four products of a warpgroup, one after another in the same accumulators, as one statement.
-//           940  Tiles as the copy engine writes them and wgmma reads them.
-//          1099  Writing a warpgroup's results to shared and global memory.
-//          1119  A step of the backward pass in chunks.
-//          1190  Walking over the tiles that a mask does not rule out.
-//          1240  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
-//          1320  Steps of the backward kernels for Hopper.
-//          1337  Keeping NaN and infinity where they belong.
-//          1363  A strip of accumulators in memory as its lanes hold it.
-//          1384  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1448  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1517  The parts of the backward kernel for Hopper that computes dK, dV and dQ together.
-//          1715  The kernel: its configuration, parameters and text.
+// contents   86  Integer and 16-bit element types, without any CUDA header.
+//           108  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           146  Moving data.
+//           158  Scalar arithmetic, one instruction each.
+//           181  Warp-wide matrix instructions.
+//           193  Element types.
+//           244  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           249  Warp-level matrix products.
+//           268  Banded masks.
+//           330  Which pairs a mask allows, as bits.
+//           392  Arithmetic of two 16-bit numbers in a word (sm_90).
+//           408  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
+//           414  The kernel: its configuration, parameters and text.
+//           434  The kernel: its configuration, parameters and text.
+//           467  The kernel: its configuration, parameters and text.
+//           486  How tensor maps describe tensors to bulk copies of boxes.
+//           495  Bulk copies.
+//           500  The kernel: its configuration, parameters and text.
+//           531  The kernel: its configuration, parameters and text.
+//           540  The kernel: its configuration, parameters and text.
+//           556  Blocks of a grid, and grids that follow each other.
+//           560  The kernel: its configuration, parameters and text.
+//           601  The kernel: its configuration, parameters and text.
+//           603  Dividing the register file among warpgroups (sm_90a).
+//           618  How wgmma finds an operand in shared memory.
+//           653  Matrix products of a warpgroup.
+//           910  Four products of a warpgroup, one after another in the same accumulators, as one statement.
+//           919  Tiles as TMA writes them and wgmma reads them.
+//          1073  Writing a warpgroup's results to shared and global memory.
+//          1093  A step of the backward pass in chunks.
+//          1163  Walking over the tiles that a mask does not rule out.
+//          1200  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+//          1279  A step of the backward kernels for Hopper.
+//          1296  Keeping NaN and infinity where they belong.
+//          1320  A strip of accumulators in memory as its lanes hold it.
+//          1341  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1405  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1470  The parts of the backward kernel for Hopper that computes dK, dV and dQ together.
+//          1595  The kernel: its configuration, parameters and text.
+//          1629  The kernel: its configuration, parameters and text.
+//          1668  The kernel: its configuration, parameters and text.
+//          1859  The kernel: its configuration, parameters and text.
+//          1944  The kernel: its configuration, parameters and text.
+//          2005  The kernel: its configuration, parameters and text.
+//          2270  The kernel: its configuration, parameters and text.
+//          2301  The kernel: its configuration, parameters and text.
+//          2349  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -79,19 +95,17 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -107,13 +121,8 @@ FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
-FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
-#line 27
 FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
@@ -134,7 +143,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 32 "flashgen/ptx/copy.cuh"
+// ---- flashgen/ptx/copy.cuh
 // Moving data: asynchronous global-to-shared copies and reductions to global memory.
 
 FLASHGEN_DEVICE void reduce_add(float* address, float value) {
@@ -146,7 +155,7 @@ FLASHGEN_DEVICE void reduce_add(u64* address, u64 value) {
   asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -156,14 +165,12 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -171,7 +178,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-#line 45 "flashgen/ptx/matrix.cuh"
+// ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 // The way back (sm_90 and later).
@@ -183,13 +190,12 @@ FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -213,7 +219,6 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
@@ -233,17 +238,15 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-#line 57
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-#line 59
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -262,7 +265,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
   }
 }
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
@@ -270,7 +273,6 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
-#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -290,40 +292,34 @@ struct Band {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
   }
 
-#line 48
   // Tiles of queries that may attend to some key of [k_begin, k_end).
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     i32 begin = 0, end = len_q;
-    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
-    if constexpr (has_lower) end = smaller(end, k_end - lower);
+    begin = larger(begin, k_begin - upper);
     return tiles_of(begin, end, tile);
   }
 
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
-    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
-    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
 
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    full &= k_end - 1 <= q_begin + upper;
     return full;
   }
 
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
+    allowed &= k - q <= upper;
     return allowed;
   }
 };
 
-#line 97
 // Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
 // on.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
@@ -331,7 +327,7 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
   return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
 }
 
-#line 5 "flashgen/allowed_pairs.cuh"
+// ---- flashgen/allowed_pairs.cuh
 // Which pairs a mask allows, as bits: they are found once in a step, and asked for twice.
 
 // Of a lane's `count` elements of a strip whose rows are keys: bit 2n + c of rows[h] is for element 4n + 2h +
@@ -367,8 +363,7 @@ FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Band<has_lower, has_uppe
     const i32 key = first_key + thread.row() + 8 * h;
     // Queries from q + first to q + end.
     u32 bits = ~bits_from(mask.len_q - q);
-    if constexpr (has_upper) bits &= bits_from(key - mask.upper - q);
-    if constexpr (has_lower) bits &= ~bits_from(key - mask.lower - q + 1);
+    bits &= bits_from(key - mask.upper - q);
     allowed.rows[h] = key < mask.len_kv ? bits : 0;
   }
   return allowed;
@@ -394,7 +389,7 @@ FLASHGEN_DEVICE AllowedPairs<count> allowed_pairs(const Mask& mask, i32 first_q,
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/packed.cuh"
+// ---- flashgen/ptx/packed.cuh
 // Arithmetic of two 16-bit numbers in a word (sm_90).
 
 namespace flashgen {
@@ -410,7 +405,7 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
 #endif
 
 #if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/barrier.cuh"
+// ---- flashgen/ptx/barrier.cuh
 // Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
 // the named ones).
 
@@ -422,7 +417,6 @@ FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-#line 19
 // Waits, and tells whether the condition of any thread holds.
 FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
   u32 any;
@@ -444,12 +438,10 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -468,13 +460,10 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
-  }
+  while (!mbarrier_try_wait(barrier, parity)) {}
 }
 
-#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -494,7 +483,7 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
 // The same for global memory alone, which is not waited for.
 FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-#line 4 "flashgen/ptx/tensor_map.cuh"
+// ---- flashgen/ptx/tensor_map.cuh
 // How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
@@ -503,8 +492,8 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-#line 22 "flashgen/ptx/bulk.cuh"
-// Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
+// ---- flashgen/ptx/bulk.cuh
+// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
 
@@ -522,7 +511,6 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-#line 97
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
@@ -535,13 +523,11 @@ FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 
       : "memory");
 }
 
-#line 149
 // Brings the map itself closer.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-#line 168
 // ---- Runs of bytes: a multiple of 16, between addresses that are.
 
 FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) {
@@ -567,7 +553,7 @@ FLASHGEN_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-#line 5 "flashgen/ptx/grid.cuh"
+// ---- flashgen/ptx/grid.cuh
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
 
@@ -591,7 +577,6 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-#line 33
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
 // one.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -615,7 +600,7 @@ FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-#line 5 "flashgen/ptx/warpgroup.cuh"
+// ---- flashgen/ptx/warpgroup.cuh
 // Dividing the register file among warpgroups (sm_90a).
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
@@ -630,7 +615,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-#line 5 "flashgen/ptx/descriptor.cuh"
+// ---- flashgen/ptx/descriptor.cuh
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -665,7 +650,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-#line 6 "flashgen/ptx/wgmma.cuh"
+// ---- flashgen/ptx/wgmma.cuh
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -694,7 +679,6 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#line 43
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle) {
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
@@ -703,13 +687,11 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -872,7 +854,6 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-#line 233
 // A kernel may say which ones it uses, as compilers take some time for each.
 WGMMA_SHAPE(8)
 WGMMA_SHAPE(16)
@@ -906,7 +887,6 @@ WGMMA_SHAPE(232)
 WGMMA_SHAPE(240)
 WGMMA_SHAPE(248)
 WGMMA_SHAPE(256)
-#line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -927,7 +907,7 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-#line 17 "flashgen/ptx/wgmma_fours.cuh"
+// ---- flashgen/ptx/wgmma_fours.cuh
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
@@ -936,18 +916,17 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 
 }  // namespace flashgen
 #endif
-#line 4 "flashgen/panel.cuh"
-// Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// ---- flashgen/panel.cuh
+// Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
 
 namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
-// ... and of each of its warps.
 constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
-// Eight swizzled rows: what repeats, and what tiles are aligned to.
+// Eight rows: the period of the swizzle, and the alignment of tiles.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
 
 // rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
@@ -958,17 +937,17 @@ struct PanelTile {
   static constexpr i32 cols = cols_;
   static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 panels = ceil_div(cols, panel_cols);
-  // From one panel to the next; `rows` are all that there are, also in a part of a tile.
+  // Bytes from one panel to the next. `rows` are those of the whole tile, also for a part of it.
   static constexpr i32 panel_stride = rows * kPanelBytes;
   static constexpr i32 bytes = panels * panel_stride;
-  // Steps of a product along the columns, 32 bytes each, and how many of them a panel holds.
+  // k-steps of a product along the columns, 32 bytes each, in all and per panel.
   static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
   static constexpr i32 panel_steps = 4;
 
   u32 address;
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
-  // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  // The rows from `row` on, a multiple of eight, the swizzle's period.
   FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
@@ -984,7 +963,7 @@ struct PanelTile {
     for (i32 p = 0; p < panels; ++p)
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
-  // Boxes of as many rows as the map says; what lies beyond the tensor is left out.
+  // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
@@ -1009,16 +988,14 @@ struct PanelTile {
     return address + static_cast<u32>(chunk / 8 * panel_stride + row * kPanelBytes +
                                       (((chunk % 8) ^ (row % 8)) * kChunkBytes));
   }
-  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
-  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
-  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
-  // instructions, and a lane's number has none.
+  // A lane's address for stmatrix when a warp stores 16 rows from `row` on (a multiple of eight), two chunks
+  // of each row at a time: for the first two chunks. chunk_after gives the address 2 n chunks further on. The
+  // swizzle is an XOR, so the lane's bit and the bits of n do not interfere. Unsigned, to save instructions.
   FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
     const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
-#line 90
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
@@ -1053,19 +1030,17 @@ struct SharedPanels {
 template <i32 n>
 using Strip = float[n / 2];
 
-#line 132
 template <i32 count>
 FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
 
-// Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
+// An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-#line 152
-// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
+// Issues sums += A B^T, for 64 rows of A.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   using T = typename A::Element;
@@ -1079,7 +1054,7 @@ FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   wgmma_commit();
 }
 
-// Issues sums = A^T B, of 64 columns of A and n columns of B, a panel of each: a sum over rows of both.
+// Issues sums = A^T B, for 64 columns of A and n columns of B, one panel each.
 template <i32 n, class A, class B>
 FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   using T = typename A::Element;
@@ -1095,7 +1070,7 @@ FLASHGEN_DEVICE void issue_over_rows(Strip<n>& sums, A a, B b) {
   wgmma_commit();
 }
 
-#line 6 "flashgen/strip.cuh"
+// ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
@@ -1115,7 +1090,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
   }
 }
 
-#line 6 "flashgen/backward_chunks.cuh"
+// ---- flashgen/backward_chunks.cuh
 // A step of the backward pass in chunks: 32 queries of what a warp computes are the left operand of one part
 // of a product, which runs while the next chunk is computed.
 
@@ -1161,7 +1136,6 @@ FLASHGEN_DEVICE void issue_chunk(Strip<VTile::cols>& out, const Rounded<VTile::r
   wgmma_commit();
 }
 
-#line 71
 // Issues half of the steps of sums += A B^T, which is a group of its own.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_half(Strip<B::rows>& sums, A a, B b, i32 half) {
@@ -1186,7 +1160,7 @@ FLASHGEN_DEVICE void store_chunk(DSTile tile, i32 row, const Rounded<DSTile::col
     stmatrix_x4(DSTile::chunk_after(first, n), ds[n]);
 }
 
-#line 5 "flashgen/walk.cuh"
+// ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
@@ -1218,25 +1192,12 @@ struct Walk {
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
-    }
+    ++tile;
+    return 0;
   }
 };
 
-#line 5 "flashgen/query_walk.cuh"
+// ---- flashgen/query_walk.cuh
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
 // A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
@@ -1305,7 +1266,6 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
-#line 80
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
@@ -1316,11 +1276,11 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   }
 };
 
-#line 20 "flashgen/backward_step_sm90.cuh"
-// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
-// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
+// ---- flashgen/backward_step_sm90.cuh
+// A step of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Scores
+// are transposed: rows are keys, 64 per warpgroup, and columns are queries.
 
-// Every row of a strip becomes `columns`, which are one float for each column.
+// Initializes every row of a strip with `columns`, one float per column.
 template <i32 count>
 FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns, Thread thread) {
 #pragma unroll
@@ -1333,33 +1293,31 @@ FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns,
   }
 }
 
-#line 6 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
-// cleared before the product, and the results they should have reached become NaN afterwards.
+// ---- flashgen/contain.cuh
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
 constexpr u32 kToInfinity = 0;
-#line 16
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-#line 20
 template <class T>
 constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-#line 31
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
 
-#line 6 "flashgen/fragments.cuh"
+// ---- flashgen/fragments.cuh
 // A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
 // block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
 
@@ -1380,7 +1338,7 @@ FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], T
   write_columns(part, strip, 0, 2 * count, thread);
 }
 
-#line 6 "flashgen/ring.cuh"
+// ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
@@ -1444,7 +1402,7 @@ struct Ring {
   }
 };
 
-#line 14 "flashgen/row_tile.cuh"
+// ---- flashgen/row_tile.cuh
 // Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of keys of one head of keys and values of one sequence.
@@ -1458,10 +1416,8 @@ struct alignas(16) KeyTile {
   // Which part of its steps this is, and how many parts there are.
   u8 part = 0;
   u8 parts = 1;
-
 };
 
-#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1492,7 +1448,6 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {of_last / in_last, before + of_last % in_last};
 }
 
-#line 76
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -1502,7 +1457,6 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 110
 // Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
@@ -1513,7 +1467,7 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-#line 9 "flashgen/backward_sm90.cuh"
+// ---- flashgen/backward_sm90.cuh
 // The parts of the backward kernel for Hopper that computes dK, dV and dQ together. Scores are transposed:
 // their rows are keys, 64 for each warpgroup, and their columns are queries. So P and dS in registers are the
 // left operands of dV and dK without a transposition.
@@ -1534,16 +1488,16 @@ struct BackwardSm90Config {
   i32 producer_registers;
   i32 consumer_registers;
   i32 section_heads;
-  // Of tiles of keys, see AddingOrder.
+  // In tiles of keys, see AddingOrder.
   i32 order_group = 0;
   bool has_lower;
   bool has_upper;
 };
 
-// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 of the rows, or 64 of the columns
-// (of the last ones as many as there are). Of a consumer's rows each warp has 16. The sum lies in global
-// memory in the order in which warps hold it: warp after warp, and of each 16 rows x 8 columns four floats
-// for each lane, so that all accesses are contiguous.
+// Which part of dQ_i = sum over j of dS_ij K_j each consumer computes: 64 rows, or 64 columns (or those that
+// are left). Each warp has 16 rows of it. The float32 sum in global memory has the layout of the
+// accumulators: warp after warp, then blocks of 16 rows x 8 columns, then four floats per lane. So all
+// accesses are contiguous.
 template <i32 tile_q, i32 head_dim, i32 consumers>
 struct QueryGradientShare {
   static constexpr bool by_rows = tile_q == consumers * kWarpgroupRows;
@@ -1584,7 +1538,7 @@ struct BackwardSm90Shape {
   // A warp's rows of dK and dV.
   using DKRows = PanelTile<T, kWarpRows, cfg.head_dim>;
   using DVRows = PanelTile<T, kWarpRows, cfg.head_dim_v>;
-  // A warp's share of dQ, when it is finished.
+  // A warp's share of dQ, rounded.
   using DQRows = PanelTile<T, kWarpRows, kPanelColumns>;
   using Share = QueryGradientShare<cfg.tile_q, cfg.head_dim, cfg.consumers>;
 
@@ -1596,14 +1550,15 @@ struct BackwardSm90Shape {
   using DQ = Strip<kPanelColumns>;
 
   static constexpr i32 row_bytes = cfg.tile_q * 4;
-  // What a warp writes out at a time: its share of dQ, or its rows of dK and dV.
+  // The staging buffer of a warp: its share of dQ, or its rows of dK and dV.
   static constexpr i32 out_bytes = kWarpRows * kPanelColumns * 4;
-  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes, "rows of dK go out as dQ does");
+  static_assert(DKRows::bytes <= out_bytes && DVRows::bytes <= out_bytes,
+                "dK and dV fit in the staging buffer of dQ");
   static constexpr bool both_at_once = DKRows::bytes + DVRows::bytes <= out_bytes;
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// Finished rows of a tile of dQ: those that one of the adding warps has added to.
+// A warp's rows of a tile of dQ, to be scaled, rounded and stored.
 struct alignas(32) SumPart {
   // Where the results go.
   i32 column;
@@ -1613,14 +1568,13 @@ struct alignas(32) SumPart {
   // The place of the sum in the workspace, and its number of boxes: 0 after the last sum.
   i32 line;
   i32 boxes;
-  // Whether another head will use its place.
+  // Whether another head will use its slot of the ring.
   bool is_needed_again;
-  // Of the tile's.
+  // Whether it is the last part of its tile.
   bool is_last;
 };
 
-// Part of a sum in shared memory. To the copy engine the workspace is an array of lines, copied two at a
-// time.
+// Part of a sum in shared memory. The TMA map of the workspace is an array of lines; a box is two of them.
 struct SumLines {
   static constexpr i32 floats = 256;
   static constexpr u32 box_bytes = 2 * floats * 4;
@@ -1631,7 +1585,7 @@ struct SumLines {
     for (i32 i = 0; i < boxes; ++i)
       tma_load_4d(address + static_cast<u32>(i) * box_bytes, &map, barrier, 0, line + 2 * i, 0, 0);
   }
-  // The same bytes for each box.
+  // Stores the same bytes to each box.
   FLASHGEN_DEVICE void repeat(const TensorMap& map, i32 line, i32 boxes) const {
 #pragma unroll 1
     for (i32 i = 0; i < boxes; ++i) tma_store_4d(&map, address, 0, line + 2 * i, 0, 0);
@@ -1640,9 +1594,9 @@ struct SumLines {
 
 // ---- The sum of dQ, see fragments.cuh
 
-// Rounds 32 columns of a part's 16 rows into a tile in shared memory. A warp of its own does this beside
-// those that compute, so that each instruction counts. `in_place`, the tile is the part's own first half: the
-// columns' own place, or, of the last 32, that of what has been rounded before.
+// Scales and rounds 32 columns of a part's 16 rows into a tile in shared memory. The finisher warp competes
+// with consumers for issue slots, so each instruction counts. With `in_place` the tile overlays the first
+// half of the part, which has been read by then.
 template <i32 box, bool in_place = false, class Tile>
 FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Thread thread) {
   using T = typename Tile::Element;
@@ -1659,7 +1613,7 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
             pack(T{}, float_of(four.words[2 * h]) * scale, float_of(four.words[2 * h + 1]) * scale);
     }
     if constexpr (in_place) {
-      // Two at a time, as registers are few, and all before the first of them is overwritten.
+      // Everything is read before the first element is overwritten. Two at a time, to save registers.
       warp_sync();
     } else {
       stmatrix_x4(Tile::chunk_after(rows.first_chunk(0, thread), 2 * box + n), words[n]);
@@ -1672,20 +1626,20 @@ FLASHGEN_DEVICE void finish_box(Tile rows, const float* part, float scale, Threa
   }
 }
 
-// ---- Bad values, see contain.cuh
+// ---- Non-finite values, see contain.cuh
 
 // Whether this lane's elements of a warp's rows of a panelled tile hold NaN or infinities.
 template <class Tile>
-FLASHGEN_DEVICE bool lane_finds_bad_value(SharedPanels<Tile> tile, i32 row, Thread thread) {
-  u32 bad = 0;
+FLASHGEN_DEVICE bool lane_finds_non_finite(SharedPanels<Tile> tile, i32 row, Thread thread) {
+  u32 signs = 0;
   constexpr i32 chunks = Tile::panels * 8;
 #pragma unroll 4
   for (i32 i = thread.lane; i < kWarpRows * chunks; i += kWarpSize) {
     const Vec16 chunk = tile.chunk(row + i / chunks, i % chunks);
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
-  return bad != 0;
+  return signs != 0;
 }
 
 // The scalar product of a row of a tile and one in global memory.
@@ -1711,7 +1665,7 @@ FLASHGEN_DEVICE float dot_row(SharedPanels<Tile> tile, i32 row, const typename T
 
 }  // namespace flashgen
 
-#line 17 "kernels/backward_main_sm90.cu.j2"
+// ---- kernels/backward_main_sm90.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1721,21 +1675,21 @@ constexpr BackwardSm90Config kConfig{
     .head_dim_v = 128,
     .tile_q = 64,        // B_r: query rows per step
     .tile_kv = 128,      // B_c: keys per tile that a block works on
-    .q_slots = 3,        // tiles of Q under way at once
-    .do_slots = 2,       // tiles of dO under way at once
-    .ds_slots = 2,       // tiles of dS that wait for dQ
-    .sum_slots = 3,      // parts of dQ under way to be finished
-    .rounded_slots = 1,  // of them that are rounded
+    .q_slots = 3,        // slots for Q
+    .do_slots = 2,       // slots for dO
+    .ds_slots = 2,       // slots for dS
+    .sum_slots = 3,      // slots for sums of dQ to be scaled and rounded
+    .rounded_slots = 1,  // slots for rounded dQ
     .consumers = 2,      // warpgroups that compute, 64 keys each
     .producer_registers = 24,
     .consumer_registers = 240,
-    .section_heads = 16,  // heads that are worked on at the same time
-    .has_lower = false,   // the mask ends on the left
-    .has_upper = true,    // the mask ends on the right
+    .section_heads = 16,  // heads of a section, whose tiles are scheduled together
+    .has_lower = false,   // the band has a lower bound on k - q
+    .has_upper = true,    // the band has an upper bound on k - q
 };
 
 struct Params {
-  TensorMap q_map;  // what the copy engine knows of the tensor
+  TensorMap q_map;  // for TMA
   TensorMap k_map;
   TensorMap v_map;
   TensorMap dout_map;
@@ -1746,13 +1700,13 @@ struct Params {
   TensorMap dq_map;
   const element_t* q;
   const element_t* dout;
-  // of each tile of queries what its rows subtract from their logits, then their D, negated
+  // per tile of queries: -L in units of S, then -D
   const float* row_stats;
   // workspace that dQ is summed in
   float* dq_accum;
-  // tiles given out, then blocks that are done; 0 between launches
+  // tiles drawn, then blocks done; 0 between launches
   u32* counter;
-  // tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished
+  // tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished
   u32* head_counts;
   // strides are in elements
   i64 q_batch;
@@ -1771,7 +1725,7 @@ struct Params {
   i32 q_tiles;    // tiles of queries of one head
   i32 kv_tiles;   // tiles of keys of one head
   i32 tiles;      // tiles of all heads of all sequences
-  i32 sum_heads;  // heads that dq_accum has room for
+  i32 sum_heads;  // query heads in dq_accum, a ring
   float scale;
   float scale_log2;  // scale * log2(e)
 };
@@ -1783,44 +1737,40 @@ constexpr u32 kV = 32768;           // V_j
 constexpr u32 kQ = 65536;           // Q_i, 3 slots
 constexpr u32 kDo = 114688;         // dO_i, 2 slots
 constexpr u32 kDs = 147456;         // dS_ij, 2 slots
-constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, on their way out
-constexpr u32 kSums = 212992;       // rows of dQ_i to be finished, 3 slots
-constexpr u32 kDqRows = 225280;     // and when they are
-constexpr u32 kZeros = 227328;      // what their sum is cleared with
-constexpr u32 kLse = 229376;        // what rows subtract from their logits, 3 slots
+constexpr u32 kDq = 180224;         // dQ_i, and at the end dK_j and dV_j, to be stored
+constexpr u32 kSums = 212992;       // rows of dQ_i to be scaled and rounded, 3 slots
+constexpr u32 kDqRows = 225280;     // rounded rows of dQ_i
+constexpr u32 kZeros = 227328;      // zeros that clear the sum of dQ
+constexpr u32 kLse = 229376;        // -L_i in units of S, 3 slots
 constexpr u32 kDsum = 230144;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 230656;  // for each slot: it is full, it is empty
+constexpr u32 kKBarriers = 230656;  // full and empty barriers of each slot
 constexpr u32 kVBarriers = 230784;
 constexpr u32 kQBarriers = 230912;
 constexpr u32 kDoBarriers = 231040;
 constexpr u32 kDsBarriers = 231168;
 constexpr u32 kSumBarriers = 231296;
 constexpr u32 kTurnBarriers = 231424;
-constexpr u32 kSumParts = 231552;  // which parts of dQ the slots hold
+constexpr u32 kSumParts = 231552;  // the part of dQ in each slot
 constexpr u32 kTileBarriers = 231680;
-constexpr u32 kTiles = 231808;  // which tiles of keys come next
+constexpr u32 kTiles = 231808;  // the next tiles of keys
 
 }  // namespace smem
 
-#line 27
 using Shape = BackwardSm90Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 34
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
 using DORing = Ring<kConfig.do_slots>;
 using DSRing = Ring<kConfig.ds_slots>;
 using TileRing = Ring<2>;
-#line 47
 using SumRing = Ring<kConfig.sum_slots>;
 // Of the dQ of a tile of queries: one for each warp that adds to it.
 constexpr i32 parts_of_dq = 4 * kConfig.consumers;
-#line 51
 static_assert(kConfig.do_slots == 2 && kConfig.ds_slots == 2, "slots of dO and dS go by together");
 
-// Everything that the warps of a block share.
+// The shared memory of a block.
 struct Shared {
   u8* base;
   Shape::KTile k;
@@ -1834,14 +1784,11 @@ struct Shared {
   DORing do_ring;
   DSRing ds_ring;
   TileRing tile_ring;
-#line 71
-  SumRing sum_ring;  // parts of dQ that are being finished
+  SumRing sum_ring;  // sums of dQ to be scaled and rounded
   SumPart* sum_parts;  // what its slots hold
   Shape::DQRows dq_rows;
-#line 75
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 80
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -1856,15 +1803,12 @@ struct Shared {
             {start + smem::kDoBarriers},
             {start + smem::kDsBarriers},
             {start + smem::kTileBarriers},
-#line 98
             {start + smem::kSumBarriers},
             reinterpret_cast<SumPart*>(base + smem::kSumParts),
             {start + smem::kDqRows},
-#line 102
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 108
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -1872,18 +1816,15 @@ struct Shared {
   FLASHGEN_DEVICE float* dsum(DORing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kDsum) + at.slot() * kConfig.tile_q;
   }
-#line 116
   // Once for each tile of keys: that all warps' shares of the tile before have been added to dQ, ...
   FLASHGEN_DEVICE u32 added() const { return shared_address(base) + smem::kTurnBarriers; }
   // ... and that theirs of this one may be.
   FLASHGEN_DEVICE u32 may_add() const { return added() + 8; }
   FLASHGEN_DEVICE u8* sum(SumRing::Where at) const { return base + smem::kSums + at.slot() * Shape::out_bytes; }
-#line 125
   // What the warp, counted among those of consumers, writes out.
   FLASHGEN_DEVICE u8* out(i32 warp) const { return base + smem::kDq + warp * Shape::out_bytes; }
 };
 
-#line 135
 FLASHGEN_DEVICE i32 end_key(const Params& p, const KeyTile& keys) {
   return smaller(keys.first_key + kConfig.tile_kv, p.len_kv);
 }
@@ -1898,10 +1839,8 @@ FLASHGEN_DEVICE i32 end_query(const Params& p, i32 first_q) {
 // The steps of a tile of keys: its tiles of queries, of each head of the group.
 using Queries = QueryWalk<Mask, kConfig.tile_q>;
 FLASHGEN_DEVICE Queries queries_of(const Params& p, const KeyTile& keys) {
-#line 153
   return Queries(keys.first_key, end_key(p, keys), p.group);
 }
-#line 156
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
@@ -1910,7 +1849,6 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
 FLASHGEN_DEVICE i32 first_head(const Params& p, const KeyTile& keys) {
   return keys.sequence * p.heads_q + keys.head * p.group;
 }
-#line 170
 // How many tiles of keys have added all they have to the sums of a group, and how many tiles of a head's have been
 // finished and cleared.
 FLASHGEN_DEVICE u32* done_tiles(const Params& p, i32 first_head) { return p.head_counts + 1 + 2 * first_head; }
@@ -1918,10 +1856,8 @@ FLASHGEN_DEVICE u32* finished_tiles(const Params& p, i32 head) { return p.head_c
 // Which phase of the barriers that go by with tiles of keys is a tile's.
 FLASHGEN_DEVICE u32 turn_of(TileRing::Where tile) { return tile.count % 2; }
 
-#line 3 "kernels/backward_main_sm90/producer.j2"
-// ---- The producer: one warp that draws tiles of keys and has the copy engine bring K and V, and for each of
-// their steps Q, dO and the rows' statistics. One lane waits and copies: another that came late to a barrier
-// could miss a whole round.
+// ---- The producer: one warp that draws tiles of keys and loads K and V by TMA, and for each of their steps Q, dO and
+// the statistics of the rows. Only one lane waits and copies: another lane that came late to a barrier could miss a phase.
 FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   const Thread thread = self.again();
   const Shared shared = Shared::at(base);
@@ -1938,7 +1874,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     prefetch_tensormap(&p.row_stats_map);
   }
 
-  // Line 6: load K_j, V_j. The tile is read again where it was written, as registers are few.
+  // Line 6: load K_j, V_j. Reads the tile from shared memory again, to save registers.
   const auto load_keys = [&]() {
     if (elected) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
@@ -1954,7 +1890,6 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 46
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
@@ -1965,7 +1900,6 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 59
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -1976,19 +1910,15 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 71
   while (true) {
-    // Even the first tile is drawn: so only blocks that run have tiles that others wait for. Consumers are steps
-    // behind, so that nobody waits for a draw.
+    // The first tile is drawn, too, so that blocks only wait for tiles of running blocks. Consumers are steps behind, so
+    // the latency of the draw is hidden.
     const i32 number = shuffle(elected ? static_cast<i32>(atomic_add(p.counter, 1u)) : 0, 0);
-#line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
-#line 117
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
-#line 124
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -2003,32 +1933,30 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       const Step step = steps.step();
       steps.advance(thread, mask_of_member);
       load_queries(step);
-      // The first queries may come before the keys of the tile before are no longer needed.
+      // The first queries may be loaded while the previous tile still uses its keys.
       if (!has_keys) load_keys();
       has_keys = true;
     }
   }
-#line 148
   if (elected) leave_counters(p);
 }
 
-#line 2 "kernels/backward_main_sm90/contain.j2"
-// ---- Tiles of keys with NaN or infinities. These must not reach queries that do not attend to their keys, and
-// in a product 0 * NaN reaches all. Such tiles are rare: what they add to dQ is computed by ordinary instructions,
-// pair by pair. In dK and dV a key's values reach nothing but its own rows, so they are computed as always.
+// ---- Tiles of keys with NaN or infinities. These must not reach queries that may not attend to their keys, but in dS K
+// a 0 * NaN reaches all queries. Such tiles are rare: their dQ is computed pair by pair, without tensor cores. In dK and
+// dV the values of a key reach only its own rows, so these need no special case.
 
-// Whether there are any in K_j; all consumers look, each warp at its own keys.
-FLASHGEN_DEVICE bool has_bad_keys(const Shared& shared, Thread self) {
+// Whether K_j has any. Each consumer warp checks its own keys.
+FLASHGEN_DEVICE bool has_non_finite_keys(const Shared& shared, Thread self) {
   const Thread thread = self.again();
   const i32 warp_key = (thread.warp - 4) * kWarpRows;
-  const bool found = lane_finds_bad_value(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
-  // All lanes of a warp have the same, which the assembler knows of a vote only.
+  const bool found = lane_finds_non_finite(SharedPanels<Shape::KTile>{shared.base, shared.k}, warp_key, thread);
+  // The vote tells ptxas that the result is uniform in a warp.
   return warp_any(named_barrier_any(1, kConfig.consumers * kWarpgroupSize, found));
 }
 
-// What a tile of keys adds to dQ, over pairs that the mask allows. Nothing of it is in the rings yet.
+// Adds dS K of a tile of keys to dQ, over the pairs that the mask allows. Runs before the steps of the tile.
 FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const KeyTile& keys, Thread self) {
-  // All addresses are worked out here: what is rare must not take registers from what is not.
+  // Addresses are computed here: this rare path must not cost the main loop registers.
   const Thread thread = self.again();
   const i32 warp_key = (thread.warp - 4) * kWarpRows;
   const i32 index = thread.index() - kWarpgroupSize, threads = kConfig.consumers * kWarpgroupSize;
@@ -2039,51 +1967,41 @@ FLASHGEN_DEVICE void add_slowly(const Params& p, const Shared& shared, const Key
     const i32 member = step / p.q_tiles, tile = step % p.q_tiles, head = keys.head * p.group + member;
     const i32 first_q = tile * kConfig.tile_q;
     const Mask mask = mask_of(p, keys, member);
-#line 31
     if (mask.is_empty(first_q, smaller(first_q + kConfig.tile_q, p.len_q), keys.first_key, end_key(p, keys))) continue;
-#line 33
     const Place place = {tile, head, keys.sequence};
     const float* const stats = p.row_stats + place.number(p.q_tiles, p.heads_q) * (2 * kConfig.tile_q);
     const element_t* const q = p.q + keys.sequence * p.q_batch + head * p.q_head + first_q * p.q_row;
     const element_t* const dout = p.dout + keys.sequence * p.dout_batch + head * p.dout_head + first_q * p.dout_row;
-#line 40
     for (i32 i = thread.lane; i < kWarpRows * kConfig.tile_q; i += kWarpSize) {
       const i32 row = warp_key + i % kWarpRows, column = i / kWarpRows;
       float gradient = 0.0f;
       if (first_q + column < p.len_q && mask.allows(first_q + column, keys.first_key + row)) {
         const float product = dot_row(k, row, q + column * p.q_row), subtracted = stats[column];
-#line 46
         const float probability = exp2_approx((product + subtracted) * p.scale_log2);
-#line 52
         gradient = probability * (dot_row(v, row, dout + column * p.dout_row) + stats[kConfig.tile_q + column]);
       }
       ds.set_element(row, column, gradient);
     }
-#line 61
     named_barrier_sync(1, threads);
     const i32 sum_head = (first_head(p, keys) + member) % p.sum_heads;
     float* const sum = p.dq_accum + static_cast<i64>(sum_head * p.q_tiles + tile) * Shape::Share::tile_floats;
     for (i32 i = index; i < kConfig.tile_q * kConfig.head_dim; i += threads) {
       const i32 row = i / kConfig.head_dim, column = i % kConfig.head_dim;
       float total = 0.0f;
-      // Some at a time: left to itself the compiler takes conversions from fp16 for nothing and all keys at once, and
-      // then the loop over tiles of queries, for which this is the rare case, lacks registers.
+      // Bounded, because the compiler would unroll over all keys, and the main loop would lack registers.
 #pragma unroll 4
       for (i32 key = 0; key < kConfig.tile_kv; ++key) {
         if (mask.allows(first_q + row, keys.first_key + key))
           total = fused_multiply_add(ds.element(key, row), k.element(key, column), total);
       }
-#line 82
       reduce_add(sum + Shape::Share::place(row, column), total);
     }
-#line 85
     named_barrier_sync(1, threads);
   }
-  // The sums are read by the copy engine.
+  // TMA reads the sums.
   fence_proxy_async();
 }
 
-#line 7 "kernels/backward_main_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's keys.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -2096,37 +2014,34 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::VTile strip_v = shared.v.from_row(strip_key);
   using Share = Shape::Share;
   const i32 out_warp = thread.warp - 4;
-#line 20
   const u32 out = shared_address(shared.out(out_warp));
-#line 22
   KRing::Where kv_at;
   QRing::Where q_at;
-  // Of the slots of dO and dS, which go by together; dS is read a step after it was written.
+  // The position in the rings of dO and dS. dS is read one step after it was written.
   DORing::Where at;
   TileRing::Where tile_at;
-#line 28
-  // Says that everything of the tile before has been added to dQ; its dK and dV, two groups, may be under way.
-  const auto say_added = [&]() {
+  // Reports that all additions to dQ of the previous tile are complete. Its stores of dK and dV, two bulk groups, may be
+  // in flight.
+  const auto report_added = [&]() {
     if (thread.lane == 0) {
       bulk_wait<2>();
       mbarrier_arrive(shared.added());
     }
   };
 
-#line 37
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
     if (!keys.exists) break;
     const i32 first_key = keys.first_key;
 
-    // Line 18: write dK_j, dV_j to global memory. By the copy engine, each warp its 16 rows.
+    // Line 18: write dK_j, dV_j to global memory. Each warp stores its 16 rows by TMA.
     const auto write_keys = [&](const Shape::DK& dk, const Shape::DV& dv) {
       const Thread here = thread.again();
       const i32 first_row = keys.first_key + (here.warp - 4) * kWarpRows;
       const u32 rows = shared_address(shared.out(here.warp - 4));
       const float one[2] = {1.0f, 1.0f}, scale[2] = {p.scale, p.scale};
-      const auto bring_out = [&](auto tile, const auto& strip, const float (&factor)[2], const TensorMap& map) {
+      const auto store_by_tma = [&](auto tile, const auto& strip, const float (&factor)[2], const TensorMap& map) {
         store_strip(tile, 0, strip, factor, here);
         fence_proxy_async_shared();
         warp_sync();
@@ -2135,24 +2050,21 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           bulk_commit();
         }
       };
-#line 70
-      const auto wait_for_room = [&]() {
+      const auto wait_for_buffer = [&]() {
         if (here.lane == 0) bulk_wait_read<0>();
         warp_sync();
       };
-      wait_for_room();
-      bring_out(Shape::DVRows{rows}, dv, one, p.dv_map);
-      if constexpr (!Shape::both_at_once) wait_for_room();
-      bring_out(Shape::DKRows{rows + (Shape::both_at_once ? Shape::DVRows::bytes : 0)}, dk, scale, p.dk_map);
+      wait_for_buffer();
+      store_by_tma(Shape::DVRows{rows}, dv, one, p.dv_map);
+      if constexpr (!Shape::both_at_once) wait_for_buffer();
+      store_by_tma(Shape::DKRows{rows + (Shape::both_at_once ? Shape::DVRows::bytes : 0)}, dk, scale, p.dk_map);
       mbarrier_arrive(shared.tile_ring.empty(tile_at));
       tile_at.advance();
     };
-#line 91
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
     steps.start(thread, mask_of_member);
-#line 109
     bool goes_on = !steps.over();
     const auto take_step = [&]() {
       const Step step = steps.step();
@@ -2160,27 +2072,20 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       goes_on = !steps.over();
       return step;
     };
-#line 117
     if (goes_on) shared.k_ring.wait_full(kv_at);
-#line 119
     if (!goes_on) {
-      say_added();
-      // There is nothing to add, but one that went ahead could have the reporter miss a round.
+      report_added();
+      // Nothing to add. But a warp that runs ahead could make the reporter miss a phase.
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
     }
-#line 126
-    // Where K_j has bad values, dQ is not left to the tensor cores.
-    const bool is_bad = goes_on && has_bad_keys(shared, thread);
-#line 131
-    if (is_bad) {
-#line 133
-      say_added();
+    // If K_j has non-finite values, dQ is computed without tensor cores.
+    const bool is_non_finite = goes_on && has_non_finite_keys(shared, thread);
+    if (is_non_finite) {
+      report_added();
       mbarrier_wait(shared.may_add(), turn_of(tile_at));
-#line 136
       shared.v_ring.wait_full(kv_at);
       add_slowly(p, shared, keys, thread);
     }
-#line 140
     // Line 7: dK_j = 0, dV_j = 0.
     Shape::DK dk;
     Shape::DV dv;
@@ -2189,62 +2094,49 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     wgmma_pin(dk);
     wgmma_pin(dv);
     if (goes_on) {
-#line 149
-      // Tiles of queries are counted over all heads that there are sums for; those of this group begin here.
+      // The number of the group's first tile of queries, over all heads in the ring of sums.
       const i32 first_number = first_head(p, keys) % p.sum_heads * p.q_tiles;
-#line 152
-      // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off. Where accumulators are written while
-      // other products run, they are pinned: else the assembler waits for those.
+      // Lines 10 and 11: S_ij = Q_i K_j^T - L_i. Accumulators that are written while other products are in flight are
+      // pinned: otherwise ptxas waits for those products.
       const auto preset_scores = [&](Shape::Scores& scores, QRing::Where at) {
-#line 156
         spread_columns(scores, shared.lse(at), thread);
-#line 160
         wgmma_pin(scores);
       };
-#line 170
       const auto multiply_keys = [&](Shape::Scores& scores, QRing::Where at) {
         issue_over_columns(scores, strip_k, shared.q.slot(at.slot()));
       };
-#line 181
       const auto add_to_sum = [&](i32 number, Thread thread) {
         mbarrier_wait(shared.may_add(), turn_of(tile_at));
         fence_proxy_async_shared();
         warp_sync();
-        if (thread.lane == 0 && !is_bad) {
+        if (thread.lane == 0 && !is_non_finite) {
           float* const sum = p.dq_accum + static_cast<i64>(number) * Share::tile_floats + Share::warp_begin(out_warp);
           bulk_reduce_add(sum, out, Share::warp_floats(consumer) * 4);
           bulk_commit();
         }
       };
-#line 193
-      // Line 15: dQ_i += dS_ij K_j, of the step before. A tile's first step has none: the slot was full long ago, K_j
-      // stands for dS, and nobody looks at the product. A branch would have products wait for each other.
+      // Line 15: dQ_i += dS_ij K_j, of the previous step. A tile's first step has none: it multiplies K_j instead of dS,
+      // and the product is not used. A branch would serialize the products.
       const auto multiply_scores = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         shared.ds_ring.wait_full(at);
         const Shape::DSTile ds = {is_there ? shared.ds.slot(at.slot()).address : shared.k.address};
-#line 204
         issue_over_rows<kPanelColumns>(dq, Share::by_rows ? ds.panel(consumer) : ds,
                                        Share::by_rows ? shared.k : shared.k.panel(consumer));
       };
-      // From registers to shared memory, from where the copy engine adds it to the sum.
+      // Writes dQ from registers to shared memory. TMA adds it to the sum from there.
       const auto put_out = [&](Shape::DQ& dq, DSRing::Where at, bool is_there) {
         wgmma_pin(dq);
-#line 211
         warp_sync();
         if (thread.lane == 0 && is_there) mbarrier_arrive(shared.ds_ring.empty(at));
-#line 216
         if (thread.lane == 0) bulk_wait_read<0>();
         warp_sync();
-#line 223
         write_fragments(reinterpret_cast<float*>(shared.out(out_warp)), dq, thread);
       };
-#line 230
-      // To which tile's sum the dQ of the step before belongs, which is multiplied in the middle of this step, and that
-      // of the step before that, which has been put out.
+      // The tiles of queries of two earlier steps: of the previous one, whose dQ is multiplied in the middle of this step,
+      // and of the one before it, whose dQ is in shared memory.
       constexpr i32 kNone = -1, chunks = chunks_of(kConfig.tile_q);
       i32 number = kNone, number_out = kNone;
-#line 2 "kernels/backward_main_sm90/skip.j2"
-      // A causal mask may forbid the first tile of queries all of a consumer's keys: it has nothing to add there.
+      // A causal mask may forbid all pairs of this consumer in the first tile of queries. It then stores zeros as dS.
       if constexpr (kConfig.has_upper && kConfig.tile_q < kConfig.tile_kv) {
         const Step step = steps.step();
         const i32 first_q = step.tile * kConfig.tile_q, end_q = smaller(first_q + kConfig.tile_q, p.len_q);
@@ -2253,7 +2145,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           take_step();
           shared.q_ring.wait_full(q_at);
           shared.q_ring.release(q_at, thread);
-          if (!is_bad) say_added();
+          if (!is_non_finite) report_added();
           const Shape::RoundedScores none = {};
           shared.ds_ring.wait_empty(at);
 #pragma unroll
@@ -2270,92 +2162,68 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           at.advance();
         }
       }
-#line 237 "kernels/backward_main_sm90/consumer.j2"
       Shape::Scores scores;
       const auto start_scores = [&](QRing::Where at) {
         shared.q_ring.wait_full(at);
         preset_scores(scores, at);
       };
-#line 245
       while (goes_on) {
-#line 5 "kernels/backward_main_sm90/step.j2"
-        // Nothing is under way, which the assembler does not know of a loop's beginning.
+        // No product is in flight, but ptxas does not know that at the head of a loop.
         wgmma_wait<0>();
-#line 9
         start_scores(q_at);
-#line 11
         const Step step = take_step();
         const i32 first_q = step.tile * kConfig.tile_q;
-#line 15
         multiply_keys(scores, q_at);
-#line 32
         if (number == kNone) shared.v_ring.wait_full(kv_at);
-        // Addresses are worked out in the loop, and not kept in registers all the while.
+        // Addresses are computed in each step, to save registers.
         const Thread here = thread.again();
-#line 43
         Shape::RoundedScores ds;
         {
-          // Line 13: dP_ij = dO_i V_j^T, from which D_i has been taken off.
+          // Line 13: dP_ij = dO_i V_j^T - D_i.
           Shape::Scores dp;
           shared.do_ring.wait_full(at);
           spread_columns(dp, shared.dsum(at), here);
           wgmma_pin(dp);
           issue_half(dp, strip_v, shared.dout.slot(at.slot()), 0);
-#line 52
-          if (number == kNone && !is_bad) say_added();
-#line 55
+          if (number == kNone && !is_non_finite) report_added();
           if (number_out != kNone) add_to_sum(number_out, here);
 
-#line 58
           // Line 11: P_ij = exp(S_ij - L_i).
           wgmma_wait<1>();
           wgmma_pin(scores);
           Shape::RoundedScores probabilities;
-#line 65
           const i32 strip_first = first_key + strip_key;
           const bool strip_is_cut =
               !mask_of(p, keys, step.member)
                    .is_full(first_q, end_query(p, first_q), strip_first, strip_first + kWarpgroupRows);
-#line 73
           AllowedPairs<kConfig.tile_q / 2> allowed;
-#line 75
           if (strip_is_cut) {
             const Mask mask = mask_of(p, keys, step.member);
-#line 83
             allowed = allowed_pairs<kConfig.tile_q / 2>(mask, first_q, first_key + warp_key, thread);
-#line 85
             allowed.forbid(scores, -kInfinity);
           }
-#line 112
           // Line 12: dV_j += P_ij^T dO_i. Products of a chunk run while the next one's exponentials do.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 116
             for_chunk(chunk, [&](i32 i) { scores[i] = exp2_approx(scores[i] * p.scale_log2); });
-#line 120
             round_chunk<element_t>(probabilities, scores, chunk);
             if (chunk == 0) issue_half(dp, strip_v, shared.dout.slot(at.slot()), 1);
-#line 123
             issue_chunk(dv, probabilities, shared.dout.slot(at.slot()), chunk);
           }
 
-#line 127
-          // While dS is made; and it goes out while dK is multiplied.
+          // Overlaps the computation of dS. dQ is stored while dK is multiplied.
           Shape::DQ dq;
           multiply_scores(dq, at.before(), number != kNone);
-#line 131
-          // Line 14: dS_ij = P_ij * (dP_ij - D_i). Where a pair is forbidden nothing of dP is to be seen, not even
-          // that it is not a number.
+          // Line 14: dS_ij = P_ij * (dP_ij - D_i). Forbidden pairs get 0, even if
+          // dP is NaN.
           wgmma_wait<chunks + 1>();
           wgmma_pin(dp);
           if (strip_is_cut) allowed.forbid(dp, 0.0f);
           shared.ds_ring.wait_empty(at);
-          // Line 16: dK_j += dS_ij^T Q_i, of each chunk when the next one has been stored.
+          // Line 16: dK_j += dS_ij^T Q_i. Each chunk is issued once the next one is stored.
 #pragma unroll
           for (i32 chunk = 0; chunk < chunks; ++chunk) {
-#line 141
             multiply_chunk(element_t{}, ds, dp, probabilities, chunk);
-#line 146
             store_chunk(shared.ds.slot(at.slot()), warp_key, ds, chunk, here);
             if (chunk > 0) issue_chunk(dk, ds, shared.q.slot(q_at.slot()), chunk - 1);
           }
@@ -2367,14 +2235,11 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           wgmma_wait<chunks + 1>();
           wgmma_pin(dv);
           shared.do_ring.release(at, thread);
-#line 158
           wgmma_wait<chunks>();
           put_out(dq, at.before(), number != kNone);
-#line 168
           wgmma_wait<0>();
           wgmma_pin(dk);
         }
-#line 247 "kernels/backward_main_sm90/consumer.j2"
         number_out = number;
         number = first_number + step.member * p.q_tiles + step.tile;
         shared.q_ring.release(q_at, thread);
@@ -2390,9 +2255,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
         put_out(dq, of, true);
         add_to_sum(number, thread);
       };
-#line 263
       if (number_out != kNone) add_to_sum(number_out, thread);
-#line 270
       finish_dq(at.before(), number);
       shared.k_ring.release(kv_at, thread);
       kv_at.advance();
@@ -2400,15 +2263,12 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     write_keys(dk, dv);
   }
-#line 278
-  say_added();
-#line 280
+  report_added();
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 2 "kernels/backward_main_sm90/finisher.j2"
-// ---- The reporter: a warp that tells all blocks which tiles of keys have added everything to dQ, and the
-// consumers of its own when the sums of their heads are clear.
+// ---- The reporter: a warp that counts, for all blocks, the tiles of keys whose additions to dQ are complete. It also
+// tells the consumers of its block when the sums of their heads have been cleared.
 FLASHGEN_DEVICE void report(const Params& p, u8* base, Thread self) {
   const Thread thread = self.again();
   const Shared shared = Shared::at(base);
@@ -2418,31 +2278,28 @@ FLASHGEN_DEVICE void report(const Params& p, u8* base, Thread self) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile keys = shared.tiles[tile_at.slot()];
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
-    // Every warp's share of the tile before has arrived.
+    // All warps' additions of the previous tile have reached memory.
     mbarrier_wait(shared.added(), turn_of(tile_at));
     if (tile_at.count > 0 && thread.lane == 0) atomic_add_release(done_tiles(p, head_before), 1u);
     if (!keys.exists) break;
     const i32 head = first_head(p, keys);
     if (head >= p.sum_heads) {
-      // Others had the sums before, and they are to be cleared.
+      // Earlier heads used these sums. Wait until they are finished, and the sums are cleared.
       for (i32 member = thread.lane; member < p.group; member += kWarpSize) {
-        while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) != static_cast<u32>(p.q_tiles)) {
-        }
+        while (load_acquire(finished_tiles(p, head - p.sum_heads + member)) != static_cast<u32>(p.q_tiles)) {}
       }
-      // Another block's copy engine cleared the sums, and this block's adds to them.
+      // TMA of another block cleared the sums, and TMA of this block adds to them.
       fence_proxy_async_global();
     }
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(shared.may_add());
     head_before = head;
-#line 33
     tile_at.advance();
   }
 }
 
-// ---- The collector: one lane that has the copy engine bring the parts of dQ that no tile of keys will add to any
-// more. Which tile of queries is next is drawn from a counter of all blocks, head after head, in the order in which
-// heads are done with.
+// ---- The collector: one lane that loads complete sums of dQ by TMA. Blocks draw tiles of queries from a global counter,
+// head after head, in the order in which heads complete.
 FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
   const Thread thread = self.again();
   const Shared shared = Shared::at(base);
@@ -2456,13 +2313,12 @@ FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
     const i32 number = drawn, head = number / p.q_tiles, tile = number - head * p.q_tiles;
     if (head >= heads) break;
     const u32* const done = done_tiles(p, head - head % p.group);
-    while (load_acquire(done) != static_cast<u32>(p.kv_tiles)) {
-    }
+    while (load_acquire(done) != static_cast<u32>(p.kv_tiles)) {}
     fence_proxy_async();
-    // It comes while parts of this tile do.
+    // The next draw overlaps the loads of this tile.
     drawn = draw();
     const i32 place = head % p.sum_heads * p.q_tiles + tile;
-    // Whether another head is still to have it.
+    // Whether another head will use this slot of the ring.
     const bool are_needed_again = head + p.sum_heads < heads;
     const i32 sequence = head / p.heads_q;
     for (i32 warp = 0; warp < parts_of_dq; ++warp) {
@@ -2479,7 +2335,7 @@ FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
       shared.sum_parts[at.slot()] = part;
       mbarrier_arrive_expect_tx(shared.sum_ring.full(at), static_cast<u32>(part.boxes) * SumLines::box_bytes);
       SumLines{shared_address(shared.sum(at))}.load(p.dq_accum_map, shared.sum_ring.full(at), part.line, part.boxes);
-      // The sum may be cleared by who knows that it is being read.
+      // A second arrival, by this thread, orders the loads before the finisher clears the sum.
       mbarrier_arrive(shared.sum_ring.full(at));
       at.advance();
     }
@@ -2490,7 +2346,7 @@ FLASHGEN_DEVICE void collect(const Params& p, u8* base, Thread self) {
   mbarrier_arrive(shared.sum_ring.full(at));
 }
 
-// ---- The finisher: a warp that brings these to their type, and clears the sum for the next head.
+// ---- The finisher: a warp that scales, rounds and stores these sums, and clears them for the next head.
 FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   const Thread thread = self.again();
   const Shared shared = Shared::at(base);
@@ -2525,17 +2381,14 @@ FLASHGEN_DEVICE void finish(const Params& p, u8* base, Thread self) {
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 197 "kernels/backward_main_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
   const Shared shared = Shared::at(base);
-#line 202
   // What sums are cleared with.
   for (i32 i = thread.index(); i < static_cast<i32>(SumLines::box_bytes) / kChunkBytes; i += 384)
     reinterpret_cast<Vec16*>(base + smem::kZeros)[i] = Vec16{.words = {0, 0, 0, 0}};
   fence_proxy_async_shared();
-#line 207
   if (thread.index() == 0) {
     constexpr u32 consumer_warps = Shape::consumer_warps;
     shared.k_ring.init(1, consumer_warps);
@@ -2543,14 +2396,12 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
     shared.q_ring.init(1, consumer_warps);
     shared.do_ring.init(1, consumer_warps);
     shared.ds_ring.init(consumer_warps, consumer_warps);
-#line 219
     // What tells of a tile of keys, or of a part of dQ, is read by all lanes, and each gives it back for itself.
     // The reporter reads them, too.
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + 1));
     shared.sum_ring.init(2, kWarpSize);
     mbarrier_init(shared.added(), consumer_warps);
     mbarrier_init(shared.may_add(), 1);
-#line 226
     fence_mbarrier_init();
   }
   block_sync();
@@ -2560,11 +2411,9 @@ FLASHGEN_KERNEL(384, 1) backward_main_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT P
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base, thread);
-#line 239
     else if (thread.warp == 1) report(p, base, thread);
     else if (thread.warp == 2) collect(p, base, thread);
     else finish(p, base, thread);
-#line 243
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

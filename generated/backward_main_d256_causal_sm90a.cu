@@ -15,47 +15,61 @@
 //            q               65536 to 131072  Q_i, 2 slots
 //            do             131072 to 196608  dO_i, 2 slots
 //            p              196608 to 229376  P_ij for the other consumer, 2 slots
-//            lse            229376 to 229888  what rows subtract from their logits, 2 slots
+//            lse            229376 to 229888  -L_i in units of S, 2 slots
 //            dsum           229888 to 230400  -D_i, 2 slots
-//            k_barriers     230400 to 230416  for each slot: it is full, it is empty
+//            k_barriers     230400 to 230416  full and empty barriers of each slot
 //            v_barriers     230528 to 230544
 //            q_barriers     230656 to 230688
 //            do_barriers    230784 to 230816
 //            p_barriers     230912 to 230944
 //            tile_barriers  231040 to 231072
-//            tiles          231168 to 231200  which tiles of keys come next
-// because  shared memory has room for four tiles of Q and dO, which sums are to free early
+//            tiles          231168 to 231200  the next tiles of keys
+// because  shared memory holds two slots for Q and dO; dV and dK are issued first to free them
 //
-// contents   59  Integer and 16-bit element types, without any CUDA header.
-//            83  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           128  Scalar arithmetic, one instruction each.
-//           148  Element types.
-//           194  Warp-level matrix products.
-//           213  Banded masks.
-//           274  Walking over the tiles that a mask does not rule out.
-//           324  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
-//           407  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           462  How tensor maps describe tensors to bulk copies of boxes.
-//           471  Bulk copies.
-//           505  Blocks of a grid, and grids that follow each other.
-//           547  Dividing the register file among warpgroups (sm_90a).
-//           562  How wgmma finds an operand in shared memory.
-//           597  Matrix products of a warpgroup.
-//           854  Four products of a warpgroup, one after another in the same accumulators, as one statement.
-//           863  Tiles as the copy engine writes them and wgmma reads them.
-//           966  Streaming tiles between global and shared memory.
-//           979  Writing a warpgroup's results to shared and global memory.
-//          1032  Steps of the backward kernels for Hopper.
-//          1150  A strip of accumulators in memory as its lanes hold it.
-//          1180  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1244  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1320  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
-//          1383  The kernel: its configuration, parameters and text.
+// contents   72  Integer and 16-bit element types, without any CUDA header.
+//            94  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           134  Scalar arithmetic, one instruction each.
+//           153  Element types.
+//           197  Warp-level matrix products.
+//           216  Banded masks.
+//           271  Walking over the tiles that a mask does not rule out.
+//           308  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+//           390  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
+//           396  The kernel: its configuration, parameters and text.
+//           398  The kernel: its configuration, parameters and text.
+//           431  The kernel: its configuration, parameters and text.
+//           439  How tensor maps describe tensors to bulk copies of boxes.
+//           448  Bulk copies.
+//           453  The kernel: its configuration, parameters and text.
+//           477  The kernel: its configuration, parameters and text.
+//           479  The kernel: its configuration, parameters and text.
+//           481  Blocks of a grid, and grids that follow each other.
+//           485  The kernel: its configuration, parameters and text.
+//           520  The kernel: its configuration, parameters and text.
+//           522  Dividing the register file among warpgroups (sm_90a).
+//           537  How wgmma finds an operand in shared memory.
+//           572  Matrix products of a warpgroup.
+//           823  Four products of a warpgroup, one after another in the same accumulators, as one statement.
+//           832  Tiles as TMA writes them and wgmma reads them.
+//           926  Streaming tiles between global and shared memory.
+//           939  Writing a warpgroup's results to shared and global memory.
+//           992  A step of the backward kernels for Hopper.
+//          1106  A strip of accumulators in memory as its lanes hold it.
+//          1136  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1200  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1271  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
+//          1275  The kernel: its configuration, parameters and text.
+//          1325  The kernel: its configuration, parameters and text.
+//          1327  The kernel: its configuration, parameters and text.
+//          1332  The kernel: its configuration, parameters and text.
+//          1476  The kernel: its configuration, parameters and text.
+//          1561  The kernel: its configuration, parameters and text.
+//          1664  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -67,19 +81,17 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -95,12 +107,7 @@ FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
-#line 21
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
-FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -124,7 +131,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -134,7 +141,6 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -144,12 +150,11 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -173,7 +178,6 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
@@ -190,7 +194,7 @@ struct Place {
   }
 };
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -209,7 +213,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
   }
 }
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
@@ -217,7 +221,6 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
-#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -237,40 +240,35 @@ struct Band {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
   }
 
-#line 48
   // Tiles of queries that may attend to some key of [k_begin, k_end).
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     i32 begin = 0, end = len_q;
-    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
-    if constexpr (has_lower) end = smaller(end, k_end - lower);
+    begin = larger(begin, k_begin - upper);
     return tiles_of(begin, end, tile);
   }
 
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
-    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
-    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
 
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    full &= k_end - 1 <= q_begin + upper;
     return full;
   }
 
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
+    allowed &= k - q <= upper;
     return allowed;
   }
 };
 
-#line 5 "flashgen/walk.cuh"
+// ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
@@ -302,25 +300,12 @@ struct Walk {
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
-    }
+    ++tile;
+    return 0;
   }
 };
 
-#line 5 "flashgen/query_walk.cuh"
+// ---- flashgen/query_walk.cuh
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
 // A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
@@ -389,7 +374,6 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
-#line 80
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
@@ -403,13 +387,12 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/barrier.cuh"
+// ---- flashgen/ptx/barrier.cuh
 // Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
 // the named ones).
 
 namespace flashgen {
 
-#line 31
 // ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
@@ -419,12 +402,10 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -443,13 +424,10 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
-  }
+  while (!mbarrier_try_wait(barrier, parity)) {}
 }
 
-#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -458,7 +436,7 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-#line 4 "flashgen/ptx/tensor_map.cuh"
+// ---- flashgen/ptx/tensor_map.cuh
 // How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
@@ -467,8 +445,8 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-#line 22 "flashgen/ptx/bulk.cuh"
-// Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
+// ---- flashgen/ptx/bulk.cuh
+// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
 
@@ -486,7 +464,6 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-#line 144
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
@@ -501,7 +478,7 @@ FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
 
 // ---- Groups of stores and reductions
 
-#line 5 "flashgen/ptx/grid.cuh"
+// ---- flashgen/ptx/grid.cuh
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
 
@@ -525,7 +502,6 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-#line 33
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
 // one.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -543,7 +519,7 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-#line 5 "flashgen/ptx/warpgroup.cuh"
+// ---- flashgen/ptx/warpgroup.cuh
 // Dividing the register file among warpgroups (sm_90a).
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
@@ -558,7 +534,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-#line 5 "flashgen/ptx/descriptor.cuh"
+// ---- flashgen/ptx/descriptor.cuh
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -593,7 +569,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-#line 6 "flashgen/ptx/wgmma.cuh"
+// ---- flashgen/ptx/wgmma.cuh
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -622,7 +598,6 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#line 43
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle) {
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
@@ -631,13 +606,11 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -800,7 +773,6 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-#line 233
 // A kernel may say which ones it uses, as compilers take some time for each.
 WGMMA_SHAPE(8)
 WGMMA_SHAPE(16)
@@ -834,7 +806,6 @@ WGMMA_SHAPE(232)
 WGMMA_SHAPE(240)
 WGMMA_SHAPE(248)
 WGMMA_SHAPE(256)
-#line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -842,7 +813,6 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-#line 281
 // The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
 // warp holding its 16 rows.
 template <class T, i32 n, Major b_major = Major::k>
@@ -850,7 +820,7 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-#line 17 "flashgen/ptx/wgmma_fours.cuh"
+// ---- flashgen/ptx/wgmma_fours.cuh
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
@@ -859,17 +829,15 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 
 }  // namespace flashgen
 #endif
-#line 4 "flashgen/panel.cuh"
-// Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// ---- flashgen/panel.cuh
+// Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
 
 namespace flashgen {
 
-#line 11
-// ... and of each of its warps.
 constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
-// Eight swizzled rows: what repeats, and what tiles are aligned to.
+// Eight rows: the period of the swizzle, and the alignment of tiles.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
 
 // rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
@@ -880,10 +848,10 @@ struct PanelTile {
   static constexpr i32 cols = cols_;
   static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 panels = ceil_div(cols, panel_cols);
-  // From one panel to the next; `rows` are all that there are, also in a part of a tile.
+  // Bytes from one panel to the next. `rows` are those of the whole tile, also for a part of it.
   static constexpr i32 panel_stride = rows * kPanelBytes;
   static constexpr i32 bytes = panels * panel_stride;
-  // Steps of a product along the columns, 32 bytes each, and how many of them a panel holds.
+  // k-steps of a product along the columns, 32 bytes each, in all and per panel.
   static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
   static constexpr i32 panel_steps = 4;
 
@@ -891,7 +859,6 @@ struct PanelTile {
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
 
-#line 45
   // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
   FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
@@ -899,7 +866,6 @@ struct PanelTile {
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
 
-#line 58
   // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
   FLASHGEN_DEVICE MatrixDescriptor by_columns() const {
     return matrix_descriptor(address, 16, kSwizzleBytes, Swizzle::bytes_128);
@@ -912,27 +878,23 @@ struct PanelTile {
     return matrix_descriptor(address, panel_stride, kSwizzleBytes, Swizzle::bytes_128);
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
-
 };
 
-#line 120
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];
 
-#line 132
 template <i32 count>
 FLASHGEN_DEVICE void clear(float (&strip)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
 
-// Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
+// An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-#line 152
-// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
+// Issues sums += A B^T, for 64 rows of A.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   using T = typename A::Element;
@@ -946,7 +908,6 @@ FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   wgmma_commit();
 }
 
-#line 182
 // Issues out += P V, or out = P V unless `kept`, for 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
@@ -962,7 +923,7 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   wgmma_commit();
 }
 
-#line 5 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
@@ -975,7 +936,7 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-#line 23 "flashgen/strip.cuh"
+// ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
 
 // The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
@@ -1028,11 +989,11 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
   }
 }
 
-#line 20 "flashgen/backward_step_sm90.cuh"
-// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
-// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
+// ---- flashgen/backward_step_sm90.cuh
+// A step of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Scores
+// are transposed: rows are keys, 64 per warpgroup, and columns are queries.
 
-// Every row of a strip becomes `columns`, which are one float for each column.
+// Initializes every row of a strip with `columns`, one float per column.
 template <i32 count>
 FLASHGEN_DEVICE void spread_columns(float (&strip)[count], const float* columns, Thread thread) {
 #pragma unroll
@@ -1059,12 +1020,10 @@ FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
   for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
 }
 
-#line 73
-// Replaces P, or P times a slope, where the mask forbids the pair: a value that neither can have otherwise.
-// As P itself it must be a zero.
+// Marks forbidden pairs in P, or in P times a slope: values that do not occur otherwise. In P it must be a
+// zero.
 constexpr u32 kForbidden = 0x80000000u;
 
-#line 78
 // dS = P (dP - D), where D has already been subtracted from dP. For a forbidden pair the result must not
 // depend on dP, even if that is NaN.
 template <u32 forbidden, i32 count>
@@ -1087,10 +1046,9 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
 #pragma unroll
   for (i32 h = 0; h < 2; ++h) {
     const i32 key = first_key + thread.row() + 8 * h;
-    // Allowed are queries from q + first to q + last.
+    // The mask allows queries from q + first to q + last.
     i32 first = key < mask.len_kv ? -1 : 2 * count, last = mask.len_q - 1 - q;
-    if constexpr (has_upper) first = larger(first, key - mask.upper - q);
-    if constexpr (has_lower) last = smaller(last, key - mask.lower - q);
+    first = larger(first, key - mask.upper - q);
 #pragma unroll
     for (i32 n = 0; n < count / 4; ++n) {
 #pragma unroll
@@ -1101,9 +1059,8 @@ FLASHGEN_DEVICE void for_forbidden(const Band<has_lower, has_upper>& mask, i32 f
   }
 }
 
-// The same for any mask, which never allows queries beyond the last. What it asks of the queries is found for
-// 32 of them at a time, a lane for each, and handed around. Where it asks much of every pair it does so in a
-// loop: so much code would stand there otherwise.
+// The same for any mask. The terms that depend on the query are computed for 32 queries at a time, one per
+// lane, and shuffled. Expensive masks use a loop, to bound the code size.
 template <i32 count, class Mask, class Forbid>
 FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key, Thread thread,
                                    const Forbid& forbid) {
@@ -1146,7 +1103,7 @@ FLASHGEN_DEVICE void for_forbidden(const Mask& mask, i32 first_q, i32 first_key,
   }
 }
 
-#line 6 "flashgen/fragments.cuh"
+// ---- flashgen/fragments.cuh
 // A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
 // block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
 
@@ -1176,7 +1133,7 @@ FLASHGEN_DEVICE void read_fragments(float (&strip)[count], const float* part, Th
   }
 }
 
-#line 6 "flashgen/ring.cuh"
+// ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
@@ -1240,7 +1197,7 @@ struct Ring {
   }
 };
 
-#line 14 "flashgen/row_tile.cuh"
+// ---- flashgen/row_tile.cuh
 // Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of keys of one head of keys and values of one sequence.
@@ -1254,10 +1211,8 @@ struct alignas(16) KeyTile {
   // Which part of its steps this is, and how many parts there are.
   u8 part = 0;
   u8 parts = 1;
-
 };
 
-#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1288,7 +1243,6 @@ FLASHGEN_DEVICE SectionPlace place_in_sections(i32 number, i32 tiles, i32 tiles_
   return {of_last / in_last, before + of_last % in_last};
 }
 
-#line 76
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -1298,14 +1252,12 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 97
 // Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-#line 110
 // Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
@@ -1316,13 +1268,12 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-#line 9 "flashgen/backward_wide_sm90.cuh"
-// What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take
-// all registers of a consumer each. There are two: one keeps keys and sums dK and dV, one keeps queries and
-// sums dQ.
+// ---- flashgen/backward_wide_sm90.cuh
+// Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's
+// registers. One kernel keeps keys and computes dK and dV, the other one keeps queries and computes dQ.
 
-// ---- dK and dV. Scores are transposed, and both consumers have all keys of the tile: one sums dV, of the P
-// that it makes and hands on, the other one dK.
+// ---- dK and dV. Scores are transposed, and both consumers work on all keys of the tile. One computes P and
+// dV, and passes P on. The other one computes dS and dK.
 
 struct BackwardKeysConfig {
   i32 head_dim;
@@ -1343,7 +1294,6 @@ struct BackwardKeysConfig {
 
 template <BackwardKeysConfig cfg, class T>
 struct BackwardKeysShape {
-#line 36
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
@@ -1352,14 +1302,14 @@ struct BackwardKeysShape {
   using RoundedScores = Rounded<cfg.tile_q>;
 
   static constexpr i32 row_bytes = cfg.tile_q * 4;
-  // P of a warp's keys, and of all.
+  // Bytes of P: of a warp's keys, and of all.
   static constexpr i32 part_bytes = kWarpRows * cfg.tile_q * 4;
   static constexpr i32 p_bytes = 4 * part_bytes;
   static constexpr u32 warps_each = 4;
 };
 
-// dS = P (dP - D), for dP that D has been taken off from, with P as `write_fragments` left it. Where
-// `has_forbidden`, pairs are looked at, and of a forbidden one nothing of dP is to be seen.
+// dS = P (dP - D), where D has already been subtracted from dP, and P comes from `write_fragments`. With
+// `has_forbidden`, forbidden pairs get 0, even if dP is NaN.
 template <u32 forbidden, i32 count>
 FLASHGEN_DEVICE void multiply_by_fragments(float (&dp)[count], const float* part, bool has_forbidden,
                                            Thread thread) {
@@ -1372,14 +1322,14 @@ FLASHGEN_DEVICE void multiply_by_fragments(float (&dp)[count], const float* part
   }
 }
 
-// ---- dQ. The rows of scores are queries, 64 of them each consumer's, and tiles of keys go by.
+// ---- dQ. The rows of scores are queries, 64 per consumer. Each step takes a tile of keys.
 
-// ---- Bad values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a row's 16
-// bytes, so that a column's values are one warp's.
+// ---- Non-finite values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a
+// row's 16 bytes, so that a column's values are one warp's.
 
 }  // namespace flashgen
 
-#line 9 "kernels/backward_keys_sm90.cu.j2"
+// ---- kernels/backward_keys_sm90.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1389,27 +1339,27 @@ constexpr BackwardKeysConfig kConfig{
     .head_dim_v = 256,
     .tile_q = 64,    // B_r: query rows per step
     .tile_kv = 64,   // B_c: keys per tile that a block works on
-    .q_slots = 2,    // tiles of Q under way at once
-    .do_slots = 2,   // tiles of dO under way at once
-    .p_slots = 2,    // tiles of P that wait for dS
+    .q_slots = 2,    // slots for Q
+    .do_slots = 2,   // slots for dO
+    .p_slots = 2,    // slots for P
     .consumers = 2,  // warpgroups that compute: one sums dV, one dK
     .producer_registers = 40,
     .consumer_registers = 232,
-    .section_heads = 16,  // heads that are worked on at the same time
-    .sums_first = true,   // a step's sum is issued before the next step
-    .has_lower = false,   // the mask ends on the left
-    .has_upper = true,    // the mask ends on the right
+    .section_heads = 16,  // heads of a section, whose tiles are scheduled together
+    .sums_first = true,   // dV and dK of a step are issued before the next step's scores
+    .has_lower = false,   // the band has a lower bound on k - q
+    .has_upper = true,    // the band has an upper bound on k - q
 };
 
 struct Params {
-  TensorMap q_map;  // what the copy engine knows of the tensor
+  TensorMap q_map;  // for TMA
   TensorMap k_map;
   TensorMap v_map;
   TensorMap dout_map;
   TensorMap row_stats_map;
   element_t* dk;
   element_t* dv;
-  u32* counter;  // tiles given out, then blocks that are done; 0 between launches
+  u32* counter;  // tiles drawn, then blocks done; 0 between launches
   i64 dk_batch;  // strides are in elements
   i64 dk_row;
   i64 dk_head;
@@ -1437,23 +1387,21 @@ constexpr u32 kV = 32768;           // V_j
 constexpr u32 kQ = 65536;           // Q_i, 2 slots
 constexpr u32 kDo = 131072;         // dO_i, 2 slots
 constexpr u32 kP = 196608;          // P_ij for the other consumer, 2 slots
-constexpr u32 kLse = 229376;        // what rows subtract from their logits, 2 slots
+constexpr u32 kLse = 229376;        // -L_i in units of S, 2 slots
 constexpr u32 kDsum = 229888;       // -D_i, 2 slots
-constexpr u32 kKBarriers = 230400;  // for each slot: it is full, it is empty
+constexpr u32 kKBarriers = 230400;  // full and empty barriers of each slot
 constexpr u32 kVBarriers = 230528;
 constexpr u32 kQBarriers = 230656;
 constexpr u32 kDoBarriers = 230784;
 constexpr u32 kPBarriers = 230912;
 constexpr u32 kTileBarriers = 231040;
-constexpr u32 kTiles = 231168;  // which tiles of keys come next
+constexpr u32 kTiles = 231168;  // the next tiles of keys
 
 }  // namespace smem
 
-#line 19
 using Shape = BackwardKeysShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 24
 using KRing = Ring<1>;
 using VRing = Ring<1>;
 using QRing = Ring<kConfig.q_slots>;
@@ -1476,7 +1424,6 @@ struct Shared {
   TileRing tile_ring;
   KeyTile* tiles;  // what the slots of tile_ring hold
 
-#line 49
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -1493,7 +1440,6 @@ struct Shared {
             reinterpret_cast<KeyTile*>(base + smem::kTiles),
     };
   }
-#line 68
   // Of a tile of queries: what its rows subtract from their logits, and -D.
   FLASHGEN_DEVICE float* lse(QRing::Where at) const {
     return reinterpret_cast<float*>(base + smem::kLse) + at.slot() * kConfig.tile_q;
@@ -1527,10 +1473,8 @@ FLASHGEN_DEVICE Mask mask_of(const Params& p, const KeyTile& keys, i32 member) {
   return Mask::of(p, keys.sequence, keys.head * p.group + member);
 }
 
-#line 3 "kernels/backward_main_sm90/producer.j2"
-// ---- The producer: one warp that draws tiles of keys and has the copy engine bring K and V, and for each of
-// their steps Q, dO and the rows' statistics. One lane waits and copies: another that came late to a barrier
-// could miss a whole round.
+// ---- The producer: one warp that draws tiles of keys and loads K and V by TMA, and for each of their steps Q, dO and
+// the statistics of the rows. Only one lane waits and copies: another lane that came late to a barrier could miss a phase.
 FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   const Thread thread = self.again();
   const Shared shared = Shared::at(base);
@@ -1547,7 +1491,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     prefetch_tensormap(&p.row_stats_map);
   }
 
-  // Line 6: load K_j, V_j. The tile is read again where it was written, as registers are few.
+  // Line 6: load K_j, V_j. Reads the tile from shared memory again, to save registers.
   const auto load_keys = [&]() {
     if (elected) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
@@ -1563,7 +1507,6 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
   // Line 9: load Q_i, dO_i, L_i, D_i.
   const auto load_queries = [&](Step step) {
     const i32 first_q = step.tile * kConfig.tile_q;
-#line 46
     const auto load = [&](const auto& tile, const TensorMap& map, float* rows, i32 part, u32 full) {
       const KeyTile& keys = shared.tiles[tile_at.before().slot()];
       const Place place = {step.tile, keys.head * p.group + step.member, keys.sequence};
@@ -1574,7 +1517,6 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     };
     if (elected) {
       shared.q_ring.wait_empty(q_at);
-#line 59
       load(shared.q.slot(q_at.slot()), p.q_map, shared.lse(q_at), 0, shared.q_ring.full(q_at));
     }
     q_at.advance();
@@ -1585,17 +1527,13 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
     do_at.advance();
   };
 
-#line 76
   i32 number = block_idx_x();
   while (true) {
-#line 112
     KeyTile keys = key_tile<kConfig.tile_kv, kConfig.section_heads>(p, number);
-#line 117
     Queries steps = queries_of(p, keys);
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     if (keys.exists) {
       steps.start(thread, mask_of_member);
-#line 124
       keys.is_attended = !steps.over();
     }
     if (elected) {
@@ -1610,23 +1548,20 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base, Thread self) {
       const Step step = steps.step();
       steps.advance(thread, mask_of_member);
       load_queries(step);
-      // The first queries may come before the keys of the tile before are no longer needed.
+      // The first queries may be loaded while the previous tile still uses its keys.
       if (!has_keys) load_keys();
       has_keys = true;
     }
-#line 144
-    // Consumers are steps behind, so that nobody waits for the draw.
+    // Consumers are steps behind, which hides the latency of the draw.
     number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
-#line 148
   if (elected) leave_counters(p);
 }
 
-#line 2 "kernels/backward_keys_sm90/sums.j2"
-// ---- What the two consumers do in different ways. Each keeps one tile of the keys, multiplies it by what comes
-// first of a step (its pairs), makes of these P or dS, and multiplies them by what comes second (its sum).
+// ---- The two consumers. Each multiplies its tile (K or V) by Q or dO of a step (its pairs), computes P or dS from the
+// result, and multiplies that by dO or Q (its sum: dV or dK).
 
-// S = K Q^T, P = exp(S - L), dV += P^T dO. P is handed on.
+// S = K Q^T, P = exp(S - L), dV += P^T dO. P goes to the other consumer.
 struct SumOfValues {
   static constexpr i32 first_warp = 4;
   using Sum = Strip<kConfig.head_dim_v>;
@@ -1637,28 +1572,23 @@ struct SumOfValues {
   FLASHGEN_DEVICE static QRing first_ring(const Shared& shared) { return shared.q_ring; }
   FLASHGEN_DEVICE static DORing second_ring(const Shared& shared) { return shared.do_ring; }
 
-  // Lines 10 and 11: S_ij = Q_i K_j^T, from which L_i has been taken off.
+  // Lines 10 and 11: S_ij = Q_i K_j^T - L_i.
   FLASHGEN_DEVICE static void issue_pairs(Shape::Scores& scores, const Shared& shared, QRing::Where at, Thread thread) {
-#line 19
     spread_columns(scores, shared.lse(at), thread);
-#line 24
     issue_over_columns(scores, shared.k, shared.q.slot(at.slot()));
   }
 
-  // Line 11: P_ij = exp(S_ij - L_i), with what stands for forbidden pairs.
+  // Line 11: P_ij = exp(S_ij - L_i), with marks for forbidden pairs.
   FLASHGEN_DEVICE static void finish_pairs(Shape::Scores& scores, Shape::RoundedScores& made, const Params& p,
                                            const Shared& shared, const KeyTile& keys, Step step, bool is_cut,
                                            QRing::Where at, PRing::Where p_at, Thread thread) {
     const i32 first_q = step.tile * kConfig.tile_q, warp = thread.warp - first_warp;
     const i32 first_key = keys.first_key + warp * kWarpRows;
-#line 34
     exponentials(scores, p.scale_log2);
-#line 39
     if (is_cut) {
       const auto forbid = [&](i32 i) {
         scores[i] = float_of(kForbidden);
       };
-#line 46
       // A band allows queries beyond the last. Their P is 0, but not if their key is no number, nor is then
       // their dS.
       for_forbidden<kConfig.tile_q / 2>(mask_of(p, keys, step.member), first_q, first_key, thread, forbid);
@@ -1669,11 +1599,9 @@ struct SumOfValues {
   }
   FLASHGEN_DEVICE static void round_pairs(Shape::RoundedScores& rounded, const Shape::Scores& scores,
                                           const Shape::RoundedScores& made) {
-#line 57
     round_strip<element_t>(rounded, scores);
   }
 
-#line 65
   // Line 12: dV_j += P_ij^T dO_i.
   FLASHGEN_DEVICE static void issue_sum(Sum& dv, const Shape::RoundedScores& p, const Shared& shared, DORing::Where at) {
     issue_output(dv, p, shared.dout.slot(at.slot()));
@@ -1688,7 +1616,7 @@ struct SumOfValues {
   }
 };
 
-// dP = V dO^T, dS = P (dP - D), dK += dS^T Q. P has come from the other one.
+// dP = V dO^T, dS = P (dP - D), dK += dS^T Q. P comes from the other consumer.
 struct SumOfKeys {
   static constexpr i32 first_warp = 8;
   using Sum = Strip<kConfig.head_dim>;
@@ -1699,7 +1627,7 @@ struct SumOfKeys {
   FLASHGEN_DEVICE static DORing first_ring(const Shared& shared) { return shared.do_ring; }
   FLASHGEN_DEVICE static QRing second_ring(const Shared& shared) { return shared.q_ring; }
 
-  // Line 13: dP_ij = dO_i V_j^T, from which D_i has been taken off.
+  // Line 13: dP_ij = dO_i V_j^T - D_i.
   FLASHGEN_DEVICE static void issue_pairs(Shape::Scores& dp, const Shared& shared, DORing::Where at, Thread thread) {
     spread_columns(dp, shared.dsum(at), thread);
     issue_over_columns(dp, shared.v, shared.dout.slot(at.slot()));
@@ -1733,8 +1661,7 @@ struct SumOfKeys {
   }
 };
 
-#line 2 "kernels/backward_keys_sm90/consumer.j2"
-// ---- A consumer: a warpgroup that has all keys of the tile, and one of the two sums.
+// ---- A consumer: a warpgroup that works on all keys of the tile, and computes dV or dK.
 template <class Role>
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -1748,7 +1675,6 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   PRing::Where p_at;
   TileRing::Where tile_at;
 
-#line 20
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const KeyTile& keys = shared.tiles[tile_at.slot()];
@@ -1756,7 +1682,6 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
 
     // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
     bool is_cut = false;
-#line 39
     const auto mask_of_member = [&](i32 member) { return mask_of(p, keys, member); };
     Queries steps = queries_of(p, keys);
     steps.start(thread, mask_of_member);
@@ -1766,24 +1691,21 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       steps.advance(thread, mask_of_member);
       goes_on = !steps.over();
       const i32 first_q = step.tile * kConfig.tile_q, key_end = keys.first_key + kConfig.tile_kv;
-#line 49
       is_cut = !mask_of(p, keys, step.member).is_full(first_q, end_query(p, first_q), keys.first_key, key_end);
-#line 53
       return step;
     };
 
-#line 57
     // Line 7: dK_j = 0, dV_j = 0.
     typename Role::Sum sum;
     clear(sum);
     wgmma_pin(sum);
     if (goes_on) {
-      // The left operand of a sum, and what is to take its place once the sum is done.
+      // The left operand of a sum, and the next one, which replaces it once the product is complete.
       Shape::RoundedScores rounded, made;
-      // Pairs of a step have come: what becomes of them, but for the rounding.
+      // Computes P or dS from a step's pairs, without the rounding.
       const auto take_pairs = [&](Shape::Scores& pairs) {
         wgmma_pin(pairs);
-        // Addresses are worked out in the loop, and not kept in registers all the while.
+        // Addresses are computed in each step, to save registers.
         const Thread here = thread.again();
         const Step step = take_step();
         Role::finish_pairs(pairs, made, p, shared, keys, step, is_cut, first_at, p_at, here);
@@ -1844,7 +1766,6 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   }
 }
 
-#line 107 "kernels/backward_keys_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_main_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();

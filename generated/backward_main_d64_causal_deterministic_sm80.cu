@@ -17,26 +17,26 @@
 //            dsum  82432 to 82944  D_i
 // because  64 x 32 scores per warp; two blocks share a multiprocessor
 //
-// contents   40  Integer and 16-bit element types, without any CUDA header.
-//            64  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           105  Moving data.
-//           135  Scalar arithmetic, one instruction each.
-//           160  Warp-wide matrix instructions.
-//           214  Element types.
-//           274  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           344  Operands of warp-level matrix products.
-//           439  Warp-level matrix products.
-//           518  Banded masks.
-//           596  Walking over the tiles that a mask does not rule out.
-//           646  Streaming tiles between global and shared memory.
-//           843  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
-//           923  What the backward kernels are made of.
-//          1062  The kernel: its configuration, parameters and text.
+// contents   39  Integer and 16-bit element types, without any CUDA header.
+//            60  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            93  Moving data.
+//           117  Scalar arithmetic, one instruction each.
+//           140  Warp-wide matrix instructions.
+//           191  Element types.
+//           247  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           316  Operands of warp-level matrix products.
+//           406  Warp-level matrix products.
+//           479  Banded masks.
+//           551  Walking over the tiles that a mask does not rule out.
+//           588  Streaming tiles between global and shared memory.
+//           737  Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+//           816  What the backward kernels are made of.
+//           943  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -44,23 +44,20 @@ namespace flashgen {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -74,21 +71,13 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 17
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-#line 21
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
-FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
-#line 27
 FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
 FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
-FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
-FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
 // The same value, but nothing that the compiler knows of it.
 FLASHGEN_DEVICE i32 opaque(i32 value) {
@@ -101,18 +90,12 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 5 "flashgen/ptx/copy.cuh"
+// ---- flashgen/ptx/copy.cuh
 // Moving data: asynchronous global-to-shared copies and reductions to global memory.
 
 // Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -131,7 +114,7 @@ FLASHGEN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -141,14 +124,12 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -156,7 +137,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-#line 5 "flashgen/ptx/matrix.cuh"
+// ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 // Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
@@ -188,7 +169,6 @@ FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                : "memory");
 }
 
-#line 80
 // d += a * b, fp32 accumulation.
 FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
@@ -198,26 +178,22 @@ FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-#line 106
 // The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
 // emulator carries out all products of a batch at one meeting of the lanes.
 FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   mma_m16n8k16(bfloat16_t{}, d, a, b);
 }
 
-#line 120
 FLASHGEN_DEVICE void mma_finish() {}
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-#line 8
 constexpr float kLog2E = 0x1.715476p+0f;
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -254,7 +230,6 @@ struct Place {
   FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
 };
 
-#line 50
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
@@ -262,7 +237,6 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 
-#line 63
 // Two neighbouring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
@@ -270,7 +244,7 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
@@ -310,7 +284,6 @@ struct SharedTile {
   FLASHGEN_DEVICE Vec16& vector_at(i32 row, i32 chunk) const {
     return *reinterpret_cast<Vec16*>(chunk_at(row, chunk));
   }
-#line 46
   FLASHGEN_DEVICE SharedTile slot(i32 index) const { return {data + index * bytes}; }
 };
 
@@ -340,7 +313,7 @@ struct Cursor {
   }
 };
 
-#line 5 "flashgen/operand.cuh"
+// ---- flashgen/operand.cuh
 // Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
 //
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
@@ -357,14 +330,12 @@ struct LeftFragment {
   u32 words[4];
 };
 
-#line 25
 // Right operand of one step: one step deep, 8 columns.
 template <class T>
 struct RightFragment {
   u32 words[2];
 };
 
-#line 35
 // ---------------------------------------------------------------------------------------------------------
 // Left operand stored row by row: tile[row][depth].
 template <class Tile, class T = typename Tile::Element>
@@ -379,7 +350,6 @@ struct LeftRows {
   }
 };
 
-#line 71
 // Left operand stored by columns: tile[depth][row].
 template <class Tile, class T = typename Tile::Element>
 struct LeftColumns {
@@ -394,7 +364,6 @@ struct LeftColumns {
   }
 };
 
-#line 103
 // ---------------------------------------------------------------------------------------------------------
 // Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
 template <class Tile, class T = typename Tile::Element>
@@ -415,7 +384,6 @@ struct RightTransposed {
   }
 };
 
-#line 147
 // Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
 // of two that no column step of the warp reaches.
 template <class Tile, bool aligned, class T = typename Tile::Element>
@@ -435,7 +403,7 @@ struct RightRows {
   }
 };
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -456,15 +424,9 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 
 template <bool turing, class T>
 FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
-  if constexpr (turing) {
-    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
-  } else {
-    mma_m16n8k16_batched(T{}, d, a.words, b.words);
-  }
+  mma_m16n8k16_batched(T{}, d, a.words, b.words);
 }
 
-#line 43
 // The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
 template <i32 column_blocks, class Right, class T>
 FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
@@ -514,7 +476,7 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   if constexpr (!kIsFloat<T>) mma_finish();
 }
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
@@ -522,7 +484,6 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
-#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -542,35 +503,30 @@ struct Band {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
   }
 
-#line 48
   // Tiles of queries that may attend to some key of [k_begin, k_end).
   FLASHGEN_DEVICE Range query_tiles(i32 k_begin, i32 k_end, i32 tile) const {
     i32 begin = 0, end = len_q;
-    if constexpr (has_upper) begin = larger(begin, k_begin - upper);
-    if constexpr (has_lower) end = smaller(end, k_end - lower);
+    begin = larger(begin, k_begin - upper);
     return tiles_of(begin, end, tile);
   }
 
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
-    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
-    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
 
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    full &= k_end - 1 <= q_begin + upper;
     return full;
   }
 
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
+    allowed &= k - q <= upper;
     return allowed;
   }
 };
@@ -592,7 +548,7 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
-#line 5 "flashgen/walk.cuh"
+// ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
@@ -624,25 +580,12 @@ struct Walk {
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
-    }
+    ++tile;
+    return 0;
   }
 };
 
-#line 5 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
@@ -655,43 +598,10 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
-  return chunk;
-}
-
 template <class T, i32 access_bytes>
 FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
+  if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
 }
 
 // Asynchronous copy of one chunk, in pieces of access_bytes.
@@ -703,9 +613,7 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
   for (i32 i = 0; i < pieces; ++i) {
     const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
     const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
+    cp_async_16(destination, from, bytes);
   }
 }
 
@@ -713,12 +621,12 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 // asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
 // land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
 // columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool async_copy>
 struct TileStream {
   using T = typename Tile::Element;
   static constexpr i32 count = Tile::rows * Tile::chunks;
   static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
+  static_assert(!async_copy || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
   // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
   static constexpr i32 rows_apart = threads / Tile::chunks;
   static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
@@ -728,7 +636,7 @@ struct TileStream {
   // there on.
   const T* next;
   i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
+  Vec16 staged[async_copy ? 1 : per_thread];
 
   FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
       : stride(source.stride) {
@@ -746,7 +654,6 @@ struct TileStream {
     }
   }
 
-#line 114
   // Starts the next tile's way into `tile`.
   FLASHGEN_DEVICE void fetch(Tile tile, Thread thread) {
     if constexpr (stacked) {
@@ -772,35 +679,23 @@ struct TileStream {
     rows_left -= Tile::rows;
   }
 
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
+  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {}
 
  private:
   // A chunk without columns reads nothing: where `from` then points does not matter.
   FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
+    copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
   }
 };
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
+template <bool async_copy>
 FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
+  cp_async_commit();
 }
-template <bool asynchronous, i32 pending>
+template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
+  cp_async_wait<pending>();
 }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
@@ -839,7 +734,7 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
   }
 }
 
-#line 5 "flashgen/query_walk.cuh"
+// ---- flashgen/query_walk.cuh
 // Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
 
 // A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
@@ -908,7 +803,6 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
-#line 80
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread /*thread*/, const MaskOf& /*mask_of*/) {
     --left;
@@ -919,7 +813,7 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   }
 };
 
-#line 8 "flashgen/backward.cuh"
+// ---- flashgen/backward.cuh
 // What the backward kernels are made of.
 
 struct BackwardConfig {
@@ -985,36 +879,24 @@ struct BackwardShape {
   using DVShare = WarpShare<cfg.tile_kv, dim_v, cfg.warps, cfg.dv_warps>;
 };
 
-#line 74
 // Streams one float per row: L and D of a tile of queries. Rows that do not exist arrive as 0.
-template <i32 rows, i32 threads, bool asynchronous>
+template <i32 rows, i32 threads, bool async_copy>
 struct RowStream {
   const float* source;
   i32 row_count;
-  float staged[asynchronous ? 1 : ceil_div(rows, threads)];
+  float staged[async_copy ? 1 : ceil_div(rows, threads)];
 
   FLASHGEN_DEVICE void fetch(float* shared, i32 first_row, Thread thread) {
 #pragma unroll
     for (i32 i = 0; i < ceil_div(rows, threads); ++i) {
       const i32 row = thread.index() + i * threads;
       const bool exists = row < rows && first_row + row < row_count;
-      if constexpr (asynchronous) {
-        if (row < rows)
-          cp_async_4(shared_address(shared + row), exists ? source + first_row + row : source,
-                     exists ? 4 : 0);
-      } else {
-        staged[i] = exists ? source[first_row + row] : 0.0f;
-      }
+      if (row < rows)
+        cp_async_4(shared_address(shared + row), exists ? source + first_row + row : source,
+                   exists ? 4 : 0);
     }
   }
-  FLASHGEN_DEVICE void land(float* shared, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < ceil_div(rows, threads); ++i) {
-        if (thread.index() + i * threads < rows) shared[thread.index() + i * threads] = staged[i];
-      }
-    }
-  }
+  FLASHGEN_DEVICE void land(float* shared, Thread thread) const {}
 };
 
 // Turns scores S into probabilities P = exp(S - L), with L of the warp's rows.
@@ -1058,7 +940,7 @@ FLASHGEN_DEVICE void score_gradients(Accumulator<row_blocks, column_blocks>& dp,
 
 }  // namespace flashgen
 
-#line 18 "kernels/backward_main.cu.j2"
+// ---- kernels/backward_main.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1068,18 +950,18 @@ constexpr BackwardConfig kConfig{
     .head_dim_v = 64,
     .tile_q = 128,  // B_r: query rows per step
     .tile_kv = 64,  // B_c: keys per block
-    .stages = 1,    // tiles of queries under way at once
+    .stages = 1,    // slots for Q and dO
     .warps = 4,
-    .score_warps = 2,           // warps above one another on S, dP
+    .score_warps = 2,           // warps along the rows of S, dP
     .dk_warps = 2,              // on dK
     .dv_warps = 2,              // on dV
     .dq_warps = 2,              // on dQ
-    .has_lower = false,         // the mask ends on the left
-    .has_upper = true,          // the mask ends on the right
+    .has_lower = false,         // the band has a lower bound on k - q
+    .has_upper = true,          // the band has an upper bound on k - q
     .vector_reduction = false,  // four-wide additions to global memory
     .access_bytes = 16,         // alignment of rows in global memory
     .async_copy = true,
-    .turing = false,  // half-depth tensor-core steps
+    .turing = false,  // mma.m16n8k8, as Turing has no k16
 };
 
 struct Params {
@@ -1133,7 +1015,6 @@ constexpr u32 kDsum = 82432;  // D_i
 
 }  // namespace smem
 
-#line 28
 using Shape = BackwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1144,7 +1025,6 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   // This block computes dK_j and dV_j: one tile of keys of one head of one sequence. The first tiles, which a
   // causal mask makes the longest, go first.
   const Place place = Place::current();
-#line 41
   const i32 first_key = place.tile * kConfig.tile_kv;
 
   // With grouped queries the loop below runs over every head of the group, so dK and dV sum over it by themselves.
@@ -1211,7 +1091,6 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
   clear(dk);
   clear(dv);
 
-#line 112
   // Line 8: for each tile of queries that may attend to some key of this tile, of each head of the group.
   i32 slot = 0;
   for (; !ahead.over(); slot = (slot + 1) % kConfig.stages) {
@@ -1221,7 +1100,6 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     // Line 9: Q_i, dO_i, L_i, D_i have arrived, and no warp needs P and dS of the iteration before.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
-#line 126
     const Shape::QTile q_tile = q_ring.slot(slot);
     const Shape::DOTile do_tile = do_ring.slot(slot);
     const i32 row = Scores::row(here.warp), column = Scores::column(here.warp);
@@ -1229,27 +1107,21 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     const bool whole = mask.is_full(first_q + row, first_q + row + Scores::warp_rows, first_key + column,
                                     first_key + column + Scores::warp_columns);
 
-#line 138
     // Lines 10 and 11: S_ij = Q_i K_j^T, P_ij = exp(S_ij - L_i).
     Scores::Product scores;
     clear(scores);
     multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
                                                                    RightTransposed(k_tile, column, here));
-#line 144
     probabilities(scores, lse_ring + slot * kConfig.tile_q + row, p.scale_log2, here);
     if (!whole) mask_pairs(scores, 0.0f, mask, first_q + row, first_key + column, here);
-#line 149
     store_accumulator(p_tile, row, column, scores, here, [](i32, i32) { return 1.0f; });
 
-#line 153
     // Lines 13 and 14: dP_ij = dO_i V_j^T, dS_ij = P_ij * (dP_ij - D_i).
     Scores::Product ds;
     clear(ds);
     multiply<element_t, kConfig.turing, Shape::dim_v / Shape::depth>(ds, LeftRows(do_tile, row, here),
                                                                      RightTransposed(v_tile, column, here));
-#line 173
     score_gradients(ds, scores, dsum_ring + slot * kConfig.tile_q + row, here);
-#line 175
     if (!whole) mask_pairs(ds, 0.0f, mask, first_q + row, first_key + column, here);
     store_accumulator(ds_tile, row, column, ds, here, [](i32, i32) { return 1.0f; });
     block_sync();
@@ -1265,7 +1137,6 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
         dk, LeftColumns(ds_tile, Shape::DKShare::row(there.warp), there),
         RightRows<Shape::QTile, Shape::DKShare::aligned>(q_tile, Shape::DKShare::column(there.warp), there));
 
-#line 215
     // No warp needs this slot any more: the next Q_i, dO_i, L_i, D_i take it.
     block_sync();
     ahead.advance(there, mask_of);
@@ -1276,7 +1147,6 @@ FLASHGEN_KERNEL(128, 1) backward_main_d64_causal_deterministic_sm80(FLASHGEN_GRI
     commit_copies<kConfig.async_copy>();
   }
 
-#line 226
   // Line 18: write dK_j, dV_j to global memory.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();

@@ -6,64 +6,56 @@
 // plan     tile_q 64, 256 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 //
-// contents  21  Integer and 16-bit element types, without any CUDA header.
-//           45  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           67  Scalar arithmetic, one instruction each.
-//           78  Element types.
-//          111  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          116  Streaming tiles between global and shared memory.
-//          142  The kernel: its configuration, parameters and text.
+// contents  20  Integer and 16-bit element types, without any CUDA header.
+//           40  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           58  Scalar arithmetic, one instruction each.
+//           69  Element types.
+//           97  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          102  Streaming tiles between global and shared memory.
+//          116  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
 
-#line 7
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 #define FLASHGEN_GRID_CONSTANT const __grid_constant__
 
-#line 10
 namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 24
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
-#line 33
-FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-#line 39 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
@@ -74,18 +66,15 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-#line 10
 constexpr i32 kWarpSize = 32;
 
-#line 32
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
-#line 37
 // Which tile of which head of which sequence a block works on.
 struct Place {
   i32 tile;
@@ -102,17 +91,15 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-#line 57
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-#line 59
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
 
-#line 15 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
@@ -120,25 +107,13 @@ template <class T, i32 access_bytes>
 FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
   Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
+  if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
   return chunk;
 }
 
 }  // namespace flashgen
 
-#line 13 "kernels/backward_prepare.cu.j2"
+// ---- kernels/backward_prepare.cu.j2
 using namespace flashgen;
 
 struct PrepareConfig {
@@ -174,7 +149,6 @@ struct Params {
 };
 static_assert(sizeof(Params) == 96, "the launcher packs Params into 96 bytes");
 
-#line 29
 constexpr i32 kThreads = 256;
 constexpr i32 kChunkElements = kChunkBytes / static_cast<i32>(sizeof(element_t));
 constexpr i32 kChunks = ceil_div(kConfig.head_dim_v, kChunkElements);
@@ -198,14 +172,12 @@ FLASHGEN_DEVICE float element_of(const Vec16& chunk, i32 i) {
 
 FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Place place = Place::current();
-#line 55
   const i32 first_q = place.tile * kConfig.tile_q;
 
   // D = rowsum(dO * O), minus the gradient of L where there is one: dS = P (dP - D + dL).
   const element_t* const out = p.o + place.sequence * p.o_batch + place.head * p.o_head;
   const element_t* const dout = p.dout + place.sequence * p.dout_batch + place.head * p.dout_head;
   const i32 lane = thread_idx() % kLanes;
-#line 100
   for (i32 row = thread_idx() / kLanes; row < kConfig.tile_q; row += kRowsAtOnce) {
     const bool exists = first_q + row < p.len_q;
     float total = 0.0f;
@@ -227,7 +199,6 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm80(FLASHGEN_GRID_CONSTANT
     }
   }
 
-#line 141
   // The dQ workspace of this tile starts at zero.
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};

@@ -6,64 +6,56 @@
 // plan     tile_q 64, 256 threads
 // grid     one block for every 64 query rows of every query head and batch entry
 //
-// contents  21  Integer and 16-bit element types, without any CUDA header.
-//           45  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           67  Scalar arithmetic, one instruction each.
-//           78  Element types.
-//          112  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          117  Streaming tiles between global and shared memory.
-//          143  The kernel: its configuration, parameters and text.
+// contents  20  Integer and 16-bit element types, without any CUDA header.
+//           40  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           58  Scalar arithmetic, one instruction each.
+//           69  Element types.
+//           98  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          103  Streaming tiles between global and shared memory.
+//          117  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
 
-#line 7
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 #define FLASHGEN_GRID_CONSTANT const __grid_constant__
 
-#line 10
 namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 24
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
-#line 33
-FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-#line 39 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
@@ -74,19 +66,16 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-#line 10
 constexpr i32 kWarpSize = 32;
 
-#line 32
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
-#line 37
 // Which tile of which head of which sequence a block works on.
 struct Place {
   i32 tile;
@@ -103,17 +92,15 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-#line 57
 FLASHGEN_DEVICE float to_float(bfloat16_t x) { return float_of(static_cast<u32>(x.bits) << 16); }
-#line 59
 FLASHGEN_DEVICE float to_float(float x) { return x; }
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
 
-#line 15 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
@@ -121,25 +108,13 @@ template <class T, i32 access_bytes>
 FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
   Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
+  if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
   return chunk;
 }
 
 }  // namespace flashgen
 
-#line 13 "kernels/backward_prepare.cu.j2"
+// ---- kernels/backward_prepare.cu.j2
 using namespace flashgen;
 
 struct PrepareConfig {
@@ -167,11 +142,11 @@ struct Params {
   const float* dlse;
   // D = rowsum(dO * O) - dlse, (batch, heads_q, len_q)
   float* dsum;
-  // of each tile of queries what its rows subtract from their logits, then their D, negated
+  // per tile of queries: -L in units of S, then -D
   float* row_stats;
   // workspace that dQ is summed in
   float* dq_accum;
-  // tiles of dQ given out to be finished; of each head, tiles of keys done; tiles of dQ finished
+  // tiles of dQ drawn by finishers; per head, tiles of keys added; per head, tiles of dQ finished
   u32* head_counts;
   // strides are in elements
   i64 o_batch;
@@ -182,12 +157,11 @@ struct Params {
   i64 dout_head;
   i32 heads_q;
   i32 len_q;
-  i32 sum_heads;  // heads that dq_accum has room for
+  i32 sum_heads;  // query heads in dq_accum, a ring
   float scale;
 };
 static_assert(sizeof(Params) == 128, "the launcher packs Params into 128 bytes");
 
-#line 29
 constexpr i32 kThreads = 256;
 constexpr i32 kChunkElements = kChunkBytes / static_cast<i32>(sizeof(element_t));
 constexpr i32 kChunks = ceil_div(kConfig.head_dim_v, kChunkElements);
@@ -211,14 +185,12 @@ FLASHGEN_DEVICE float element_of(const Vec16& chunk, i32 i) {
 
 FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   const Place place = Place::current();
-#line 55
   const i32 first_q = place.tile * kConfig.tile_q;
 
   // D = rowsum(dO * O), minus the gradient of L where there is one: dS = P (dP - D + dL).
   const element_t* const out = p.o + place.sequence * p.o_batch + place.head * p.o_head;
   const element_t* const dout = p.dout + place.sequence * p.dout_batch + place.head * p.dout_head;
   const i32 lane = thread_idx() % kLanes;
-#line 62
   // Lanes that share rows have a chunk of each. All are read before the first is summed, and lane t of them looks
   // after the row of turn t.
   constexpr i32 turns = kConfig.tile_q / kRowsAtOnce;
@@ -257,7 +229,6 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTAN
     stats[kConfig.tile_q + row] = exists ? -total : 0.0f;
   }
 
-#line 124
   // The dQ workspace of this tile starts at zero.
   const i32 head = place.sequence * p.heads_q + place.head;
   if (thread_idx() == 0 && place.tile == 0) {
@@ -266,9 +237,7 @@ FLASHGEN_KERNEL(256, 1) backward_prepare_d128_causal_sm90a(FLASHGEN_GRID_CONSTAN
     p.head_counts[1 + 2 * head] = 0;
     p.head_counts[2 + 2 * head] = 0;
   }
-#line 140
   if (head >= p.sum_heads) return;
-#line 142
   Vec16* const workspace = reinterpret_cast<Vec16*>(p.dq_accum + place.number(ceil_div(p.len_q, kConfig.tile_q), p.heads_q) * kConfig.workspace_floats);
   for (i32 i = thread_idx(); i < kConfig.workspace_floats / 4; i += kThreads) workspace[i] = Vec16{.words = {0, 0, 0, 0}};
 }

@@ -13,47 +13,61 @@
 //            do              65536 to 131072  dO_i
 //            k              131072 to 196608  K_j, 2 slots
 //            v              196608 to 229376  V_j, 1 slots
-//            stats          229376 to 230400  of each consumer what its rows subtract from their logits, and -D_i
-//            q_barriers     230400 to 230416  for each slot: it is full, it is empty
+//            stats          229376 to 230400  of each consumer -L_i in units of S, and -D_i
+//            q_barriers     230400 to 230416  full and empty barriers of each slot
 //            do_barriers    230528 to 230544
 //            k_barriers     230656 to 230688
 //            v_barriers     230784 to 230800
 //            tile_barriers  230912 to 230944
-//            tiles          231040 to 231104  which tiles of queries come next
-//            scores_taken   231168 to 231184  all have their scores of K_j
-//            inspected      231296 to 231312  K_j has no bad values any more
-//            written        231424 to 231440  results of a tile of queries are where they belong
-// because  the widest tile of keys of which two find room
+//            tiles          231040 to 231104  the next tiles of queries
+//            scores_taken   231168 to 231184  all consumers have their scores of K_j
+//            inspected      231296 to 231312  non-finite values of K_j are cleared
+//            written        231424 to 231440  dQ of a tile of queries is in global memory
+// because  the widest tile of keys with two slots
 //
-// contents   57  Integer and 16-bit element types, without any CUDA header.
-//            81  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           123  Scalar arithmetic, one instruction each.
-//           143  Element types.
-//           180  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           185  Warp-level matrix products.
-//           204  Banded masks.
-//           403  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
-//           464  How tensor maps describe tensors to bulk copies of boxes.
-//           473  Bulk copies.
-//           515  Blocks of a grid, and grids that follow each other.
-//           557  Dividing the register file among warpgroups (sm_90a).
-//           572  How wgmma finds an operand in shared memory.
-//           607  Matrix products of a warpgroup.
-//           864  Four products of a warpgroup, one after another in the same accumulators, as one statement.
-//           873  Tiles as the copy engine writes them and wgmma reads them.
-//           993  Streaming tiles between global and shared memory.
-//          1006  Writing a warpgroup's results to shared and global memory.
-//          1059  Steps of the backward kernels for Hopper.
-//          1096  Keeping NaN and infinity where they belong.
-//          1156  Rings of slots in shared memory, filled by one side and emptied by the other.
-//          1220  Which tiles of queries, or of keys, a persistent block works on, in order.
-//          1317  What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take all registers of a consumer each.
-//          1424  The kernel: its configuration, parameters and text.
+// contents   70  Integer and 16-bit element types, without any CUDA header.
+//            92  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           131  Scalar arithmetic, one instruction each.
+//           150  Element types.
+//           184  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           189  Warp-level matrix products.
+//           208  Banded masks.
+//           397  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
+//           403  The kernel: its configuration, parameters and text.
+//           405  The kernel: its configuration, parameters and text.
+//           438  The kernel: its configuration, parameters and text.
+//           451  How tensor maps describe tensors to bulk copies of boxes.
+//           460  Bulk copies.
+//           465  The kernel: its configuration, parameters and text.
+//           489  The kernel: its configuration, parameters and text.
+//           499  The kernel: its configuration, parameters and text.
+//           501  Blocks of a grid, and grids that follow each other.
+//           505  The kernel: its configuration, parameters and text.
+//           540  The kernel: its configuration, parameters and text.
+//           542  Dividing the register file among warpgroups (sm_90a).
+//           557  How wgmma finds an operand in shared memory.
+//           592  Matrix products of a warpgroup.
+//           843  Four products of a warpgroup, one after another in the same accumulators, as one statement.
+//           852  Tiles as TMA writes them and wgmma reads them.
+//           965  Streaming tiles between global and shared memory.
+//           978  Writing a warpgroup's results to shared and global memory.
+//          1031  A step of the backward kernels for Hopper.
+//          1066  Keeping NaN and infinity where they belong.
+//          1124  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1188  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1281  Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's registers.
+//          1285  The kernel: its configuration, parameters and text.
+//          1288  The kernel: its configuration, parameters and text.
+//          1340  The kernel: its configuration, parameters and text.
+//          1386  The kernel: its configuration, parameters and text.
+//          1524  The kernel: its configuration, parameters and text.
+//          1604  The kernel: its configuration, parameters and text.
+//          1668  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -65,19 +79,17 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -89,13 +101,10 @@ namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-#line 16
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-#line 24
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -119,7 +128,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -129,7 +138,6 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -139,12 +147,11 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -168,20 +175,18 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-#line 50
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -200,7 +205,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
   }
 }
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
@@ -217,7 +222,6 @@ FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
 // Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
 template <bool has_lower, bool has_upper>
 struct Band {
-#line 23
   i32 lower, upper;
   i32 len_q, len_kv;
 
@@ -230,37 +234,31 @@ struct Band {
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
-    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
-    if constexpr (has_upper) end = smaller(end, q_end + upper);
+    end = smaller(end, q_end + upper);
     return tiles_of(begin, end, tile);
   }
 
   // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
   FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = ceil_div(len_kv, tile);
-    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
-    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
+    end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
     return {begin, end};
   }
 
-#line 64
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    full &= k_end - 1 <= q_begin + upper;
     return full;
   }
 
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
+    allowed &= k - q <= upper;
     return allowed;
   }
 };
 
-#line 97
 // Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
 // on.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
@@ -273,9 +271,8 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
 template <bool has_lower, bool has_upper>
 FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
   i32 end = mask.len_kv - key;
-  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
+  end = smaller(end, q + mask.upper - key + 1);
   u32 allowed = ~bits_from(end);
-  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
   return allowed;
 }
 
@@ -350,13 +347,11 @@ FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-#line 202
 // Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
 // need not be bits first. Else bits are worth keeping.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
 
-#line 209
 // The same for any mask.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
@@ -399,13 +394,12 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/barrier.cuh"
+// ---- flashgen/ptx/barrier.cuh
 // Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
 // the named ones).
 
 namespace flashgen {
 
-#line 31
 // ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
@@ -415,12 +409,10 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -439,13 +431,10 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
-  }
+  while (!mbarrier_try_wait(barrier, parity)) {}
 }
 
-#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -454,13 +443,12 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-#line 126
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-#line 4 "flashgen/ptx/tensor_map.cuh"
+// ---- flashgen/ptx/tensor_map.cuh
 // How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
@@ -469,8 +457,8 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-#line 22 "flashgen/ptx/bulk.cuh"
-// Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
+// ---- flashgen/ptx/bulk.cuh
+// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
 
@@ -488,7 +476,6 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-#line 144
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
@@ -511,7 +498,7 @@ FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u
 
 // ---- Groups of stores and reductions
 
-#line 5 "flashgen/ptx/grid.cuh"
+// ---- flashgen/ptx/grid.cuh
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
 
@@ -535,7 +522,6 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-#line 33
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
 // one.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -553,7 +539,7 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-#line 5 "flashgen/ptx/warpgroup.cuh"
+// ---- flashgen/ptx/warpgroup.cuh
 // Dividing the register file among warpgroups (sm_90a).
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
@@ -568,7 +554,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-#line 5 "flashgen/ptx/descriptor.cuh"
+// ---- flashgen/ptx/descriptor.cuh
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -603,7 +589,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-#line 6 "flashgen/ptx/wgmma.cuh"
+// ---- flashgen/ptx/wgmma.cuh
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -632,7 +618,6 @@ FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#line 43
 FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                                    Swizzle swizzle) {
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
@@ -641,13 +626,11 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -810,7 +793,6 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-#line 233
 // A kernel may say which ones it uses, as compilers take some time for each.
 WGMMA_SHAPE(8)
 WGMMA_SHAPE(16)
@@ -844,7 +826,6 @@ WGMMA_SHAPE(232)
 WGMMA_SHAPE(240)
 WGMMA_SHAPE(248)
 WGMMA_SHAPE(256)
-#line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -852,7 +833,6 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-#line 281
 // The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
 // warp holding its 16 rows.
 template <class T, i32 n, Major b_major = Major::k>
@@ -860,7 +840,7 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-#line 17 "flashgen/ptx/wgmma_fours.cuh"
+// ---- flashgen/ptx/wgmma_fours.cuh
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
@@ -869,18 +849,16 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
 
 }  // namespace flashgen
 #endif
-#line 4 "flashgen/panel.cuh"
-// Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// ---- flashgen/panel.cuh
+// Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
 
 namespace flashgen {
 
-#line 10
 constexpr i32 kWarpgroupRows = 64;
-// ... and of each of its warps.
 constexpr i32 kWarpRows = 16;
 constexpr i32 kPanelBytes = 128;
-// Eight swizzled rows: what repeats, and what tiles are aligned to.
+// Eight rows: the period of the swizzle, and the alignment of tiles.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
 
 // rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
@@ -891,22 +869,21 @@ struct PanelTile {
   static constexpr i32 cols = cols_;
   static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 panels = ceil_div(cols, panel_cols);
-  // From one panel to the next; `rows` are all that there are, also in a part of a tile.
+  // Bytes from one panel to the next. `rows` are those of the whole tile, also for a part of it.
   static constexpr i32 panel_stride = rows * kPanelBytes;
   static constexpr i32 bytes = panels * panel_stride;
-  // Steps of a product along the columns, 32 bytes each, and how many of them a panel holds.
+  // k-steps of a product along the columns, 32 bytes each, in all and per panel.
   static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
   static constexpr i32 panel_steps = 4;
 
   u32 address;
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
-  // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  // The rows from `row` on, a multiple of eight, the swizzle's period.
   FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
 
-#line 45
   // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
   FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
@@ -914,7 +891,6 @@ struct PanelTile {
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
 
-#line 58
   // As an operand whose columns are summed over: step s begins `along_columns(s)` bytes further on.
   FLASHGEN_DEVICE MatrixDescriptor by_columns() const {
     return matrix_descriptor(address, 16, kSwizzleBytes, Swizzle::bytes_128);
@@ -935,7 +911,6 @@ struct PanelTile {
   }
 };
 
-#line 120
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];
@@ -954,12 +929,11 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
 
-// Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
+// An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-#line 152
-// Issues sums += A B^T, of 64 rows of A: a sum over columns of both.
+// Issues sums += A B^T, for 64 rows of A.
 template <class A, class B>
 FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   using T = typename A::Element;
@@ -973,7 +947,6 @@ FLASHGEN_DEVICE void issue_over_columns(Strip<B::rows>& sums, A a, B b) {
   wgmma_commit();
 }
 
-#line 182
 // Issues out += P V, or out = P V unless `kept`, for 64 rows of P in registers.
 template <class VTile>
 FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::rows>& probabilities, VTile v,
@@ -989,7 +962,7 @@ FLASHGEN_DEVICE void issue_output(Strip<VTile::cols>& out, const Rounded<VTile::
   wgmma_commit();
 }
 
-#line 5 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
@@ -1002,7 +975,7 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-#line 23 "flashgen/strip.cuh"
+// ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
 
 // The lanes of a quad hold word k of their own columns in words[k]; afterwards lane q of the quad holds all
@@ -1055,9 +1028,9 @@ FLASHGEN_DEVICE void write_strip(GlobalRows<T> rows_of, i32 row, const Strip<col
   }
 }
 
-#line 33 "flashgen/backward_step_sm90.cuh"
-// Steps of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Where it
-// matters, rows of scores are keys, 64 for each warpgroup, and columns are queries.
+// ---- flashgen/backward_step_sm90.cuh
+// A step of the backward kernels for Hopper: the next tile of queries, and P and dS from its scores. Scores
+// are transposed: rows are keys, 64 per warpgroup, and columns are queries.
 
 // Rounds pairs of neighbours along a row.
 template <class T, i32 count>
@@ -1073,12 +1046,10 @@ FLASHGEN_DEVICE void exponentials(float (&scores)[count], float scale_log2) {
   for (i32 i = 0; i < count; ++i) scores[i] = exp2_approx(scores[i] * scale_log2);
 }
 
-#line 73
-// Replaces P, or P times a slope, where the mask forbids the pair: a value that neither can have otherwise.
-// As P itself it must be a zero.
+// Marks forbidden pairs in P, or in P times a slope: values that do not occur otherwise. In P it must be a
+// zero.
 constexpr u32 kForbidden = 0x80000000u;
 
-#line 78
 // dS = P (dP - D), where D has already been subtracted from dP. For a forbidden pair the result must not
 // depend on dP, even if that is NaN.
 template <u32 forbidden, i32 count>
@@ -1092,31 +1063,29 @@ FLASHGEN_DEVICE void multiply_strips(float (&dp)[count], const float (&p)[count]
   for (i32 i = 0; i < count; ++i) dp[i] *= p[i];
 }
 
-#line 6 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
-// cleared before the product, and the results they should have reached become NaN afterwards.
+// ---- flashgen/contain.cuh
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
 constexpr u32 kToInfinity = 0;
-#line 16
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-#line 20
 template <class T>
 constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-#line 31
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
 
 template <class T>
 FLASHGEN_DEVICE T not_a_number() {
@@ -1127,21 +1096,21 @@ FLASHGEN_DEVICE T not_a_number() {
   }
 }
 
-#line 68
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
+// Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
+// through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
+// every thread takes columns of its own.
 template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
+                                             GlobalRows<const typename Tile::Element> source, Range keys,
+                                             const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) ||
+          !is_non_finite(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {
@@ -1152,7 +1121,7 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
   }
 }
 
-#line 6 "flashgen/ring.cuh"
+// ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
@@ -1216,7 +1185,7 @@ struct Ring {
   }
 };
 
-#line 6 "flashgen/row_tile.cuh"
+// ---- flashgen/row_tile.cuh
 // Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
@@ -1238,10 +1207,8 @@ struct alignas(16) KeyTile {
   // Which part of its steps this is, and how many parts there are.
   u8 part = 0;
   u8 parts = 1;
-
 };
 
-#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1295,14 +1262,12 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 97
 // Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-#line 110
 // Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
@@ -1313,15 +1278,14 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-#line 57 "flashgen/backward_wide_sm90.cuh"
-// What the backward kernels for Hopper are made of where head_dim is so wide that dK and dV of 64 keys take
-// all registers of a consumer each. There are two: one keeps keys and sums dK and dV, one keeps queries and
-// sums dQ.
+// ---- flashgen/backward_wide_sm90.cuh
+// Parts of the two backward kernels for wide heads on Hopper, where dK or dV of 64 keys fills a consumer's
+// registers. One kernel keeps keys and computes dK and dV, the other one keeps queries and computes dQ.
 
-// ---- dK and dV. Scores are transposed, and both consumers have all keys of the tile: one sums dV, of the P
-// that it makes and hands on, the other one dK.
+// ---- dK and dV. Scores are transposed, and both consumers work on all keys of the tile. One computes P and
+// dV, and passes P on. The other one computes dS and dK.
 
-// ---- dQ. The rows of scores are queries, 64 of them each consumer's, and tiles of keys go by.
+// ---- dQ. The rows of scores are queries, 64 per consumer. Each step takes a tile of keys.
 
 struct BackwardQueryConfig {
   i32 head_dim;
@@ -1344,8 +1308,8 @@ template <BackwardQueryConfig cfg, class T>
 struct BackwardQueryShape {
   static_assert(cfg.tile_q == cfg.consumers * kWarpgroupRows, "each consumer owns 64 queries");
   static_assert((cfg.k_slots & (cfg.k_slots - 1)) == 0 && (cfg.v_slots & (cfg.v_slots - 1)) == 0,
-                "slots of K and V are counted together");
-  static_assert(cfg.stats_rows == kWarpgroupRows, "each consumer's queries have their statistics together");
+                "K and V share a slot counter");
+  static_assert(cfg.stats_rows == kWarpgroupRows, "a row of statistics holds one consumer's queries");
   using QTile = PanelTile<T, cfg.tile_q, cfg.head_dim>;
   using DOTile = PanelTile<T, cfg.tile_q, cfg.head_dim_v>;
   using KTile = PanelTile<T, cfg.tile_kv, cfg.head_dim>;
@@ -1359,23 +1323,22 @@ struct BackwardQueryShape {
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
 };
 
-// A tile of queries as the producer tells of it.
+// A tile of queries as the producer announces it.
 struct QueryTile {
   RowTile rows;
   // Whether some query of it attends to some key.
   i32 attends;
 };
 
-// Every row of a strip becomes one value: that of row() or of row() + 8.
+// Initializes each row of a strip with one value.
 template <i32 count>
 FLASHGEN_DEVICE void spread_rows(float (&strip)[count], const float (&rows)[2]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) strip[i] = rows[i / 2 % 2];
 }
 
-#line 130
-// ---- Bad values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a row's 16
-// bytes, so that a column's values are one warp's.
+// ---- Non-finite values, see contain.cuh. Several warps share a tile: each has every `warps`-th chunk of a
+// row's 16 bytes, so that a column's values are one warp's.
 
 template <class T, i32 warps>
 FLASHGEN_DEVICE bool is_column_of_warp(i32 column, i32 warp) {
@@ -1396,31 +1359,31 @@ FLASHGEN_DEVICE void for_chunks_of_warp(u8* base, Tile tile, i32 warp, Thread th
 
 // Whether a lane's chunks hold NaN or infinities.
 template <i32 warps, class Tile>
-FLASHGEN_DEVICE bool holds_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
-  u32 bad = 0;
+FLASHGEN_DEVICE bool holds_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
+  u32 signs = 0;
   for_chunks_of_warp<warps>(base, tile, warp, thread, [&](const Vec16& chunk) {
     const Vec16 read = chunk;
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(read.words[w]);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(read.words[w]);
   });
-  return bad != 0;
+  return signs != 0;
 }
 
-// Puts 0 for them.
+// Replaces them by 0.
 template <i32 warps, class Tile>
-FLASHGEN_DEVICE void clear_bad_values(u8* base, Tile tile, i32 warp, Thread thread) {
+FLASHGEN_DEVICE void clear_non_finite_values(u8* base, Tile tile, i32 warp, Thread thread) {
   for_chunks_of_warp<warps>(base, tile, warp, thread, [&](Vec16& chunk) {
 #pragma unroll 1
     for (i32 w = 0; w < 4; ++w) {
       u32& word = chunk.words[w];
-      word &= ~((signs_of_bad<typename Tile::Element>(word) >> 15) * 0xffffu);
+      word &= ~((non_finite_signs<typename Tile::Element>(word) >> 15) * 0xffffu);
     }
   });
 }
 
 }  // namespace flashgen
 
-#line 9 "kernels/backward_query_sm90.cu.j2"
+// ---- kernels/backward_query_sm90.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1430,31 +1393,28 @@ constexpr BackwardQueryConfig kConfig{
     .head_dim_v = 256,
     .tile_q = 128,     // B_r: query rows per tile that a block works on
     .tile_kv = 64,     // B_c: keys per step
-    .k_slots = 2,      // tiles of K under way at once
-    .v_slots = 1,      // tiles of V under way at once
-    .stats_rows = 64,  // queries whose statistics lie together
+    .k_slots = 2,      // slots for K
+    .v_slots = 1,      // slots for V
+    .stats_rows = 64,  // queries per row of row_stats
     .consumers = 2,    // warpgroups that compute, 64 query rows each
     .producer_registers = 24,
     .consumer_registers = 240,
-    .section_heads = 16,    // heads that are worked on at the same time
+    .section_heads = 16,    // heads of a section, whose tiles are scheduled together
     .longest_first = true,  // the last queries of a head go first
-    .has_lower = false,     // the mask ends on the left
-    .has_upper = true,      // the mask ends on the right
+    .has_lower = false,     // the band has a lower bound on k - q
+    .has_upper = true,      // the band has an upper bound on k - q
 };
 
 struct Params {
-  TensorMap q_map;  // what the copy engine knows of the tensor
+  TensorMap q_map;  // for TMA
   TensorMap k_map;
   TensorMap v_map;
   TensorMap dout_map;
   const element_t* k;
   element_t* dq;
-  // of each tile of queries what its rows subtract from their logits, then their D, negated
-  const float* row_stats;
-  // tiles given out, then blocks that are done; 0 between launches
-  u32* counter;
-  // strides are in elements
-  i64 k_batch;
+  const float* row_stats;  // per tile of queries: -L in units of S, then -D
+  u32* counter;            // tiles drawn, then blocks done; 0 between launches
+  i64 k_batch;             // strides are in elements
   i64 k_row;
   i64 k_head;
   i64 dq_batch;
@@ -1479,24 +1439,22 @@ constexpr u32 kQ = 0;               // Q_i
 constexpr u32 kDo = 65536;          // dO_i
 constexpr u32 kK = 131072;          // K_j, 2 slots
 constexpr u32 kV = 196608;          // V_j, 1 slots
-constexpr u32 kStats = 229376;      // of each consumer what its rows subtract from their logits, and -D_i
-constexpr u32 kQBarriers = 230400;  // for each slot: it is full, it is empty
+constexpr u32 kStats = 229376;      // of each consumer -L_i in units of S, and -D_i
+constexpr u32 kQBarriers = 230400;  // full and empty barriers of each slot
 constexpr u32 kDoBarriers = 230528;
 constexpr u32 kKBarriers = 230656;
 constexpr u32 kVBarriers = 230784;
 constexpr u32 kTileBarriers = 230912;
-constexpr u32 kTiles = 231040;        // which tiles of queries come next
-constexpr u32 kScoresTaken = 231168;  // all have their scores of K_j
-constexpr u32 kInspected = 231296;    // K_j has no bad values any more
-constexpr u32 kWritten = 231424;      // results of a tile of queries are where they belong
+constexpr u32 kTiles = 231040;        // the next tiles of queries
+constexpr u32 kScoresTaken = 231168;  // all consumers have their scores of K_j
+constexpr u32 kInspected = 231296;    // non-finite values of K_j are cleared
+constexpr u32 kWritten = 231424;      // dQ of a tile of queries is in global memory
 
 }  // namespace smem
 
-#line 19
 using Shape = BackwardQueryShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 24
 using QRing = Ring<1>;
 using DORing = Ring<1>;
 using KRing = Ring<kConfig.k_slots>;
@@ -1519,7 +1477,6 @@ struct Shared {
   TileRing tile_ring;
   QueryTile* tiles;  // what the slots of tile_ring hold
 
-#line 51
   FLASHGEN_DEVICE static Shared at(u8* base) {
     const u32 start = shared_address(base);
     return {base,
@@ -1535,12 +1492,10 @@ struct Shared {
             reinterpret_cast<QueryTile*>(base + smem::kTiles),
     };
   }
-#line 69
   // Of a consumer's queries: what they subtract from their logits, then -D.
   FLASHGEN_DEVICE float* stats(i32 consumer) const {
     return reinterpret_cast<float*>(base + smem::kStats + consumer * Shape::stats_bytes);
   }
-#line 74
   // End when all have the scores of a slot of K, and when the inspectors are done with the slot.
   FLASHGEN_DEVICE u32 scores_taken(i32 slot) const { return shared_address(base + smem::kScoresTaken) + 8 * slot; }
   FLASHGEN_DEVICE u32 inspected(i32 slot) const { return shared_address(base + smem::kInspected) + 8 * slot; }
@@ -1550,7 +1505,6 @@ struct Shared {
   }
 };
 
-#line 84
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -1562,16 +1516,14 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
 }
 
-#line 96
 // Those that the mask does not cut through. The end of the keys does not count: zeros lie beyond.
 FLASHGEN_DEVICE Range uncut_keys(const Params& p, const RowTile& rows) {
   return mask_of(p, rows).full_key_tiles(rows.first_q, end_q(p, rows), kConfig.tile_kv);
 }
 
-#line 2 "kernels/backward_query_sm90/producer.j2"
-// ---- The producer: one warp that draws tiles of queries and has the copy engine bring Q, dO and their
-// statistics, and for each of their steps K and V. One lane waits and copies: another that came late to a
-// barrier could miss a whole round.
+// ---- The producer: one warp that draws tiles of queries and loads Q, dO and their statistics by TMA, and for each
+// of their steps K and V. Only one lane waits and copies: another lane that came late to a barrier could miss a
+// phase.
 FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
   const Shared shared = Shared::at(base);
@@ -1597,7 +1549,7 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
     shared.q_ring.wait_empty(q_at);
     mbarrier_arrive_expect_tx(full, Shape::QTile::bytes + kConfig.consumers * Shape::stats_bytes);
     shared.q.load(p.q_map, full, rows.first_q, rows.head, rows.sequence);
-    // Where all queries of a consumer are beyond the last, those of the last part, and nobody looks.
+    // If all queries of a consumer lie beyond the end, loads the last part instead, which is not used.
     for (i32 i = 0; i < kConfig.consumers; ++i) {
       const i32 number = smaller(rows.first_q / part + i, parts - 1);
       bulk_load(shared_address(shared.stats(i)), stats + number * floats, Shape::stats_bytes, full);
@@ -1613,10 +1565,8 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
   i32 number = block_idx_x();
   while (true) {
     const RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, kConfig.longest_first>(p, number);
-#line 57
     const Range keys = rows.exists ? keys_of(p, rows) : Range{0, 0};
     const bool attends = keys.size() > 0;
-#line 60
     if (elected) {
       shared.tile_ring.wait_empty(tile_at);
       shared.tiles[tile_at.slot()] = {rows, attends};
@@ -1630,10 +1580,8 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
     // Line 6: load K_j, V_j; and dO_i before the first V_j.
     bool has_gradients = false;
     const auto load_keys = [&](i32 tile) {
-#line 84
       if (elected) {
         shared.k_ring.wait_empty(k_at);
-#line 89
         mbarrier_arrive_expect_tx(shared.k_ring.full(k_at), Shape::KTile::bytes);
         const u32 k_full = shared.k_ring.full(k_at), v_full = shared.v_ring.full(v_at);
         shared.k.slot(k_at.slot()).load(p.k_map, k_full, tile * kConfig.tile_kv, head_kv, rows.sequence);
@@ -1646,31 +1594,28 @@ FLASHGEN_DEVICE void produce(const Params& p, u8* base) {
       k_at.advance();
       v_at.advance();
     };
-#line 108
     for (i32 tile = keys.begin; tile < keys.end; ++tile) load_keys(tile);
-#line 110
     if (attends) q_at.advance();
     number = shuffle(elected ? draw_tile(p) : 0, 0);
   }
   if (elected) leave_counters(p);
 }
 
-#line 2 "kernels/backward_query_sm90/inspectors.j2"
-// ---- The inspectors: three warps that search the tiles of K that the mask cuts through for values
-// that must not reach queries that do not attend to their keys. Scores want them as they are, so they are taken
-// out between these and dQ; and of dQ what they reach is marked when it has been written.
+// ---- The inspectors: three warps that search the tiles of K that the mask cuts for non-finite values. S needs these
+// values, and dQ = dS K must not spread them, so they are cleared between the two products. Where they should have
+// reached dQ, NaN is written afterwards.
 
-// Puts NaN into those results of a tile that a bad value of a key that they attend to would have reached: where it
+// Puts NaN into those results of a tile that a non-finite value of a key that they attend to would have reached: where it
 // was taken out, dS is 0 or no number. Each inspector has columns of its own.
 constexpr i32 kInspectors = 3;
-FLASHGEN_DEVICE void mark_bad_results(const Params& p, const RowTile& rows, i32 warp, Thread thread) {
+FLASHGEN_DEVICE void mark_non_finite_results(const Params& p, const RowTile& rows, i32 warp, Thread thread) {
   const Mask mask = mask_of(p, rows);
   const Range keys = keys_of(p, rows);
   const element_t* const k = p.k + rows.sequence * p.k_batch + rows.head / p.group * p.k_head;
   element_t* const dq = p.dq + rows.sequence * p.dq_batch + rows.head * p.dq_head;
   for (i32 key = keys.begin * kConfig.tile_kv; key < smaller(keys.end * kConfig.tile_kv, p.len_kv); ++key) {
     for (i32 column = thread.lane; column < kConfig.head_dim; column += kWarpSize) {
-      if (!is_column_of_warp<element_t, kInspectors>(column, warp) || !is_bad(k[key * p.k_row + column])) continue;
+      if (!is_column_of_warp<element_t, kInspectors>(column, warp) || !is_non_finite(k[key * p.k_row + column])) continue;
       for (i32 q = rows.first_q; q < end_q(p, rows); ++q) {
         if (mask.allows(q, key)) dq[q * p.dq_row + column] = not_a_number<element_t>();
       }
@@ -1686,15 +1631,15 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
   TileRing::Where tile_at;
   // Of the tile of queries.
   bool has_found = false;
-  // Clears bad values from the slot of K if the mask cuts it.
+  // Clears non-finite values from the slot of K if the mask cuts it.
   const auto inspect_slot = [&](bool is_cut) {
     const i32 slot = k_at.slot();
     const Shape::KTile keys = shared.k.slot(slot);
-    const bool is_bad = is_cut && warp_any(holds_bad_values<kInspectors>(shared.base, keys, warp, thread));
-    // Also where nothing is to be done: no phase goes by that nobody has waited for.
+    const bool is_non_finite = is_cut && warp_any(holds_non_finite_values<kInspectors>(shared.base, keys, warp, thread));
+    // Also if nothing is to be done, so that no phase passes unnoticed.
     mbarrier_wait(shared.scores_taken(slot), k_at.parity());
-    if (is_bad) {
-      clear_bad_values<kInspectors>(shared.base, keys, warp, thread);
+    if (is_non_finite) {
+      clear_non_finite_values<kInspectors>(shared.base, keys, warp, thread);
       fence_proxy_async_shared();
       has_found = true;
     }
@@ -1708,21 +1653,18 @@ FLASHGEN_DEVICE void inspect(const Params& p, u8* base) {
     const QueryTile& tile = shared.tiles[tile_at.slot()];
     if (!tile.rows.exists) break;
     has_found = false;
-#line 63
     const Range keys = keys_of(p, tile.rows), uncut = uncut_keys(p, tile.rows);
     for (i32 key_tile = keys.begin; key_tile < keys.end; ++key_tile) {
       shared.k_ring.wait_full(k_at);
       inspect_slot(!uncut.has(key_tile));
     }
-#line 69
     mbarrier_wait(shared.written(tile_at), tile_at.parity());
-    if (has_found) mark_bad_results(p, tile.rows, warp, thread.again());
+    if (has_found) mark_non_finite_results(p, tile.rows, warp, thread.again());
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
   }
 }
 
-#line 2 "kernels/backward_query_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's queries.
 FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Thread thread = Thread::current().again();
@@ -1734,7 +1676,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
   const Shape::QTile strip_q = shared.q.from_row(strip_row);
   const Shape::DOTile strip_dout = shared.dout.from_row(strip_row);
   QRing::Where q_at;
-  // Of the slots of K and V, which go by together; dQ is a step behind.
+  // The position in the rings of K and V. dQ is one step behind.
   KRing::Where k_at;
   TileRing::Where tile_at;
 
@@ -1746,20 +1688,16 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
     bool goes_on = tile.attends;
     i32 key_tile = 0;
     bool is_cut = false;
-#line 33
     Range keys = keys_of(p, tile.rows);
-#line 35
     const i32 row = first_q + strip_row;
     const Range full_keys = mask_of(p, tile.rows).full_key_tiles(
         row, larger(row + 1, smaller(row + kWarpgroupRows, p.len_q)), kConfig.tile_kv);
-#line 39
     const auto take_step = [&]() {
       key_tile = keys.begin++;
       is_cut = !full_keys.has(key_tile) || (key_tile + 1) * kConfig.tile_kv > p.len_kv;
       goes_on = keys.size() > 0;
     };
 
-#line 46
     // Line 4: dQ_i = 0.
     Shape::DQ dq;
     clear(dq);
@@ -1770,16 +1708,14 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       const float* const stats = shared.stats(consumer) + thread.warp % 4 * kWarpRows + thread.row();
       const float lse[2] = {stats[0], stats[8]};
       const float dsum[2] = {stats[kWarpgroupRows], stats[kWarpgroupRows + 8]};
-      // Line 7: S_ij = Q_i K_j^T, from which L_i has been taken off.
+      // Line 7: S_ij = Q_i K_j^T - L_i.
       const auto multiply_keys = [&](Shape::Scores& scores) {
         shared.k_ring.wait_full(k_at);
-#line 60
         spread_rows(scores, lse);
-#line 64
         wgmma_pin(scores);
         issue_over_columns(scores, strip_q, shared.k.slot(k_at.slot()));
       };
-      // Line 9: dP_ij = dO_i V_j^T, from which D_i has been taken off.
+      // Line 9: dP_ij = dO_i V_j^T - D_i.
       const auto multiply_values = [&](Shape::Scores& dp) {
         shared.v_ring.wait_full(values_at(k_at));
         spread_rows(dp, dsum);
@@ -1789,18 +1725,14 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       // Line 8: P_ij = exp(S_ij - L_i).
       const auto take_scores = [&](Shape::Scores& scores) {
         wgmma_pin(scores);
-        // Addresses are worked out in the loop, and not kept in registers all the while.
+        // Addresses are computed in each step, to save registers.
         const Thread here = thread.again();
         take_step();
-#line 81
         warp_sync();
         if (here.lane == 0) mbarrier_arrive(shared.scores_taken(k_at.slot()));
-#line 84
         if (!goes_on) mbarrier_arrive(shared.q_ring.empty(q_at));
         const i32 key = key_tile * kConfig.tile_kv;
-#line 87
         exponentials(scores, p.scale_log2);
-#line 92
         if (is_cut) {
           mask_keys(blocks_of(scores), float_of(kForbidden),
                     mask_of(p, tile.rows), first_q + warp_row, key, here);
@@ -1821,9 +1753,7 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
       };
       // Line 11: dQ_i += dS_ij K_j.
       const auto multiply_scores = [&](const Shape::RoundedScores& ds) {
-#line 113
         mbarrier_wait(shared.inspected(k_at.before().slot()), k_at.before().parity());
-#line 115
         issue_output(dq, ds, shared.k.slot(k_at.before().slot()));
       };
       const auto take_dq = [&]() {
@@ -1871,16 +1801,13 @@ FLASHGEN_DEVICE void consume(const Params& p, u8* base) {
           p.dq + tile.rows.sequence * p.dq_batch + tile.rows.head * p.dq_head, p.dq_row, p.len_q};
       write_strip<element_t, kConfig.head_dim>(results, row, dq, scale, here);
     }
-#line 163
     warp_sync();
     if (thread.lane == 0) mbarrier_arrive(shared.written(tile_at));
-#line 166
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
   }
 }
 
-#line 110 "kernels/backward_query_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -1893,13 +1820,11 @@ FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT 
     shared.k_ring.init(1, consumer_warps + inspectors);
     shared.v_ring.init(1, consumer_warps);
     shared.tile_ring.init(1, kWarpSize * (consumer_warps + inspectors));
-#line 123
     for (i32 slot = 0; slot < kConfig.k_slots; ++slot) {
       mbarrier_init(shared.scores_taken(slot), consumer_warps);
       mbarrier_init(shared.inspected(slot), inspectors);
     }
     for (u32 slot = 0; slot < 2; ++slot) mbarrier_init(shared.written({slot}), consumer_warps);
-#line 129
     fence_mbarrier_init();
   }
   block_sync();
@@ -1908,9 +1833,7 @@ FLASHGEN_KERNEL(384, 1) backward_query_d256_causal_sm90a(FLASHGEN_GRID_CONSTANT 
   if (thread.warp < 4) {
     setmaxnreg_dec<kConfig.producer_registers>();
     if (thread.warp == 0) produce(p, base);
-#line 138
     if (thread.warp != 0) inspect(p, base);
-#line 140
   } else {
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, base);

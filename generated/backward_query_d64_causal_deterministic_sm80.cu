@@ -14,26 +14,26 @@
 //            dsum  33024 to 33280  D_i
 // because  16 query rows per warp, no exchange between warps
 //
-// contents   37  Integer and 16-bit element types, without any CUDA header.
-//            61  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           103  Moving data.
-//           133  Scalar arithmetic, one instruction each.
-//           158  Warp-wide matrix instructions.
-//           212  Element types.
-//           272  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           341  Operands of warp-level matrix products.
-//           445  Warp-level matrix products.
-//           524  Banded masks.
-//           601  Walking over the tiles that a mask does not rule out.
-//           651  Streaming tiles between global and shared memory.
-//           853  Keeping NaN and infinity where they belong.
-//           938  What the backward kernels are made of.
-//          1074  The kernel: its configuration, parameters and text.
+// contents   36  Integer and 16-bit element types, without any CUDA header.
+//            57  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            93  Moving data.
+//           117  Scalar arithmetic, one instruction each.
+//           140  Warp-wide matrix instructions.
+//           191  Element types.
+//           247  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           315  Operands of warp-level matrix products.
+//           414  Warp-level matrix products.
+//           487  Banded masks.
+//           558  Walking over the tiles that a mask does not rule out.
+//           595  Streaming tiles between global and shared memory.
+//           750  Keeping NaN and infinity where they belong.
+//           834  What the backward kernels are made of.
+//           956  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -41,23 +41,20 @@ namespace flashgen {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -71,14 +68,8 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 17
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
-#line 21
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
-FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
-#line 27
 FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
@@ -99,18 +90,12 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 5 "flashgen/ptx/copy.cuh"
+// ---- flashgen/ptx/copy.cuh
 // Moving data: asynchronous global-to-shared copies and reductions to global memory.
 
 // Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -129,7 +114,7 @@ FLASHGEN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -139,14 +124,12 @@ FLASHGEN_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -154,7 +137,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-#line 5 "flashgen/ptx/matrix.cuh"
+// ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 // Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
@@ -186,7 +169,6 @@ FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                : "memory");
 }
 
-#line 80
 // d += a * b, fp32 accumulation.
 FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
@@ -196,26 +178,22 @@ FLASHGEN_DEVICE void mma_m16n8k16(bfloat16_t, float (&d)[4], const u32 (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-#line 106
 // The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
 // emulator carries out all products of a batch at one meeting of the lanes.
 FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   mma_m16n8k16(bfloat16_t{}, d, a, b);
 }
 
-#line 120
 FLASHGEN_DEVICE void mma_finish() {}
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
-#line 8
 constexpr float kLog2E = 0x1.715476p+0f;
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -252,7 +230,6 @@ struct Place {
   FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
 };
 
-#line 50
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
@@ -260,7 +237,6 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 
-#line 63
 // Two neighbouring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
@@ -268,7 +244,7 @@ struct alignas(4) Pair {
   FLASHGEN_DEVICE static Pair from(float first, float second) { return {pack(T{}, first, second)}; }
 };
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
@@ -310,7 +286,6 @@ struct SharedTile {
   }
 };
 
-#line 49
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
 // is one addition along rows, one xor along columns.
 template <class Tile>
@@ -337,7 +312,7 @@ struct Cursor {
   }
 };
 
-#line 5 "flashgen/operand.cuh"
+// ---- flashgen/operand.cuh
 // Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
 //
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
@@ -354,14 +329,12 @@ struct LeftFragment {
   u32 words[4];
 };
 
-#line 25
 // Right operand of one step: one step deep, 8 columns.
 template <class T>
 struct RightFragment {
   u32 words[2];
 };
 
-#line 35
 // ---------------------------------------------------------------------------------------------------------
 // Left operand stored row by row: tile[row][depth].
 template <class Tile, class T = typename Tile::Element>
@@ -376,7 +349,6 @@ struct LeftRows {
   }
 };
 
-#line 103
 // ---------------------------------------------------------------------------------------------------------
 // Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
 template <class Tile, class T = typename Tile::Element>
@@ -397,7 +369,6 @@ struct RightTransposed {
   }
 };
 
-#line 147
 // Right operand stored row by row: tile[depth][column]. `aligned`: first_column is 0 or a multiple of a power
 // of two that no column step of the warp reaches.
 template <class Tile, bool aligned, class T = typename Tile::Element>
@@ -417,7 +388,6 @@ struct RightRows {
   }
 };
 
-#line 190
 // ---------------------------------------------------------------------------------------------------------
 // Left operand made from accumulators: the columns of one product are the depth of the next.
 template <class T, i32 row_blocks, i32 column_blocks>
@@ -441,7 +411,7 @@ struct LeftRegisters {
   }
 };
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -462,15 +432,9 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 
 template <bool turing, class T>
 FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
-  if constexpr (turing) {
-    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
-  } else {
-    mma_m16n8k16_batched(T{}, d, a.words, b.words);
-  }
+  mma_m16n8k16_batched(T{}, d, a.words, b.words);
 }
 
-#line 43
 // The right operand's fragments of blocks n and n + 1 (only n where the columns end there).
 template <i32 column_blocks, class Right, class T>
 FLASHGEN_DEVICE void load_right(RightFragment<T> (&pair)[2], const Right& right, i32 n, i32 step) {
@@ -520,14 +484,13 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   if constexpr (!kIsFloat<T>) mma_finish();
 }
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
   i32 begin, end;
 };
 
-#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -550,32 +513,27 @@ struct Band {
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
-    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
-    if constexpr (has_upper) end = smaller(end, q_end + upper);
+    end = smaller(end, q_end + upper);
     return tiles_of(begin, end, tile);
   }
 
-#line 56
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
-    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
-    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
 
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    full &= k_end - 1 <= q_begin + upper;
     return full;
   }
 
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
+    allowed &= k - q <= upper;
     return allowed;
   }
 };
@@ -597,7 +555,7 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
-#line 5 "flashgen/walk.cuh"
+// ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
@@ -629,25 +587,12 @@ struct Walk {
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
-    }
+    ++tile;
+    return 0;
   }
 };
 
-#line 5 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
@@ -660,43 +605,10 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
-  return chunk;
-}
-
 template <class T, i32 access_bytes>
 FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
+  if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
 }
 
 // Asynchronous copy of one chunk, in pieces of access_bytes.
@@ -708,9 +620,7 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
   for (i32 i = 0; i < pieces; ++i) {
     const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
     const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
+    cp_async_16(destination, from, bytes);
   }
 }
 
@@ -718,12 +628,12 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 // asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
 // land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
 // columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool async_copy>
 struct TileStream {
   using T = typename Tile::Element;
   static constexpr i32 count = Tile::rows * Tile::chunks;
   static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
+  static_assert(!async_copy || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
   // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
   static constexpr i32 rows_apart = threads / Tile::chunks;
   static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
@@ -733,7 +643,7 @@ struct TileStream {
   // there on.
   const T* next;
   i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
+  Vec16 staged[async_copy ? 1 : per_thread];
 
   FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
       : stride(source.stride) {
@@ -782,35 +692,23 @@ struct TileStream {
     rows_left -= Tile::rows;
   }
 
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
+  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {}
 
  private:
   // A chunk without columns reads nothing: where `from` then points does not matter.
   FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
+    copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
   }
 };
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
+template <bool async_copy>
 FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
+  cp_async_commit();
 }
-template <bool asynchronous, i32 pending>
+template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
+  cp_async_wait<pending>();
 }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
@@ -849,31 +747,29 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
   }
 }
 
-#line 6 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
-// cleared before the product, and the results they should have reached become NaN afterwards.
+// ---- flashgen/contain.cuh
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
 constexpr u32 kToInfinity = 0;
-#line 16
 template <>
 constexpr u32 kToInfinity<bfloat16_t> = 0x00800080u;
-#line 20
 template <class T>
 constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
-#line 31
-FLASHGEN_DEVICE bool is_bad(bfloat16_t x) { return signs_of_bad<bfloat16_t>(x.bits) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(bfloat16_t x) { return non_finite_signs<bfloat16_t>(x.bits) != 0; }
 
 template <class T>
 FLASHGEN_DEVICE T not_a_number() {
@@ -886,44 +782,45 @@ FLASHGEN_DEVICE T not_a_number() {
 
 // Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
 template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
-  u32 bad = 0;
+FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
+  u32 signs = 0;
 #pragma unroll 4
   for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
     const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
-  return block_any(bad != 0);
+  return block_any(signs != 0);
 }
 
-// Puts 0 for every element that is not finite.
+// Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
-FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = signs_of_bad<typename Tile::Element>(word);
-    // From the sign bit of each bad element to all of its bits.
+    const u32 signs = non_finite_signs<typename Tile::Element>(word);
+    // From the sign bit of each non-finite element to all of its bits.
     word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
   }
   block_sync();
 }
 
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
+// Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
+// through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
+// every thread takes columns of its own.
 template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
+                                             GlobalRows<const typename Tile::Element> source, Range keys,
+                                             const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) ||
+          !is_non_finite(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {
@@ -934,7 +831,7 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
   }
 }
 
-#line 8 "flashgen/backward.cuh"
+// ---- flashgen/backward.cuh
 // What the backward kernels are made of.
 
 struct BackwardConfig {
@@ -989,44 +886,30 @@ struct BackwardShape {
   using DOTile = SharedTile<T, cfg.tile_q, dim_v>;
   using KTile = SharedTile<T, cfg.tile_kv, dim>;
   using VTile = SharedTile<T, cfg.tile_kv, dim_v>;
-#line 63
   using QStream = TileStream<QTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using DOStream = TileStream<DOTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
   using KStream = TileStream<KTile, threads, cfg.head_dim, cfg.access_bytes, cfg.async_copy>;
   using VStream = TileStream<VTile, threads, cfg.head_dim_v, cfg.access_bytes, cfg.async_copy>;
-
 };
 
-#line 74
 // Streams one float per row: L and D of a tile of queries. Rows that do not exist arrive as 0.
-template <i32 rows, i32 threads, bool asynchronous>
+template <i32 rows, i32 threads, bool async_copy>
 struct RowStream {
   const float* source;
   i32 row_count;
-  float staged[asynchronous ? 1 : ceil_div(rows, threads)];
+  float staged[async_copy ? 1 : ceil_div(rows, threads)];
 
   FLASHGEN_DEVICE void fetch(float* shared, i32 first_row, Thread thread) {
 #pragma unroll
     for (i32 i = 0; i < ceil_div(rows, threads); ++i) {
       const i32 row = thread.index() + i * threads;
       const bool exists = row < rows && first_row + row < row_count;
-      if constexpr (asynchronous) {
-        if (row < rows)
-          cp_async_4(shared_address(shared + row), exists ? source + first_row + row : source,
-                     exists ? 4 : 0);
-      } else {
-        staged[i] = exists ? source[first_row + row] : 0.0f;
-      }
+      if (row < rows)
+        cp_async_4(shared_address(shared + row), exists ? source + first_row + row : source,
+                   exists ? 4 : 0);
     }
   }
-  FLASHGEN_DEVICE void land(float* shared, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < ceil_div(rows, threads); ++i) {
-        if (thread.index() + i * threads < rows) shared[thread.index() + i * threads] = staged[i];
-      }
-    }
-  }
+  FLASHGEN_DEVICE void land(float* shared, Thread thread) const {}
 };
 
 // Turns scores S into probabilities P = exp(S - L), with L of the warp's rows.
@@ -1070,7 +953,7 @@ FLASHGEN_DEVICE void score_gradients(Accumulator<row_blocks, column_blocks>& dp,
 
 }  // namespace flashgen
 
-#line 18 "kernels/backward_query.cu.j2"
+// ---- kernels/backward_query.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1080,18 +963,18 @@ constexpr BackwardConfig kConfig{
     .head_dim_v = 64,
     .tile_q = 64,   // B_r: query rows per step
     .tile_kv = 64,  // B_c: keys per block
-    .stages = 1,    // tiles of queries under way at once
+    .stages = 1,    // slots for Q and dO
     .warps = 4,
-    .score_warps = 4,           // warps above one another on S, dP
+    .score_warps = 4,           // warps along the rows of S, dP
     .dk_warps = 1,              // on dK
     .dv_warps = 1,              // on dV
     .dq_warps = 4,              // on dQ
-    .has_lower = false,         // the mask ends on the left
-    .has_upper = true,          // the mask ends on the right
+    .has_lower = false,         // the band has a lower bound on k - q
+    .has_upper = true,          // the band has an upper bound on k - q
     .vector_reduction = false,  // four-wide additions to global memory
     .access_bytes = 16,         // alignment of rows in global memory
     .async_copy = true,
-    .turing = false,  // half-depth tensor-core steps
+    .turing = false,  // mma.m16n8k8, as Turing has no k16
 };
 
 struct Params {
@@ -1139,7 +1022,6 @@ constexpr u32 kDsum = 33024;  // D_i
 
 }  // namespace smem
 
-#line 28
 using Shape = BackwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1149,12 +1031,10 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
 
   // This block computes dQ_i alone, tile of keys after tile of keys: no atomics, so the sum has one order.
   const Place place = Place::current();
-#line 40
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (ceil_div(p.len_q, kConfig.tile_q) - 1 - place.tile) * kConfig.tile_q;
 
   const Mask mask = Mask::of(p, place.sequence, place.head);
-#line 47
   const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
   const Range keys = mask.key_tiles(first_q, end_q, kConfig.tile_kv);
   const auto visited = [&](i32 tile) {
@@ -1203,9 +1083,7 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
   const i32 row = Scores::row(thread.warp);
   Queries::Product dq;
   clear(dq);
-#line 96
-  bool has_bad_values = false;
-#line 98
+  bool has_non_finite = false;
   while (!ahead.over()) {
     const Thread here = thread.again();
     const i32 first_key = ahead.tile * kConfig.tile_kv;
@@ -1235,21 +1113,17 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
     clear(scores);
     multiply<element_t, kConfig.turing, Shape::dim / Shape::depth>(scores, LeftRows(q_tile, row, here),
                                                                    RightTransposed(k_tile, 0, here));
-#line 136
     probabilities(scores, lse + row, p.scale_log2, here);
     score_gradients(ds, scores, dsum + row, here);
-#line 139
     if (!whole) mask_pairs(ds, 0.0f, mask, first_q + row, first_key, here);
 
-#line 142
-    // Where the mask cuts through the tile, a bad value of K must not reach queries that do not attend to its key.
+    // Where the mask cuts through the tile, a non-finite value of K must not reach queries that do not attend to its key.
     if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv) &&
-        holds_bad_value<Shape::threads>(k_tile, here)) {
-      take_out_bad_values<Shape::threads>(k_tile, here);
-      has_bad_values = true;
+        holds_non_finite<Shape::threads>(k_tile, here)) {
+      clear_non_finite<Shape::threads>(k_tile, here);
+      has_non_finite = true;
     }
 
-#line 150
     // dQ_i += dS_ij K_j.
     multiply<element_t, kConfig.turing, kConfig.tile_kv / Shape::depth>(
         dq, LeftRegisters<element_t, Scores::row_blocks, Scores::column_blocks>(ds, here),
@@ -1260,13 +1134,11 @@ FLASHGEN_KERNEL(128, 1) backward_query_d64_causal_deterministic_sm80(FLASHGEN_GR
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
   store_accumulator(q_tile, row, 0, dq, thread, [&](i32, i32) { return p.scale; });
-#line 161
-  if (has_bad_values) {
+  if (has_non_finite) {
     block_sync();
-    mark_bad_results<Shape::threads, kConfig.head_dim, kConfig.tile_kv>(
+    mark_non_finite_results<Shape::threads, kConfig.head_dim, kConfig.tile_kv>(
         q_tile, first_q, {p.k + place.sequence * p.k_batch + head_kv * p.k_head, p.k_row, p.len_kv}, keys, mask, thread);
   }
-#line 174
   block_sync();
   store_rows<Shape::QTile, Shape::threads, kConfig.head_dim, kConfig.access_bytes>(
       q_tile, {p.dq + place.sequence * p.dq_batch + place.head * p.dq_head, p.dq_row, p.len_q}, first_q, thread);

@@ -7,77 +7,67 @@
 // plan     warps 4, 128 threads
 // grid     one block for every 32 rows of all heads
 //
-// contents  23  Integer and 16-bit element types, without any CUDA header.
-//           47  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           75  Element types.
-//          100  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          105  Banded masks.
-//          113  Streaming tiles between global and shared memory.
-//          134  Rows of packed arrays that belong to no sequence.
-//          206  The kernel: its configuration, parameters and text.
+// contents  22  Integer and 16-bit element types, without any CUDA header.
+//           42  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           65  Element types.
+//           88  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           93  Banded masks.
+//          101  Streaming tiles between global and shared memory.
+//          110  Rows of packed arrays that belong to no sequence.
+//          182  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
 
-#line 7
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 #define FLASHGEN_GRID_CONSTANT const __grid_constant__
 
-#line 10
 namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-#line 21
 // Bit l is lane l's condition.
 FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
 FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
-#line 27
 FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
 FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
-#line 34
-FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-#line 10
 constexpr i32 kWarpSize = 32;
 
 // Who a thread is. The numbers pass through a shuffle: the compiler then knows that `warp` is the same for
@@ -90,18 +80,17 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
-#line 26
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
 };
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
@@ -109,28 +98,16 @@ struct Range {
   FLASHGEN_DEVICE i32 size() const { return end - begin; }
 };
 
-#line 36 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 template <class T, i32 access_bytes>
 FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
+  if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
 }
 
-#line 6 "flashgen/clear_gaps.cuh"
+// ---- flashgen/clear_gaps.cuh
 // Rows of packed arrays that belong to no sequence.
 
 struct ClearGapsConfig {
@@ -202,7 +179,7 @@ FLASHGEN_DEVICE void clear_log_sums(float* lse, Range rows, i32 heads, i64 total
 
 }  // namespace flashgen
 
-#line 6 "kernels/clear_gaps.cu.j2"
+// ---- kernels/clear_gaps.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -233,7 +210,6 @@ struct Params {
 };
 static_assert(sizeof(Params) == 96, "the launcher packs Params into 96 bytes");
 
-#line 14
 FLASHGEN_KERNEL(128, 1) clear_gaps_d64_varlen_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Thread thread = Thread::current();
 

@@ -7,51 +7,46 @@
 // plan     warps 4, 128 threads
 // grid     one block for every 4 query rows of every query head and batch entry
 //
-// contents  22  Integer and 16-bit element types, without any CUDA header.
-//           41  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           66  Scalar arithmetic, one instruction each.
-//          100  Element types.
-//          143  Single elements from floats.
-//          155  The log-sum-exps of the splits of a row.
-//          187  The kernel: its configuration, parameters and text.
+// contents  21  Integer and 16-bit element types, without any CUDA header.
+//           37  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           60  Scalar arithmetic, one instruction each.
+//           92  Element types.
+//          132  Single elements from floats.
+//          144  The log-sum-exps of the splits of a row.
+//          176  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
 
-#line 7
 using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
 #define FLASHGEN_KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 #define FLASHGEN_GRID_CONSTANT const __grid_constant__
 
-#line 10
 namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 24
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -62,7 +57,7 @@ FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -78,7 +73,6 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-#line 27
 // The larger of two; a NaN loses to a number.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
@@ -86,7 +80,6 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -96,7 +89,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
@@ -116,7 +109,6 @@ struct Thread {
     return {shuffle(thread_idx() % kWarpSize, thread_idx() % kWarpSize),
             shuffle(thread_idx() / kWarpSize, 0)};
   }
-#line 26
   // Where the lane's accumulators lie in a block of 16 x 8: rows row() and row() + 8, columns column() and
   // + 1.
   FLASHGEN_DEVICE i32 row() const { return lane / 4; }
@@ -125,7 +117,6 @@ struct Thread {
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
-#line 37
 // Which tile of which head of which sequence a block works on.
 struct Place {
   i32 tile;
@@ -135,11 +126,10 @@ struct Place {
   FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
 };
 
-#line 50
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
-#line 5 "flashgen/convert.cuh"
+// ---- flashgen/convert.cuh
 // Single elements from floats.
 
 template <class T>
@@ -151,7 +141,7 @@ FLASHGEN_DEVICE T element_from(float value) {
   }
 }
 
-#line 5 "flashgen/combine.cuh"
+// ---- flashgen/combine.cuh
 // The log-sum-exps of the splits of a row: the maximum, and the sum of exponentials. The lanes of a warp take
 // splits in turns, and all get the same.
 
@@ -183,7 +173,7 @@ FLASHGEN_DEVICE float splits_total(const float* lse, i64 rows, i32 splits, float
 
 }  // namespace flashgen
 
-#line 6 "kernels/combine.cu.j2"
+// ---- kernels/combine.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -196,8 +186,8 @@ constexpr CombineConfig kConfig{
 
 struct Params {
   element_t* o;
-  const float* o_partial;    // of each split O of its keys alone, (splits, batch, heads_q, len_q, head_dim_v)
-  const float* lse_partial;  // and its log-sum-exp, (splits, batch, heads_q, len_q)
+  const float* o_partial;    // O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)
+  const float* lse_partial;  // log-sum-exp of each split, (splits, batch, heads_q, len_q)
   float* lse;                // log-sum-exp, (batch, heads_q, len_q)
   i64 o_batch;               // strides are in elements
   i64 o_row;
@@ -209,7 +199,6 @@ struct Params {
 };
 static_assert(sizeof(Params) == 72, "the launcher packs Params into 72 bytes");
 
-#line 14
 FLASHGEN_KERNEL(128, 1) combine_d64_pages_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   const Thread thread = Thread::current();
   const Place place = Place::current();

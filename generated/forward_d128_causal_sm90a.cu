@@ -12,25 +12,67 @@
 //            q                      0 to  65536  Q_i, 2 slots of 128 rows
 //            k                  65536 to 131072  K_j, 2 slots
 //            v                 131072 to 196608  V_j, 2 slots
-//            o                 196608 to 229376  O_i, on its way out
-//            scrubber          229376 to 231488  which values of a tile are bad
-//            q_barriers        231488 to 231520  for each slot: it is full, it is empty
+//            o                 196608 to 229376  O_i, to be stored
+//            scrubber          229376 to 231488  non-finite values of V_j, as bits
+//            q_barriers        231488 to 231520  full and empty barriers of each slot
 //            k_barriers        231520 to 231552
 //            v_barriers        231552 to 231584
 //            tile_barriers     231584 to 231616
-//            tiles             231616 to 231648  which tiles of queries come next
-//            key_block_ranges  231648 to 231776  and where each consumer's keys lie
-//            recomputes        231776 to 231928  which tiles of queries bad values may have reached
+//            tiles             231616 to 231648  the next tiles of queries
+//            key_block_ranges  231648 to 231776  the range of key tiles of each consumer
+//            recomputes        231776 to 231928  tiles of queries to recompute if V is not finite
 // because  the widest tile of keys that leaves room for two tiles of Q and one of O
+//
+// contents   75  Integer and 16-bit element types, without any CUDA header.
+//            97  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           136  Scalar arithmetic, one instruction each.
+//           179  Warp-wide matrix instructions.
+//           200  Element types.
+//           233  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           238  Warp-level matrix products.
+//           260  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
+//           266  The kernel: its configuration, parameters and text.
+//           277  The kernel: its configuration, parameters and text.
+//           323  The kernel: its configuration, parameters and text.
+//           336  How tensor maps describe tensors to bulk copies of boxes.
+//           345  Bulk copies.
+//           350  The kernel: its configuration, parameters and text.
+//           381  The kernel: its configuration, parameters and text.
+//           383  The kernel: its configuration, parameters and text.
+//           399  Blocks of a grid, and grids that follow each other.
+//           403  The kernel: its configuration, parameters and text.
+//           443  The kernel: its configuration, parameters and text.
+//           454  Dividing the register file among warpgroups (sm_90a).
+//           469  How wgmma finds an operand in shared memory.
+//           504  Matrix products of a warpgroup.
+//           733  Four products of a warpgroup, one after another in the same accumulators, as one statement.
+//           817  Tiles as TMA writes them and wgmma reads them.
+//           928  What a softmax takes exponentials of.
+//           964  The online softmax.
+//           977  What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a row's last values are still on their way.
+//          1038  The online softmax with as little work per score as possible.
+//          1301  Banded masks.
+//          1503  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
+//          1566  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1630  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1725  Writing a warpgroup's results to shared and global memory.
+//          1745  What the forward kernel for Hopper is made of.
+//          1849  The kernel: its configuration, parameters and text.
+//          1857  Which tiles of queries a block computes a second time, because non-finite values (contain.cuh) in V may have reached queries that must not attend to them.
+//          1989  Arithmetic of two 16-bit numbers in a word (sm_90).
+//          2004  Scrubbing.
+//          2319  The kernel: its configuration, parameters and text.
+//          2523  The kernel: its configuration, parameters and text.
+//          2695  The kernel: its configuration, parameters and text.
+//          2721  The kernel: its configuration, parameters and text.
 
-#line 5 "kernels/forward_sm90.cu.j2"
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128)
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -42,19 +84,17 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -66,13 +106,10 @@ namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-#line 16
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-#line 24
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -96,7 +133,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -126,14 +163,12 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
-#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -141,7 +176,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-#line 45 "flashgen/ptx/matrix.cuh"
+// ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 // The way back (sm_90 and later).
@@ -151,7 +186,6 @@ FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
                : "memory");
 }
 
-#line 122
 // Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
 FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
   asm volatile(
@@ -163,13 +197,12 @@ FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-#line 9
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
 
@@ -194,16 +227,15 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -225,7 +257,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/barrier.cuh"
+// ---- flashgen/ptx/barrier.cuh
 // Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
 // the named ones).
 
@@ -242,7 +274,6 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-#line 33
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
 // that were announced have come; phases are distinguished by their parity, that of the first one being 0.
 
@@ -250,12 +281,10 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -287,13 +316,10 @@ FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
-  }
+  while (!mbarrier_try_wait(barrier, parity)) {}
 }
 
-#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -302,13 +328,12 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-#line 126
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-#line 4 "flashgen/ptx/tensor_map.cuh"
+// ---- flashgen/ptx/tensor_map.cuh
 // How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
@@ -317,8 +342,8 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-#line 22 "flashgen/ptx/bulk.cuh"
-// Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
+// ---- flashgen/ptx/bulk.cuh
+// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
 
@@ -336,7 +361,6 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-#line 97
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
@@ -349,13 +373,11 @@ FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 
       : "memory");
 }
 
-#line 149
 // Brings the map itself closer.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-#line 175
 // ---- Runs of bytes: a multiple of 16, between addresses that are.
 
 // ---- Groups of stores and reductions
@@ -374,7 +396,7 @@ FLASHGEN_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-#line 5 "flashgen/ptx/grid.cuh"
+// ---- flashgen/ptx/grid.cuh
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
 
@@ -418,7 +440,6 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-#line 57
 // ---- Programmatic dependent launch (sm_90 and later)
 
 // Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
@@ -430,7 +451,7 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-#line 5 "flashgen/ptx/warpgroup.cuh"
+// ---- flashgen/ptx/warpgroup.cuh
 // Dividing the register file among warpgroups (sm_90a).
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
@@ -445,7 +466,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-#line 5 "flashgen/ptx/descriptor.cuh"
+// ---- flashgen/ptx/descriptor.cuh
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -480,7 +501,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-#line 6 "flashgen/ptx/wgmma.cuh"
+// ---- flashgen/ptx/wgmma.cuh
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -526,13 +547,11 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -695,10 +714,8 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-#line 231
 // A kernel may say which ones it uses, as compilers take some time for each.
 WGMMA_SHAPES(WGMMA_SHAPE)
-#line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -706,7 +723,6 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-#line 281
 // The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
 // warp holding its 16 rows.
 template <class T, i32 n, Major b_major = Major::k>
@@ -714,7 +730,7 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-#line 5 "flashgen/ptx/wgmma_fours.cuh"
+// ---- flashgen/ptx/wgmma_fours.cuh
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
@@ -769,9 +785,7 @@ struct WgmmaFours {
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
 
-#line 60
 WGMMA_SHAPES(WGMMA_FOURS)
-#line 63
 // d = the sum of four products a * b, plus what d held.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
@@ -800,17 +814,16 @@ FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], cons
 
 }  // namespace flashgen
 #endif
-#line 4 "flashgen/panel.cuh"
-// Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// ---- flashgen/panel.cuh
+// Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
 
 namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
-#line 13
 constexpr i32 kPanelBytes = 128;
-// Eight swizzled rows: what repeats, and what tiles are aligned to.
+// Eight rows: the period of the swizzle, and the alignment of tiles.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
 
 // rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
@@ -821,17 +834,17 @@ struct PanelTile {
   static constexpr i32 cols = cols_;
   static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 panels = ceil_div(cols, panel_cols);
-  // From one panel to the next; `rows` are all that there are, also in a part of a tile.
+  // Bytes from one panel to the next. `rows` are those of the whole tile, also for a part of it.
   static constexpr i32 panel_stride = rows * kPanelBytes;
   static constexpr i32 bytes = panels * panel_stride;
-  // Steps of a product along the columns, 32 bytes each, and how many of them a panel holds.
+  // k-steps of a product along the columns, 32 bytes each, in all and per panel.
   static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
   static constexpr i32 panel_steps = 4;
 
   u32 address;
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
-  // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  // The rows from `row` on, a multiple of eight, the swizzle's period.
   FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
@@ -847,7 +860,7 @@ struct PanelTile {
     for (i32 p = 0; p < panels; ++p)
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
-  // Boxes of as many rows as the map says; what lies beyond the tensor is left out.
+  // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
@@ -867,23 +880,19 @@ struct PanelTile {
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
 
-#line 76
-  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
-  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
-  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
-  // instructions, and a lane's number has none.
+  // A lane's address for stmatrix when a warp stores 16 rows from `row` on (a multiple of eight), two chunks
+  // of each row at a time: for the first two chunks. chunk_after gives the address 2 n chunks further on. The
+  // swizzle is an XOR, so the lane's bit and the bits of n do not interfere. Unsigned, to save instructions.
   FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
     const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
-#line 90
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
 };
 
-#line 120
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];
@@ -902,13 +911,13 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
 
-// Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
+// An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-// Moves the next product's operands into the registers of a product that has been waited for. Assemblers
-// would otherwise write them there earlier, while the registers are still read. They cannot know that the
-// sign used here is never set.
+// Copies the next product's operands into the registers of a product that has completed. Without the XOR
+// ptxas would merge the registers and overwrite operands that wgmma still reads. ptxas cannot know that the
+// sign bit of `not_negative` is 0.
 template <i32 count>
 FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[count][4], i32 not_negative) {
   const u32 zero = static_cast<u32>(not_negative) & 0x80000000u;
@@ -916,7 +925,7 @@ FLASHGEN_DEVICE void take_over(u32 (&operands)[count][4], const u32 (&next)[coun
   for (i32 i = 0; i < 4 * count; ++i) operands[i / 4][i % 4] = next[i / 4][i % 4] ^ zero;
 }
 
-#line 5 "flashgen/logits.cuh"
+// ---- flashgen/logits.cuh
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
@@ -943,7 +952,6 @@ struct ScaledProducts {
   }
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
-#line 32
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
     return (reference_max + x) * kLn2;
   }
@@ -953,7 +961,7 @@ struct ScaledProducts {
   static constexpr bool replaced = false;
 };
 
-#line 6 "flashgen/softmax.cuh"
+// ---- flashgen/softmax.cuh
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
 
 // The four lanes that share a row of accumulators combine their values.
@@ -966,7 +974,7 @@ FLASHGEN_DEVICE float row_total(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-#line 5 "flashgen/row_statistics.cuh"
+// ---- flashgen/row_statistics.cuh
 // What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
 // row's last values are still on their way.
 
@@ -1027,7 +1035,7 @@ struct FinishedRows<true> {
   }
 };
 
-#line 6 "flashgen/reference_max_softmax.cuh"
+// ---- flashgen/reference_max_softmax.cuh
 // The online softmax with as little work per score as possible. A row's exponentials are taken relative to a
 // reference maximum. Any number near enough to the row's maximum gives the same result, because numerator and
 // denominator share the factor. One chosen ahead of the first tile's maximum usually serves the whole row, so
@@ -1040,17 +1048,14 @@ struct FinishedRows<true> {
 // In half_t the limit is its range; otherwise values of up to 2^60 must have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
-#line 20
 // A lane's sum over its columns of a tile. All rows that grow further exceed it, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
-#line 25
 // As kSpan, where a bound moves reference maxima before exponentials are taken, and exponentials are scaled
 // afterwards.
 template <class T>
 constexpr float kScaledSpan = 59.0f;
 
-#line 32
 // By how many powers of two a reference maximum is placed ahead of the maximum, so that it rarely has to
 // move. It must leave exponentials enough significant bits, small as they are. The further ahead, the less
 // exact is the logarithm of a sum. So the distance is `little` where logits are near zero, `more` where they
@@ -1060,11 +1065,9 @@ template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
-#line 45
 // Up to this distance from zero, in powers of two, a few of a row's first logits stand for all.
 constexpr float kFar = 12.0f;
 
-#line 54
 // How to handle a row that grows far above its reference maximum.
 enum class Regrowth {
   // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
@@ -1106,7 +1109,6 @@ struct ReferenceMaxSoftmax {
     }
   }
 
-#line 106
   // Moves reference maxima that are too far from the row's maximum. Returns whether the output so far must be
   // multiplied by `factor`.
   FLASHGEN_DEVICE bool update_reference_max(const Strip<columns>& scores, const Logits& logits) {
@@ -1128,7 +1130,6 @@ struct ReferenceMaxSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether update_reference_max() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-#line 147
   // Whether one of a lane's two rows has no reference maximum yet.
   FLASHGEN_DEVICE bool has_no_reference_max() const {
     return rows.reference_max[0] == kNowhere || rows.reference_max[1] == kNowhere;
@@ -1146,7 +1147,6 @@ struct ReferenceMaxSoftmax {
     rows.sum[row] *= factor[row];
   }
 
-#line 182
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
   FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
@@ -1192,7 +1192,6 @@ struct ReferenceMaxSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-#line 234
   // Whether this lane has a row that might exceed its reference maximum too far.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
   // Called if any lane has such a row. Returns whether maxima were checked before, so that no row exceeds its
@@ -1204,7 +1203,6 @@ struct ReferenceMaxSoftmax {
     return false;
   }
 
-#line 249
   // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
   // then to be multiplied by `factor`, as it may have been before.
   FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
@@ -1300,12 +1298,11 @@ struct ReferenceMaxSoftmax {
   }
 };
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
   i32 begin, end;
-#line 10
   FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
@@ -1317,7 +1314,6 @@ FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
 // Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
 template <bool has_lower, bool has_upper>
 struct Band {
-#line 23
   i32 lower, upper;
   i32 len_q, len_kv;
 
@@ -1330,39 +1326,32 @@ struct Band {
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
-    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
-    if constexpr (has_upper) end = smaller(end, q_end + upper);
+    end = smaller(end, q_end + upper);
     return tiles_of(begin, end, tile);
   }
 
   // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
   FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = ceil_div(len_kv, tile);
-    if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
-    if constexpr (has_upper) end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
+    end = q_begin + upper + 1 < len_kv ? larger(0, q_begin + upper + 1) / tile : end;
     return {begin, end};
   }
 
-#line 56
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
-    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
-    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
 
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    full &= k_end - 1 <= q_begin + upper;
     return full;
   }
-
 };
 
-#line 97
 // Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
 // on.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
@@ -1375,9 +1364,8 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
 template <bool has_lower, bool has_upper>
 FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
   i32 end = mask.len_kv - key;
-  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
+  end = smaller(end, q + mask.upper - key + 1);
   u32 allowed = ~bits_from(end);
-  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
   return allowed;
 }
 
@@ -1473,7 +1461,6 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
 
-#line 209
 // The same for any mask.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
@@ -1513,7 +1500,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-#line 5 "flashgen/issue_in_fours.cuh"
+// ---- flashgen/issue_in_fours.cuh
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
 // distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
 // until it is unrolled, and all that they do before takes longer.
@@ -1576,7 +1563,7 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
   wgmma_commit();
 }
 
-#line 6 "flashgen/ring.cuh"
+// ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
@@ -1640,7 +1627,7 @@ struct Ring {
   }
 };
 
-#line 6 "flashgen/row_tile.cuh"
+// ---- flashgen/row_tile.cuh
 // Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
@@ -1662,10 +1649,8 @@ struct alignas(16) KeyTile {
   // Which part of its steps this is, and how many parts there are.
   u8 part = 0;
   u8 parts = 1;
-
 };
 
-#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1705,7 +1690,6 @@ FLASHGEN_DEVICE RowTile row_tile_at(const Params& p, SectionPlace place) {
   return {tile * tile_q, place.head - sequence * p.heads_q, sequence, 1};
 }
 
-#line 76
 // Of tiles of keys a causal mask makes the first ones the longest, so they go from the first to the last.
 template <i32 tile_kv, i32 section_heads, class Params>
 FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
@@ -1715,14 +1699,13 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 97
 // Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-// Warns all blocks of bad values: the numbers that they draw from then on have this bit set.
+// Warns all blocks of non-finite values: the numbers that they draw from then on have this bit set.
 constexpr i32 kWarning = -0x7fffffff - 1;
 template <class Params>
 FLASHGEN_DEVICE void warn_all(const Params& p) {
@@ -1739,7 +1722,7 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-#line 6 "flashgen/strip.cuh"
+// ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
@@ -1759,7 +1742,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
   }
 }
 
-#line 12 "flashgen/forward_sm90.cuh"
+// ---- flashgen/forward_sm90.cuh
 // What the forward kernel for Hopper is made of.
 
 struct ForwardSm90Config {
@@ -1769,7 +1752,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 k_slots;
-  i32 books;
+  i32 non_finite_records;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -1824,7 +1807,6 @@ struct TileFacts {
   static constexpr i32 kNone = 8;
   u32 bits;
 
-#line 77
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
@@ -1860,7 +1842,7 @@ struct alignas(16) KeyBlockRange {
 };
 
 // How a tile of queries, if it exists, uses V. A scrubbed tile uses scrubbed values where the mask cuts: once
-// bad values have been found, and in some kernels in a block's first tile. A plain tile uses values as
+// non-finite values have been found, and in some kernels in a block's first tile. A plain tile uses values as
 // loaded. So does a scrubbed one after the last step that the mask cuts (kSeenTile).
 constexpr i32 kScrubbedTile = 1, kPlainTile = 2, kSeenTile = 3;
 
@@ -1872,16 +1854,17 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
   for (i32 i = 0; i < count; ++i) out[i] *= factor[i / 2 % 2];
 }
 
-#line 6 "flashgen/recompute_list.cuh"
-// Which tiles of queries a block computes a second time, because bad values (contain.cuh) in V may have
-// reached queries that must not attend to them.
+// ---- flashgen/recompute_list.cuh
+// Which tiles of queries a block computes a second time, because non-finite values (contain.cuh) in V may
+// have reached queries that must not attend to them.
 //
-// Scrubbing V before its first use costs time, and bad values are rare. A bad value in a tile of keys shows
-// in every row that is multiplied by the tile, whatever the probability. So consumers multiply V as loaded,
-// and check that their results are finite. Some kernels scrub V for a block's first tile of queries anyway.
-// Once a result is not finite, or the scrubbing warps find a bad value, the block scrubs all tiles of V that
-// the mask cuts (scrubber.cuh). After its last tile of queries it recomputes those since the first reported
-// one that used V unscrubbed. All other blocks are warned, and scrub from their next tile on.
+// Scrubbing V before its first use costs time, and non-finite values are rare. A non-finite value in a tile
+// of keys shows in every row that is multiplied by the tile, whatever the probability. So consumers multiply
+// V as loaded, and check that their results are finite. Some kernels scrub V for a block's first tile of
+// queries anyway. Once a result is not finite, or the scrubbing warps find a non-finite value, the block
+// scrubs all tiles of V that the mask cuts (scrubber.cuh). After its last tile of queries it recomputes those
+// since the first reported one that used V unscrubbed. All other blocks are warned, and scrub from their next
+// tile on.
 
 // Whether all of one of a lane's two rows of a strip are finite.
 template <i32 count>
@@ -1894,15 +1877,15 @@ FLASHGEN_DEVICE bool is_finite_row(const float (&strip)[count], i32 row) {
   return zero[0] + zero[1] == 0.0f;
 }
 
-// Whether a lane's results show a bad value in V. Such a value shows in all rows, so one of the lane's two
-// rows suffices. A row whose sum of exponentials is NaN has only NaN results and shows nothing, so the other
-// is used.
+// Whether a lane's results show a non-finite value in V. Such a value shows in all rows, so one of the lane's
+// two rows suffices. A row whose sum of exponentials is NaN has only NaN results and shows nothing, so the
+// other is used.
 template <i32 count>
-FLASHGEN_DEVICE bool shows_bad_values(const float (&strip)[count], const float (&sums)[2]) {
+FLASHGEN_DEVICE bool shows_non_finite(const float (&strip)[count], const float (&sums)[2]) {
   // Without a branch, behind which the assembler would take lanes for divergent.
-  const bool are_bad[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
+  const bool are_non_finite[2] = {!is_finite_row(strip, 0), !is_finite_row(strip, 1)};
   const bool is_number[2] = {sums[0] == sums[0], sums[1] == sums[1]};
-  return (is_number[0] & are_bad[0]) | (!is_number[0] & is_number[1] & are_bad[1]);
+  return (is_number[0] & are_non_finite[0]) | (!is_number[0] & is_number[1] & are_non_finite[1]);
 }
 
 // `slots` is the number of slots of the ring that announces tiles of queries. The consumer warps are the last
@@ -1921,7 +1904,7 @@ struct RecomputeList {
   // Not the number of any tile.
   static constexpr i32 kNone = 0x7fffffff;
 
-  // One barrier per reporter. Its only phase ends when the reporter has found bad values.
+  // One barrier per reporter. Its only phase ends when the reporter has found non-finite values.
   alignas(8) u64 reported[kReporters];
   // Its only phase ends when no consumer has a further tile to report.
   u64 settled;
@@ -1963,7 +1946,7 @@ struct RecomputeList {
   // Called by every lane, because every lane has read what is overwritten from then on.
   FLASHGEN_DEVICE void settle() { mbarrier_arrive(shared_address(&settled)); }
 
-  // ---- For one thread of the scrubbing warps, once: they have found bad values.
+  // ---- For one thread of the scrubbing warps, once: they have found non-finite values.
   FLASHGEN_DEVICE void report_found() { mbarrier_arrive(shared_address(&reported[consumer_warps])); }
 
   // ---- For the one thread that announces tiles.
@@ -1986,7 +1969,7 @@ struct RecomputeList {
 
   // ---- For all lanes of any warp.
 
-  // Whether any warp has reported bad values so far.
+  // Whether any warp has reported non-finite values so far.
   FLASHGEN_DEVICE bool has_reports(Thread thread) const {
     return warp_any(mbarrier_test_wait(shared_address(&reported[smaller(thread.lane, consumer_warps)]), 0));
   }
@@ -2003,15 +1986,14 @@ struct RecomputeList {
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/packed.cuh"
+// ---- flashgen/ptx/packed.cuh
 // Arithmetic of two 16-bit numbers in a word (sm_90).
 
 namespace flashgen {
 
-#line 21
 // All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
 // bits, and all others zero.
-FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
+FLASHGEN_DEVICE u32 non_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
@@ -2019,16 +2001,16 @@ FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
 
 }  // namespace flashgen
 #endif
-#line 7 "flashgen/scrubber.cuh"
-// Scrubbing: the warps beside the producer, which are otherwise idle, clear bad values (contain.cuh) from
-// tiles of V that a mask cuts through. Cleared values become zeros, so that products with the tile spread
-// nothing, and their places are recorded as bits. A product of these bits with the bits of allowed pairs
-// finds the results that the bad values should have reached.
+// ---- flashgen/scrubber.cuh
+// Scrubbing: the warps beside the producer, which are otherwise idle, clear non-finite values (contain.cuh)
+// from tiles of V that a mask cuts through. Cleared values become zeros, so that products with the tile
+// spread nothing, and their places are recorded as bits. A product of these bits with the bits of allowed
+// pairs finds the results that the non-finite values should have reached.
 
 namespace flashgen {
 
-// Which values of some rows of eight columns are bad: bit i of words[w] is the i-th row's for column 2w, and
-// sixteen further up for the next one.
+// Which values of some rows of eight columns are not finite: bit i of words[w] is the i-th row's for column
+// 2w, and sixteen further up for the next one.
 struct RowBits {
   u32 words[4];
 
@@ -2038,18 +2020,18 @@ struct RowBits {
   }
 };
 
-// Which values of a tile are bad, as the lanes of a warp that multiplies with it read them: each has a row of
-// bits, of its keys and of one column of every eight. Bit 2n + c of a column is key 8n + 2t + c for lane t of
-// the four that share a row of scores, as in bits_from.
+// Which values of a tile are not finite, as the lanes of a warp that multiplies with it read them: each has a
+// row of bits, of its keys and of one column of every eight. Bit 2n + c of a column is key 8n + 2t + c for
+// lane t of the four that share a row of scores, as in bits_from.
 template <i32 rows, i32 cols>
-struct BadBits {
+struct NonFiniteBits {
   static_assert(rows % 16 == 0 && rows <= 128, "a lane has a word for its keys of a column");
-  // What a lane has of a column: a word, or half of one, beyond which there may be four bits more. These lie
-  // behind all others, those of a panel in a word of each lane.
+  // Bytes of a lane per column: four, or two. 65 to 80 keys take four bits more, which are stored behind all
+  // others: a word per lane and panel.
   static constexpr i32 own_bytes = rows > 80 ? 4 : 2;
   static constexpr bool has_more = rows > 64 && own_bytes == 2;
   static constexpr i32 eights = cols / 8;
-  // A row is so many chunks, and is read by one of them at a time.
+  // 16-byte chunks of a lane's row of bits.
   static constexpr i32 chunks = ceil_div(eights * own_bytes, kChunkBytes);
   static constexpr i32 at_once = kChunkBytes / own_bytes;
   static constexpr i32 more_begin = kWarpSize * chunks * kChunkBytes;
@@ -2058,7 +2040,7 @@ struct BadBits {
 
   u8* base;
 
-  // Chunks are exchanged, so that those which eight lanes read together lie in different banks.
+  // Chunks are swizzled, so that eight lanes read from different banks.
   static constexpr u32 place(u32 lane, u32 chunk) {
     constexpr u32 exchanged = smaller(chunks & -chunks, 8);
     return (lane * chunks + (chunk ^ lane / (8 / exchanged) % exchanged)) * kChunkBytes;
@@ -2073,36 +2055,36 @@ struct BadBits {
   }
   // Eight bits from bit 8 * `part` on, for lane t of each four, of the eight columns with this number. The
   // last ones have zeros beside them, if there is room for others.
-  FLASHGEN_DEVICE void write(u32 t, u32 eight, u32 part, const RowBits& bad) const {
+  FLASHGEN_DEVICE void write(u32 t, u32 eight, u32 part, const RowBits& non_finite) const {
     constexpr u32 parts = ceil_div(rows, 32);
     const u32 chunk = eight * own_bytes / kChunkBytes;
     u8* const own = base + eight * own_bytes % kChunkBytes + part;
-    // Of every eight lanes chunks are exchanged alike.
+    // Every eight lanes have the same swizzle.
     u8* const columns[2] = {own + place(t, chunk), own + place(t + 4, chunk)};
 #pragma unroll
     for (i32 g = 0; g < 8; ++g) {
       u8* const at = columns[g % 2] + place(static_cast<u32>(g / 2 * 8), 0);
       if (parts < own_bytes && part + 1 == parts) {
-        *reinterpret_cast<u16*>(at) = bad.of_column(g);
+        *reinterpret_cast<u16*>(at) = non_finite.of_column(g);
       } else {
-        *at = static_cast<u8>(bad.of_column(g));
+        *at = static_cast<u8>(non_finite.of_column(g));
       }
     }
   }
   // The four that are more, and further up those of the next eight columns.
-  FLASHGEN_DEVICE void write_more(u32 t, u32 eight, const RowBits& bad) const {
+  FLASHGEN_DEVICE void write_more(u32 t, u32 eight, const RowBits& non_finite) const {
     u8* const own = base + more_begin + eight / 8 * more_stride + 4 * t + eight % 8 / 2;
 #pragma unroll
-    for (i32 g = 0; g < 8; ++g) own[16 * g] = static_cast<u8>(bad.of_column(g));
+    for (i32 g = 0; g < 8; ++g) own[16 * g] = static_cast<u8>(non_finite.of_column(g));
   }
 };
 
-// Makes NaN of those of a warp's results that attend to a bad value; the `allowed` pairs are bits of its two
-// rows.
+// Makes NaN of those of a warp's results that attend to a non-finite value; the `allowed` pairs are bits of
+// its two rows.
 template <i32 rows, i32 cols>
-FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, const u32 (&allowed)[2],
-                                  Thread thread) {
-  using Bits = BadBits<rows, cols>;
+FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, NonFiniteBits<rows, cols> non_finite,
+                                  const u32 (&allowed)[2], Thread thread) {
+  using Bits = NonFiniteBits<rows, cols>;
   // With halves of words, those of the upper ones, too. Bits of other columns that are there besides meet
   // pairs that are not.
   u32 pairs[2][2];
@@ -2113,11 +2095,11 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
   }
 #pragma unroll
   for (i32 c = 0; c < Bits::chunks; ++c) {
-    const Vec16 chunk = bad.read(thread.lane, c);
-    // Whole: compilers would read a word's parts by themselves.
+    const Vec16 chunk = non_finite.read(thread.lane, c);
+    // opaque() keeps one 16-byte load. The compiler would split it.
     const auto word = [&](i32 w) { return static_cast<u32>(opaque(static_cast<i32>(chunk.words[w]))); };
     const u32 words[4] = {word(0), word(1), word(2), word(3)};
-    const u32 more = bad.read_more(thread.lane, c);
+    const u32 more = non_finite.read_more(thread.lane, c);
 #pragma unroll
     for (i32 i = 0; i < smaller(Bits::at_once, Bits::eights - c * Bits::at_once); ++i) {
       constexpr i32 in_word = 4 / Bits::own_bytes;
@@ -2128,8 +2110,8 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
         bits = i % 2 == 0 ? (bits & 0xffffu) | ((upper < 0 ? more << -upper : more >> upper) & 0xffff0000u)
                           : (bits & 0xffff0000u) | (more >> lower & 0xffffu);
       }
-      // As floats, what is counted from the largest number on is infinity or NaN beyond it, and these times
-      // zero are NaN. The zero has a sign, so that it changes no bit of other results.
+      // The count starts at the bits of the largest float. Any increment makes infinity or NaN, and these
+      // times zero are NaN. The zero is negative, so adding it changes no bit of other results.
       constexpr i32 largest = 0x7f7fffff;
       i32 common[4] = {largest, largest, largest, largest};
       mma_m16n8k128_bits(common, pairs[i % in_word], bits);
@@ -2146,31 +2128,32 @@ FLASHGEN_DEVICE void mark_reached(Strip<cols>& out, BadBits<rows, cols> bad, con
 // so that race detectors can follow the order.
 //
 // What is found in a tile is kept until all consumers have marked the results that it should have reached.
-// There is one record (`books`) for each slot, or one that all tiles use in turn.
-template <class Tile, i32 stages, i32 books>
+// There is one record (`non_finite_records`) for each slot, or one that all tiles use in turn.
+template <class Tile, i32 stages, i32 non_finite_records>
 struct Scrubber {
-  static_assert(books == 1 || books == stages, "one record for each slot, or one for all");
+  static_assert(non_finite_records == 1 || non_finite_records == stages,
+                "one record for each slot, or one for all");
   // The warps beside the producer.
   static constexpr i32 kFirstWarp = 1;
   static constexpr i32 kWarps = 3;
   // Behind the last tile.
   static constexpr i32 kNoSlot = 255;
   using Where = RingPlace<stages>;
-  using Bits = BadBits<Tile::rows, Tile::cols>;
+  using Bits = NonFiniteBits<Tile::rows, Tile::cols>;
 
-  alignas(16) u8 bits[books][Bits::bytes];
-  // The copy engine has written a tile to scrub, ...
+  alignas(16) u8 bits[non_finite_records][Bits::bytes];
+  // TMA has written a tile to scrub, ...
   alignas(8) u64 brought[stages];
   // ... it has been scrubbed, which the producer waits for, ...
   u64 handed_on[stages];
   // ... and which consumers wait for; ...
-  u64 scrubbed[books];
+  u64 scrubbed[non_finite_records];
   // ... and all consumers have marked their results.
-  u64 marked[books];
+  u64 marked[non_finite_records];
   // How many tiles have been sent. The thread that sends them has no register for it.
   u32 sent;
-  // Whether each scrubbing warp has found a bad value in the tile.
-  alignas(4) u8 found[books][4];
+  // Whether each scrubbing warp has found a non-finite value in the tile.
+  alignas(4) u8 found[non_finite_records][4];
   // The slot of each tile.
   u8 slots[stages];
 
@@ -2180,7 +2163,7 @@ struct Scrubber {
       mbarrier_init(shared_address(&brought[i]), 1);
       mbarrier_init(shared_address(&handed_on[i]), kWarps * kWarpSize);
     }
-    for (i32 i = 0; i < books; ++i) {
+    for (i32 i = 0; i < non_finite_records; ++i) {
       mbarrier_init(shared_address(&scrubbed[i]), kWarps * kWarpSize);
       mbarrier_init(shared_address(&marked[i]), markers);
       found[i][kWarps] = 0;
@@ -2209,43 +2192,47 @@ struct Scrubber {
   // Whether an odd number of tiles have used this record. All scrubbing warps have recorded the last of them,
   // since its slot has been reused. None records this tile before all have asked.
   FLASHGEN_DEVICE bool is_odd(Where at, i32 slot) const {
-    return books == 1 ? at.count % 2 : mbarrier_test_wait(shared_address(&scrubbed[slot % books]), 0);
+    return non_finite_records == 1
+               ? at.count % 2
+               : mbarrier_test_wait(shared_address(&scrubbed[slot % non_finite_records]), 0);
   }
   // Each warp scrubs every third part of a tile, once the record's previous content is no longer needed.
   FLASHGEN_DEVICE void scrub(u8* tile, i32 slot, bool is_odd, Thread self) {
-    const i32 book = slot % books;
-    mbarrier_wait(shared_address(&marked[book]), !is_odd);
-    if (self.lane == 0) found[book][self.again().warp - kFirstWarp] = false;
+    const i32 record = slot % non_finite_records;
+    mbarrier_wait(shared_address(&marked[record]), !is_odd);
+    if (self.lane == 0) found[record][self.again().warp - kFirstWarp] = false;
     each_part(self, [&](auto part) {
       const Thread thread = self.again();
-      const RowBits bad = take_out(part, tile, thread);
-      if (warp_any(bad.are_some()) && thread.lane == 0) found[book][thread.warp - kFirstWarp] = true;
-      write(part, bad, Bits{bits[book]}, thread);
+      const RowBits non_finite = scrub_part(part, tile, thread);
+      if (warp_any(non_finite.are_some()) && thread.lane == 0) found[record][thread.warp - kFirstWarp] = true;
+      write(part, non_finite, Bits{bits[record]}, thread);
     });
     // The tensor cores read the tile through the async proxy.
     fence_proxy_async_shared();
-    mbarrier_arrive(shared_address(&scrubbed[book]));
+    mbarrier_arrive(shared_address(&scrubbed[record]));
   }
   // The warp that hands the tile on waits for the others.
   FLASHGEN_DEVICE void wait_for_all(i32 slot, bool is_odd) const {
-    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
+    mbarrier_wait(shared_address(&scrubbed[slot % non_finite_records]), is_odd);
   }
   FLASHGEN_DEVICE void end_scrubbing(Where at) { mbarrier_arrive(shared_address(&handed_on[at.slot()])); }
 
   // ---- For one scrubbing warp and the consumers: what was found in the tile in a slot.
   FLASHGEN_DEVICE bool has_found(i32 slot) const {
-    return *reinterpret_cast<const u32*>(found[slot % books]) != 0;
+    return *reinterpret_cast<const u32*>(found[slot % non_finite_records]) != 0;
   }
-  FLASHGEN_DEVICE Bits book_of(i32 slot) { return {bits[slot % books]}; }
+  FLASHGEN_DEVICE Bits record_of(i32 slot) { return {bits[slot % non_finite_records]}; }
 
   // ---- For every lane of the consumers, once the tile is full.
   FLASHGEN_DEVICE void begin_marking(i32 slot) const {
     // The phase of `marked` says how many tiles have used the record: nobody has ended marking this one yet.
-    const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % books]), 0);
-    mbarrier_wait(shared_address(&scrubbed[slot % books]), is_odd);
+    const bool is_odd = mbarrier_test_wait(shared_address(&marked[slot % non_finite_records]), 0);
+    mbarrier_wait(shared_address(&scrubbed[slot % non_finite_records]), is_odd);
   }
   // Every lane calls this once for every tile, even one that its consumer skips.
-  FLASHGEN_DEVICE void end_marking(i32 slot) { mbarrier_arrive(shared_address(&marked[slot % books])); }
+  FLASHGEN_DEVICE void end_marking(i32 slot) {
+    mbarrier_arrive(shared_address(&marked[slot % non_finite_records]));
+  }
 
  private:
   using T = typename Tile::Element;
@@ -2287,14 +2274,13 @@ struct Scrubber {
       return *reinterpret_cast<Vec16*>((i % 2 == 0 ? even : odd) + i / 2 * kSwizzleBytes);
     }
   };
-  // Takes bad values out, down to their signs.
+  // Clears non-finite values to zeros of their sign, and returns which they were.
   template <i32 eights>
-  FLASHGEN_DEVICE static RowBits take_out(const Part<eights>& part, u8* tile, Thread thread) {
-    // So many chunks are under way while one is looked at. Beside three consumers, whose tiles have one
-    // panel, there are the fewest registers.
+  FLASHGEN_DEVICE static RowBits scrub_part(const Part<eights>& part, u8* tile, Thread thread) {
+    // Chunks loaded ahead. Beside three consumers, whose tiles have one panel, registers are scarcest.
     constexpr i32 ahead = Tile::panels == 1 ? 1 : 2, count = 2 * eights;
     const Chunks chunks = Chunks::of(part, tile, thread);
-    RowBits bad = {};
+    RowBits non_finite = {};
     Vec16 read[ahead + 1];
 #pragma unroll
     for (i32 i = 0; i < ahead; ++i) read[i] = chunks[i];
@@ -2304,32 +2290,33 @@ struct Scrubber {
       Vec16& own = read[i % (ahead + 1)];
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) {
-        const u32 not_finite = not_finite_packed(T{}, own.words[w]);
-        bad.words[w] |= not_finite & 0x10001u << i;
+        const u32 not_finite = non_finite_packed(T{}, own.words[w]);
+        non_finite.words[w] |= not_finite & 0x10001u << i;
         own.words[w] &= ~not_finite;
       }
       chunks[i] = own;
     }
-    return bad;
+    return non_finite;
   }
   template <i32 eights>
-  FLASHGEN_DEVICE static void write(const Part<eights>& part, RowBits bad, Bits bits, Thread thread) {
+  FLASHGEN_DEVICE static void write(const Part<eights>& part, RowBits non_finite, Bits bits, Thread thread) {
     const u32 lane = static_cast<u32>(thread.lane), t = lane / 8, chunk = lane % 8;
     const u32 eight = static_cast<u32>(8 * part.panel) + chunk;
     if (Bits::has_more && part.number == 2) {
       // The next lane's are those of the next eight columns.
 #pragma unroll
-      for (i32 w = 0; w < 4; ++w) bad.words[w] |= bits_of(shuffle_xor(float_of(bad.words[w]), 1)) << 4;
-      if (chunk % 2 == 0) bits.write_more(t, eight, bad);
+      for (i32 w = 0; w < 4; ++w)
+        non_finite.words[w] |= bits_of(shuffle_xor(float_of(non_finite.words[w]), 1)) << 4;
+      if (chunk % 2 == 0) bits.write_more(t, eight, non_finite);
     } else if (eight < Bits::chunks * Bits::at_once) {
-      bits.write(t, eight, static_cast<u32>(part.number), bad);
+      bits.write(t, eight, static_cast<u32>(part.number), non_finite);
     }
   }
 };
 
 }  // namespace flashgen
 
-#line 28 "kernels/forward_sm90.cu.j2"
+// ---- kernels/forward_sm90.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -2337,41 +2324,41 @@ using element_t = bfloat16_t;
 constexpr ForwardSm90Config kConfig{
     .head_dim = 128,
     .head_dim_v = 128,
-    .tile_q = 128,    // B_r: query rows per block
-    .tile_kv = 128,   // B_c: keys per step
-    .stages = 2,      // tiles of values under way at once
-    .k_slots = 2,     // and of keys
-    .books = 1,       // and records of bad values, each of one tile of values
-    .q_rows = 128,    // queries of a slot: a tile, or each consumer's by themselves
-    .q_slots = 2,     // slots for queries
-    .tile_slots = 2,  // tiles of queries known ahead
-    .consumers = 2,   // warpgroups that compute, 64 query rows each
+    .tile_q = 128,            // B_r: query rows per block
+    .tile_kv = 128,           // B_c: keys per step
+    .stages = 2,              // slots for V
+    .k_slots = 2,             // slots for K
+    .non_finite_records = 1,  // tiles of V with a record of non-finite values
+    .q_rows = 128,            // query rows in a slot: a tile, or one consumer's part
+    .q_slots = 2,             // slots for Q
+    .tile_slots = 2,          // slots of the ring that announces tiles of queries
+    .consumers = 2,           // warpgroups that compute, 64 query rows each
     .producer_registers = 40,
     .consumer_registers = 232,
-    .section_heads = 32,       // heads that are worked on at the same time
-    .doubles_to = 640,         // keys up to which the last of these are twice as many
+    .section_heads = 32,       // heads of a section, whose tiles are scheduled together
+    .doubles_to = 640,         // keys up to which the last section has twice as many heads
     .longest_first = true,     // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
-    .keeps_scores = true,      // exponentials do not take the place of scores
-    .foresees = false,         // how far rows may grow is known before exponentials are taken
-    .holds_waits = true,       // exponentials overlap the products, as registers allow
-    .packs_finished = false,   // finished rows have one register of each lane, as registers are short
-    .ends_alone = false,       // the last values of a tile are multiplied without the next scores
-    .keys_lead = true,         // the next tile's first keys come before the last values
-    .draws_late = true,        // the next tile is drawn when few keys are left
-    .has_lower = false,        // the mask ends on the left
-    .has_upper = true,         // the mask ends on the right
+    .keeps_scores = true,      // P does not overwrite S
+    .foresees = false,         // the cap bounds how far row maxima can grow
+    .holds_waits = true,       // exponentials overlap the products
+    .packs_finished = false,   // row statistics of a finished tile take one register per lane
+    .ends_alone = false,       // the last P V of a tile is issued without the next scores
+    .keys_lead = true,         // the next tile's first K is loaded before the last V
+    .draws_late = true,        // the next tile is drawn when few tiles of keys are left
+    .has_lower = false,        // the band has a lower bound on k - q
+    .has_upper = true,         // the band has an upper bound on k - q
 };
 
 struct Params {
-  TensorMap q_map;  // what the copy engine knows of the tensor
+  TensorMap q_map;  // for TMA
   TensorMap k_map;
   TensorMap v_map;
   TensorMap o_map;
   const element_t* v;
   element_t* o;
   float* lse;    // log-sum-exp, (batch, heads_q, len_q)
-  u32* counter;  // tiles given out, then blocks that are done; 0 between launches
+  u32* counter;  // tiles drawn, then blocks done; 0 between launches
   i64 v_batch;   // strides are in elements
   i64 v_row;
   i64 v_head;
@@ -2395,33 +2382,29 @@ namespace smem {
 constexpr u32 kQ = 0;               // Q_i, 2 slots of 128 rows
 constexpr u32 kK = 65536;           // K_j, 2 slots
 constexpr u32 kV = 131072;          // V_j, 2 slots
-constexpr u32 kO = 196608;          // O_i, on its way out
-constexpr u32 kScrubber = 229376;   // which values of a tile are bad
-constexpr u32 kQBarriers = 231488;  // for each slot: it is full, it is empty
+constexpr u32 kO = 196608;          // O_i, to be stored
+constexpr u32 kScrubber = 229376;   // non-finite values of V_j, as bits
+constexpr u32 kQBarriers = 231488;  // full and empty barriers of each slot
 constexpr u32 kKBarriers = 231520;
 constexpr u32 kVBarriers = 231552;
 constexpr u32 kTileBarriers = 231584;
-constexpr u32 kTiles = 231616;           // which tiles of queries come next
-constexpr u32 kKeyBlockRanges = 231648;  // and where each consumer's keys lie
-constexpr u32 kRecomputes = 231776;      // which tiles of queries bad values may have reached
+constexpr u32 kTiles = 231616;           // the next tiles of queries
+constexpr u32 kKeyBlockRanges = 231648;  // the range of key tiles of each consumer
+constexpr u32 kRecomputes = 231776;      // tiles of queries to recompute if V is not finite
 
 }  // namespace smem
 
-#line 41
 using Logits = ScaledProducts;
 using Shape = ForwardSm90Shape<kConfig, element_t, Logits>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 50
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
-#line 55
 using TileRecomputes = RecomputeList<kConfig.tile_slots, Shape::consumer_warps>;
-using ValueScrubber = Scrubber<Shape::VTile, kConfig.stages, kConfig.books>;
+using ValueScrubber = Scrubber<Shape::VTile, kConfig.stages, kConfig.non_finite_records>;
 
-#line 59
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -2447,20 +2430,16 @@ struct Shared {
             reinterpret_cast<RowTile*>(base + smem::kTiles),
     };
   }
-#line 91
   FLASHGEN_DEVICE KeyBlockRange& key_blocks(TileRing::Where at, i32 consumer) const {
     return reinterpret_cast<KeyBlockRange*>(base + smem::kKeyBlockRanges)[at.slot() * kConfig.consumers + consumer];
   }
-#line 96
   static_assert(smem::kScrubber + sizeof(ValueScrubber) <= smem::kQBarriers, "the plan leaves room for scrubbing");
   FLASHGEN_DEVICE ValueScrubber& scrubber() const { return *reinterpret_cast<ValueScrubber*>(base + smem::kScrubber); }
-#line 99
   FLASHGEN_DEVICE TileRecomputes& recomputes() const {
     return *reinterpret_cast<TileRecomputes*>(base + smem::kRecomputes);
   }
 };
 
-#line 105
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -2475,7 +2454,6 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 120
 // Whether the mask cuts through a tile of keys for some query of the tile, so that its values may need scrubbing. The
 // end of the keys does not count: zeros lie beyond it.
 FLASHGEN_DEVICE bool is_cut(const Params& p, const RowTile& rows, i32 key_tile) {
@@ -2498,38 +2476,29 @@ FLASHGEN_DEVICE KeyBlockRange key_blocks_of(const Params& p, const RowTile& rows
   return {keys_of(p, rows), keys, mask_of(p, rows).full_key_tiles(queries.begin, queries.end, kConfig.tile_kv)};
 }
 
-#line 143
 // A warp's position in the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 147
   // Which consumer it is, and the consumer's key blocks for the tile of queries that was begun last.
   i32 consumer;
   KeyBlockRange key_blocks;
-#line 151
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
-#line 155
   // From this kind of tile of queries on, V is used as loaded. Opaque: compilers would copy the stream per constant.
   i32 plain = opaque(kPlainTile);
 
-#line 159
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 162
     key_blocks = shared.key_blocks(tile_at, consumer);
-#line 164
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 170
     if (step.exists()) {
       const Range keys = key_blocks.tile_keys;
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 176
     return step;
   }
 
@@ -2538,13 +2507,10 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 187
     --next.key_tile;
-#line 189
     return next;
   }
 
-#line 193
   // After the last step: the first step of the tiles of queries to recompute, if any are still to come.
   FLASHGEN_DEVICE Step once_more(const Params& p, const Shared& shared, Thread thread) {
     const bool have_come = shared.recomputes().have_come();
@@ -2554,7 +2520,6 @@ struct Follower {
   }
 };
 
-#line 2 "kernels/forward_sm90/producer.j2"
 // ---- The producer: one warp that draws tiles of queries and issues the bulk copies of Q, K and V. Only one lane waits
 // and copies: another lane that came late to a barrier could miss a phase.
 FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread thread) {
@@ -2563,11 +2528,9 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   KRing::Where k_at;
   VRing::Where v_at;
   TileRing::Where tile_at;
-#line 11
-  // Whether any block has found bad values, as far as this one knows.
-  bool has_bad_values = false;
+  // Whether any block has found non-finite values, as far as this one knows.
+  bool has_non_finite = false;
 
-#line 15
   // Loads parts of a tile of queries, each as soon as its slot is free.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i) {
@@ -2585,10 +2548,8 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   const auto load_values = [&](i32 tile, i32 head, i32 sequence, bool is_scrubbed) {
     if (elected) {
       shared.v_ring.wait_empty(v_at);
-#line 33
       u32 full = shared.v_ring.full(v_at);
       if (is_scrubbed) full = shared.scrubber().send(v_at.slot());
-#line 38
       mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
       shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
     }
@@ -2596,17 +2557,13 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // Draws the number of the next tile of queries.
   const auto draw = [&]() {
-#line 46
     if (shared.recomputes().repeats()) return shared.recomputes().draw();
-#line 48
     return draw_tile(p);
   };
   // Announces the next tile to all warps, and loads those of its queries that have room.
   const auto announce = [&](i32 drawn) {
-#line 53
     const i32 number = drawn & ~kWarning;
-    has_bad_values |= (drawn & kWarning) != 0;
-#line 57
+    has_non_finite |= (drawn & kWarning) != 0;
     RowTile rows = {};
     if (number < p.tiles) {
       // If keys are short, K and V of more heads stay in the cache.
@@ -2614,41 +2571,34 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       const SectionPlace place = place_in_sections<kConfig.section_heads>(number, p.tiles, p.q_tiles, last_heads);
       rows = row_tile_at<kConfig.tile_q, true>(p, place);
     }
-#line 68
     // The end is announced only when it is known that no tile is recomputed before it.
     if (!rows.exists) return rows;
     if (elected) shared.recomputes().note(number);
     if (thread.lane < kConfig.consumers) shared.tile_ring.wait_empty(tile_at);
     // All consumer warps have read the slot's previous content.
     warp_sync();
-#line 81
-    has_bad_values |= shared.recomputes().has_reports(thread);
-    if (has_bad_values) {
+    has_non_finite |= shared.recomputes().has_reports(thread);
+    if (has_non_finite) {
       rows.exists = kScrubbedTile;
     } else {
       rows.exists = kPlainTile;
       if (elected) shared.recomputes().count_unscrubbed();
     }
-#line 90
     // One lane for each consumer's key blocks. Each lane arrives, so none can miss a phase.
     if (thread.lane < kConfig.consumers) {
       shared.key_blocks(tile_at, thread.lane) = key_blocks_of(p, rows, thread.lane);
       if (elected) shared.tiles[tile_at.slot()] = rows;
-#line 101
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
     load_queries(rows, 0, Shape::q_parts_ahead);
     return rows;
   };
-#line 108
   // Announces that there is no further tile.
   const auto announce_end = [&]() {
     if (thread.lane < kConfig.consumers) {
       shared.tile_ring.wait_empty(tile_at);
-#line 113
       shared.key_blocks(tile_at, thread.lane) = {};
-#line 115
       if (elected) shared.tiles[tile_at.slot()] = {};
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
@@ -2668,14 +2618,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return true;
   };
 
-#line 2 "kernels/forward_sm90/producer_ranges.j2"
   // The values of a step are loaded after the keys of the next one. With keys_lead that holds across tiles of queries
   // too. These say which tile of values is still to be loaded, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
-#line 6
   bool left_is_scrubbed = false;
 
-#line 9
   // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
   // is announced in one place: compilers make a copy of each, and take their time for it.
   RowTile rows = {};
@@ -2693,17 +2640,14 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       k_at.advance();
     };
-#line 27
     const auto is_scrubbed = [&](i32 tile) {
       return rows.exists == kScrubbedTile && is_cut(p, rows, tile);
     };
-#line 31
     // Without keys_lead the head and the tile are known, which saves registers.
     const auto load_values_left = [&](i32 tile) {
       const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
       if (left < 0) return;
       load_values(left, kConfig.keys_lead ? left_head : head_kv, kConfig.keys_lead ? left_sequence : rows.sequence, kConfig.keys_lead ? left_is_scrubbed : is_scrubbed(left));
-#line 37
       values_left = -1;
     };
     RowTile next = {};
@@ -2732,30 +2676,23 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       values_left = tile;
       left_head = head_kv;
       left_sequence = rows.sequence;
-#line 66
       left_is_scrubbed = is_scrubbed(tile);
     }
-#line 69
     rows = next;
     if (!rows.exists) {
-#line 72
       if (!begins_again()) break;
     }
-#line 77
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 141 "kernels/forward_sm90/producer.j2"
   if (elected) {
     // The block resets the counters only after its last warning.
     shared.scrubber().wait_scrubbed();
     mbarrier_arrive(shared.scrubber().send(ValueScrubber::kNoSlot));
   }
-#line 147
   if (elected) leave_counters(p);
 }
 
-#line 2 "kernels/forward_sm90/scrubber.j2"
-// ---- The scrubbing warps: three warps beside the producer, idle until bad values may exist. They clear the bad values
+// ---- The scrubbing warps: three warps beside the producer, idle until non-finite values may exist. They clear the non-finite values
 // from the tiles of V that the producer sends them, and hand the tiles on to the consumers.
 FLASHGEN_DEVICE void scrub(const Params& p, const Shared& shared, Thread thread) {
   ValueScrubber& scrubber = shared.scrubber();
@@ -2781,7 +2718,6 @@ FLASHGEN_DEVICE void scrub(const Params& p, const Shared& shared, Thread thread)
   }
 }
 
-#line 2 "kernels/forward_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's queries.
 FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread thread) {
   const Thread self = thread;
@@ -2797,27 +2733,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 33
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   // Whether reference maxima may move in the next tile of keys. A vote in each step would come between its last
   // products and delay the next consumer's.
   bool is_due = true;
-#line 38
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 41
     is_due = true;
   };
-#line 71
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, but never
   // written.
   const auto needs_mask = [&](const Step& step) {
-#line 78
     if (!at.key_blocks.full_keys.has(step.key_tile)) return true;
-#line 80
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 83
   // The warp scheduler barriers of FlashAttention-3: warpgroups issue products in turn, so that one multiplies while
   // another computes exponentials.
   const auto warp_scheduler_barrier_sync = [&]() {
@@ -2826,7 +2755,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto warp_scheduler_barrier_arrive = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 95
   const auto multiply_keys = [&]() {
     // With one slot the descriptors of Q_i are the same in every step. Opaque, so that they are not kept in registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
@@ -2841,43 +2769,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 110
-  // Whether V_j is scrubbed of bad values, because the mask cuts through it for some query of the tile.
+  // Whether V_j is scrubbed of non-finite values, because the mask cuts through it for some query of the tile.
   const auto is_scrubbed = [&](const Step& step) {
     return step.rows.exists < at.plain && is_cut(p, step.rows, step.key_tile);
   };
-#line 139
   // Replaces the scores of pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 154
     if (needs_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 158
   // The bits of the pairs that the mask allows.
   const auto find_pairs = [&](u32 (&allowed)[2], const Step& step, Thread thread) {
-#line 168
     const i32 row = step.rows.first_q + (thread.warp - 4) * 16, key = step.key_tile * kConfig.tile_kv;
     find_allowed<kConfig.tile_kv / 8>(allowed, mask_of(p, step.rows), row, key, thread);
   };
-#line 173
   // Whether the mask may forbid pairs or reference maxima may move. In most steps neither holds, so one branch tests
   // both. It is computed while the scores are under way: what comes between them and the next products delays every step.
   const auto needs_check = [&](const Step& step) { return opaque(needs_mask(step) || is_due) != 0; };
-#line 177
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool checks) {
-#line 180
     wgmma_pin(scores);
-#line 182
     release_keys(step);
-#line 191
     Logits logits{p.scale_log2};
     bool rescales = false;
-#line 197
 #pragma unroll 1
     for (;;) {
-#line 202
       if (checks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.update_reference_max(scores, logits);
@@ -2887,11 +2803,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       checks = true;
     }
-#line 235
     softmax.add(shared.q.address);
     return rescales;
   };
-#line 2 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are computed here, rather than kept in registers throughout.
@@ -2900,20 +2814,15 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 16
     // The next tile has been read from the ring.
     const i32 tile_number = static_cast<i32>(at.tile_at.count) - 2;
-#line 19
     const bool is_plain = step.rows.exists == kPlainTile;
-    if (is_plain && warp_any(!is_finite_row(out, 0)) && warp_any(shows_bad_values(out, rows.sum))) {
+    if (is_plain && warp_any(!is_finite_row(out, 0)) && warp_any(shows_non_finite(out, rows.sum))) {
       if (shared.recomputes().report(tile_number, thread)) warn_all(p);
     }
-#line 24
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 26
-    // By the copy engine, 16 rows per warp. They have left shared memory before the next ones are written there.
+    // By TMA, 16 rows per warp. They have left shared memory before the next ones are written there.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 29
     if (thread.lane == 0) {
       // A recomputed tile's results are written after its first ones.
       if (is_plain) {
@@ -2922,7 +2831,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         bulk_wait<0>();
       }
     }
-#line 40
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -2931,7 +2839,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 53
     // After the results, whose copy begins with a wait for all previous stores.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -2944,7 +2851,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     warp_sync();
   };
 
-#line 2 "kernels/forward_sm90/stream.j2"
   clear(out);
   // The first consumer may issue products at once.
   if (consumer == kConfig.consumers - 1) warp_scheduler_barrier_arrive();
@@ -2952,44 +2858,34 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 15
   // The step whose probabilities are ready and whose values are not yet multiplied, if any, and the next step.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
-#line 21
   bool checks = false;
 
-#line 27
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 32
     const Shape::VTile values = shared.v.slot(at.v_at.slot());
     issue_output_in_fours(out, probabilities, values, step.continues != 0);
     warp_scheduler_barrier_arrive();
   };
   // The first scores overlap nothing, and need no warp scheduler barrier.
   const auto begin = [&]() {
-#line 42
     step = Step::none();
-#line 47
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 51
     checks = needs_check(next);
-#line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them, while the values before are multiplied.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, checks);
-#line 59
     wgmma_wait<0>();
     wgmma_pin(out);
     if (step.exists()) release_values();
-#line 63
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -3000,7 +2896,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
   // The scores of the next step, perhaps the first ones of the next tile, ...
   const auto multiply_next_keys = [&](bool are_first) {
-#line 76
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -3014,11 +2909,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 90
     checks = needs_check(next);
   };
-#line 94
-  // For a step with scrubbed values, before they are multiplied: results that bad values should have reached become
+  // For a step with scrubbed values, before they are multiplied: results that non-finite values should have reached become
   // NaN, and stay NaN whatever is added.
   const auto mark = [&]() {
     shared.v_ring.wait_full(at.v_at);
@@ -3030,30 +2923,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       const Thread thread = self.again();
       u32 allowed[2];
       find_pairs(allowed, step, thread);
-      mark_reached(out, shared.scrubber().book_of(slot), allowed, thread);
+      mark_reached(out, shared.scrubber().record_of(slot), allowed, thread);
     }
     shared.scrubber().end_marking(slot);
   };
-#line 111
   // Whether the next step's scores are computed together with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
-#line 116
     // One test suffices in most steps.
     if (smaller(step.rows.exists, next.rows.exists) < at.plain) {
       if (warp_any(is_scrubbed(step))) {
         mark();
-#line 121
       } else if (!step.is_last()) {
         // The tiles that the mask cuts come first.
         next.rows.exists = kSeenTile;
       }
-#line 126
       if (!next.exists()) return false;
     }
     return true;
   };
-#line 133
   // A step's values and the scores of the next one.
   const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
     const bool ends = step.is_last();
@@ -3061,10 +2949,8 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
     prepare_next(ends);
-#line 145
     wgmma_wait<1>();
   };
-#line 156
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
@@ -3073,21 +2959,17 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_wait<0>();
     wgmma_pin(out);
   };
-#line 165
   // After the last step there may be tiles of queries to recompute.
   const auto end_stream = [&]() {
     next = at.once_more(p, shared, thread);
     begin_rows(next);
   };
 
-#line 176
   // The stream is one run of steps. That it is a loop, though hardly ever taken twice, tells the
   // assembler that warps do not diverge here, and saves it a copy of each descriptor.
   Shape::Probabilities probabilities;
   while (next.exists()) {
-#line 197
     begin();
-#line 199
     take_in(probabilities);
     // Two steps in the loop's body, so that one reads the registers that the other writes.
     Shape::Probabilities odd;
@@ -3104,26 +2986,20 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
         if (!goes_on()) break;
       }
     }
-#line 225
     multiply_alone(probabilities);
     release_values();
     if (step.is_last()) {
-#line 236
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
-#line 241
     if (!next.exists()) end_stream();
   }
-#line 244
   // Every arrival needs a sync: the first consumer completes the last one. Until here no register holds which consumer
   // this is.
   if (self.again().warp / 4 == 1) warp_scheduler_barrier_sync();
-#line 248
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 222 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -3135,15 +3011,11 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
     shared.v_ring.init(1, consumer_warps);
     // All lanes read a slot that announces a tile of queries, and each releases it.
     shared.tile_ring.init(kConfig.consumers, kWarpSize * consumer_warps);
-#line 234
     shared.recomputes().init_barriers();
     shared.scrubber().init(kWarpSize * consumer_warps);
-#line 237
     fence_mbarrier_init();
   }
-#line 240
   if (thread.warp == 2) shared.recomputes().begin(thread);
-#line 242
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -3154,17 +3026,12 @@ FLASHGEN_KERNEL(384, 1) forward_d128_causal_sm90a(FLASHGEN_GRID_CONSTANT Params 
   griddep_wait();
   griddep_launch_dependents();
 
-#line 269
   // Registers that the copying warps do not need go to the consumers.
   if (thread.warp >= 4) {
-#line 253
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
-#line 271
   } else {
-#line 257
     setmaxnreg_dec<kConfig.producer_registers>();
-#line 259
     if (thread.warp == 0) {
       produce(p, shared, thread);
     } else {

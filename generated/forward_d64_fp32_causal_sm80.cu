@@ -12,51 +12,47 @@
 //            o      0 to 16384  O_i, once the loop is over
 // because  16 rows per warp: float fragments take four times the registers
 //
-// contents   37  Integer and 16-bit element types, without any CUDA header.
-//            60  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           105  Moving data.
-//           135  Scalar arithmetic, one instruction each.
-//           166  Warp-wide matrix instructions.
-//           203  Element types.
-//           268  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           339  Operands of warp-level matrix products.
-//           536  Warp-level matrix products.
-//           624  Banded masks.
-//           701  Walking over the tiles that a mask does not rule out.
-//           751  Streaming tiles between global and shared memory.
-//           953  Keeping NaN and infinity where they belong.
-//          1036  What a softmax takes exponentials of.
-//          1069  The online softmax.
-//          1202  What the forward kernel is made of.
-//          1263  The kernel: its configuration, parameters and text.
+// contents   36  Integer and 16-bit element types, without any CUDA header.
+//            55  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            95  Moving data.
+//           113  Scalar arithmetic, one instruction each.
+//           142  Warp-wide matrix instructions.
+//           178  Element types.
+//           240  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           310  Operands of warp-level matrix products.
+//           506  Warp-level matrix products.
+//           589  Banded masks.
+//           660  Walking over the tiles that a mask does not rule out.
+//           697  Streaming tiles between global and shared memory.
+//           852  Keeping NaN and infinity where they belong.
+//           935  What a softmax takes exponentials of.
+//           965  The online softmax.
+//          1097  What the forward kernel is made of.
+//          1158  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
 
 using u8 = unsigned char;
-using u16 = unsigned short;
 using u32 = unsigned int;
-#line 10
 using i32 = int;
 using i64 = long long;
 
-#line 20
 // The element type of fp32 kernels. Specializations say float32_t, and sums and statistics float.
 using float32_t = float;
 
-#line 30
 struct alignas(16) Vec16 {
   u32 words[4];
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -70,14 +66,9 @@ FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
-#line 17
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
-#line 20
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-// Bit l is lane l's condition.
-FLASHGEN_DEVICE u32 warp_ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
-FLASHGEN_DEVICE i32 lowest_bit(u32 bits) { return __ffs(static_cast<int>(bits)) - 1; }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -101,24 +92,12 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 5 "flashgen/ptx/copy.cuh"
+// ---- flashgen/ptx/copy.cuh
 // Moving data: asynchronous global-to-shared copies and reductions to global memory.
 
 // Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
-               "r"(valid_bytes)
-               : "memory");
-}
-
-FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -131,7 +110,7 @@ FLASHGEN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -147,7 +126,6 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-#line 27
 // The larger of two; a NaN loses to a number.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
@@ -155,14 +133,13 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
-#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-#line 5 "flashgen/ptx/matrix.cuh"
+// ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 // Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
@@ -194,18 +171,16 @@ FLASHGEN_DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 address) {
                : "memory");
 }
 
-#line 120
 FLASHGEN_DEVICE void mma_finish() {}
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-#line 9
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
 
@@ -243,7 +218,6 @@ struct Place {
   FLASHGEN_DEVICE static Place current() { return {block_idx_x(), block_idx_y(), block_idx_z()}; }
 };
 
-#line 50
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
@@ -251,7 +225,6 @@ constexpr bool kIsFloat = sizeof(T) == 4;
 template <class T>
 constexpr i32 kStepDepth = kIsFloat<T> ? 8 : 16;
 
-#line 63
 // Two neighbouring elements, written with one store.
 template <class T>
 struct alignas(4) Pair {
@@ -264,7 +237,7 @@ struct alignas(8) Pair<float32_t> {
   FLASHGEN_DEVICE static Pair from(float a, float b) { return {a, b}; }
 };
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
@@ -308,7 +281,6 @@ struct SharedTile {
   FLASHGEN_DEVICE SharedTile from_row(i32 row) const { return {data + row * row_bytes}; }
 };
 
-#line 49
 // A lane's place in a tile. Rows advance in eights, so the swizzle of the lane's row never changes and a step
 // is one addition along rows, one xor along columns.
 template <class Tile>
@@ -335,7 +307,7 @@ struct Cursor {
   }
 };
 
-#line 5 "flashgen/operand.cuh"
+// ---- flashgen/operand.cuh
 // Operands of warp-level matrix products: which elements of a tile each lane holds, and how it fetches them.
 //
 // A product accumulates 16 x 8 blocks. Lane l of a warp holds of such a block, at any precision, rows l/4 and
@@ -402,7 +374,6 @@ struct LeftRows<Tile, float32_t> {
   }
 };
 
-#line 103
 // ---------------------------------------------------------------------------------------------------------
 // Right operand stored by columns, i.e. the transpose of a tile: tile[column][depth].
 template <class Tile, class T = typename Tile::Element>
@@ -532,7 +503,7 @@ struct LeftRegisters<float32_t, row_blocks, column_blocks> {
   }
 };
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -553,12 +524,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 
 template <bool turing, class T>
 FLASHGEN_DEVICE void multiply_block(float (&d)[4], const LeftFragment<T>& a, const RightFragment<T>& b) {
-  if constexpr (turing) {
-    mma_m16n8k8_batched(T{}, d, a.words[0], a.words[1], b.words[0]);
-    mma_m16n8k8_batched(T{}, d, a.words[2], a.words[3], b.words[1]);
-  } else {
-    mma_m16n8k16_batched(T{}, d, a.words, b.words);
-  }
+  mma_m16n8k16_batched(T{}, d, a.words, b.words);
 }
 
 template <bool turing>
@@ -620,14 +586,13 @@ FLASHGEN_DEVICE void multiply(Accumulator<row_blocks, column_blocks>& accumulato
   if constexpr (!kIsFloat<T>) mma_finish();
 }
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
   i32 begin, end;
 };
 
-#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -650,32 +615,27 @@ struct Band {
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
-    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
-    if constexpr (has_upper) end = smaller(end, q_end + upper);
+    end = smaller(end, q_end + upper);
     return tiles_of(begin, end, tile);
   }
 
-#line 56
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
-    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
-    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
+    empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
 
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
+    full &= k_end - 1 <= q_begin + upper;
     return full;
   }
 
   FLASHGEN_DEVICE bool allows(i32 q, i32 k) const {
     bool allowed = q < len_q && k < len_kv;
-    if constexpr (has_lower) allowed &= k - q >= lower;
-    if constexpr (has_upper) allowed &= k - q <= upper;
+    allowed &= k - q <= upper;
     return allowed;
   }
 };
@@ -697,7 +657,7 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
-#line 5 "flashgen/walk.cuh"
+// ---- flashgen/walk.cuh
 // Walking over the tiles that a mask does not rule out.
 //
 // A mask says which pairs of a query and a key are allowed. Kernels use five functions of it:
@@ -729,25 +689,12 @@ struct Walk {
   // Advances to the next tile. Returns how many tiles were skipped before it.
   template <class Visited>
   FLASHGEN_DEVICE i32 advance(Thread thread, const Visited& visited) {
-    if constexpr (has_holes) {
-      const i32 before = tile;
-      while (others == 0 && group + kWarpSize < end) {
-        group += kWarpSize;
-        const i32 candidate = group + thread.lane;
-        const bool is_visited = visited(candidate);
-        others = warp_ballot(candidate < end && is_visited);
-      }
-      tile = others != 0 ? group + lowest_bit(others) : end;
-      others &= others - 1;
-      return tile - before - 1;
-    } else {
-      ++tile;
-      return 0;
-    }
+    ++tile;
+    return 0;
   }
 };
 
-#line 5 "flashgen/stream.cuh"
+// ---- flashgen/stream.cuh
 // Streaming tiles between global and shared memory.
 
 // `row_count` rows of `cols` elements in global memory, row r at source + r * stride.
@@ -760,43 +707,10 @@ struct GlobalRows {
   FLASHGEN_DEVICE T* at(i32 row, i32 col) const { return data + row * stride + col; }
 };
 
-// One 16-byte chunk read with the widest accesses that its alignment allows; elements past `valid` are zero.
-template <class T, i32 access_bytes>
-FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
-  constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  Vec16 chunk = {{0, 0, 0, 0}};
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i] = bits_of(source[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
-    }
-  }
-  return chunk;
-}
-
 template <class T, i32 access_bytes>
 FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if constexpr (access_bytes == 16) {
-    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i] = float_of(chunk.words[i]);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < chunk_elements; ++i) {
-      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
-    }
-  }
+  if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
 }
 
 // Asynchronous copy of one chunk, in pieces of access_bytes.
@@ -808,9 +722,7 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
   for (i32 i = 0; i < pieces; ++i) {
     const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
     const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
-    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
-    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
+    cp_async_16(destination, from, bytes);
   }
 }
 
@@ -818,12 +730,12 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
 // asynchronous copies the data goes straight to shared memory; without, fetch() reads into registers and
 // land() writes them, so that the trip to global memory overlaps whatever is computed in between. Rows and
 // columns that do not exist arrive as zeros.
-template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool asynchronous>
+template <class Tile, i32 threads, i32 head_dim, i32 access_bytes, bool async_copy>
 struct TileStream {
   using T = typename Tile::Element;
   static constexpr i32 count = Tile::rows * Tile::chunks;
   static constexpr i32 per_thread = ceil_div(count, threads);
-  static_assert(!asynchronous || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
+  static_assert(!async_copy || access_bytes >= 4, "asynchronous copies move at least 4 bytes");
   // Where a thread's chunks lie below one another, the swizzle the same for all, one address serves them all.
   static constexpr i32 rows_apart = threads / Tile::chunks;
   static constexpr bool stacked = threads % Tile::chunks == 0 && rows_apart % 8 == 0 && count % threads == 0;
@@ -833,7 +745,7 @@ struct TileStream {
   // there on.
   const T* next;
   i32 rows_left;
-  Vec16 staged[asynchronous ? 1 : per_thread];
+  Vec16 staged[async_copy ? 1 : per_thread];
 
   FLASHGEN_DEVICE TileStream(GlobalRows<const T> source, i32 first_row, Thread thread)
       : stride(source.stride) {
@@ -882,35 +794,23 @@ struct TileStream {
     rows_left -= Tile::rows;
   }
 
-  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {
-    if constexpr (!asynchronous) {
-#pragma unroll
-      for (i32 i = 0; i < per_thread; ++i) {
-        const i32 index = thread.index() + i * threads;
-        if (index < count) tile.vector_at(index / Tile::chunks, index % Tile::chunks) = staged[i];
-      }
-    }
-  }
+  FLASHGEN_DEVICE void land(Tile tile, Thread thread) const {}
 
  private:
   // A chunk without columns reads nothing: where `from` then points does not matter.
   FLASHGEN_DEVICE void fetch_one(i32 i, u8* to, const T* from, i32 columns) {
-    if constexpr (asynchronous) {
-      copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
-    } else {
-      staged[i] = read_chunk<T, access_bytes>(from, columns);
-    }
+    copy_chunk_async<T, access_bytes>(shared_address(to), from, columns);
   }
 };
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
-template <bool asynchronous>
+template <bool async_copy>
 FLASHGEN_DEVICE void commit_copies() {
-  if constexpr (asynchronous) cp_async_commit();
+  cp_async_commit();
 }
-template <bool asynchronous, i32 pending>
+template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() {
-  if constexpr (asynchronous) cp_async_wait<pending>();
+  cp_async_wait<pending>();
 }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
@@ -949,16 +849,16 @@ FLASHGEN_DEVICE void store_rows(Tile tile, GlobalRows<typename Tile::Element> de
   }
 }
 
-#line 6 "flashgen/contain.cuh"
-// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a bad
-// value in a key that a query may not attend to would reach the query through any tile that the mask cuts
-// through. Such tiles are searched first. If one holds a bad value, which is rare, the bad values are
-// cleared before the product, and the results they should have reached become NaN afterwards.
+// ---- flashgen/contain.cuh
+// Keeping NaN and infinity where they belong. A product with a probability of 0 is 0 * NaN = NaN, so a
+// non-finite value in a key that a query may not attend to would reach the query through any tile that the
+// mask cuts through. Such tiles are searched first. If one holds a non-finite value, which is rare, the
+// non-finite values are cleared before the product, and the results they should have reached become NaN
+// afterwards.
 
 // Adding this to the bits of a magnitude carries into the sign exactly when the exponent is all ones.
 template <class T>
 constexpr u32 kToInfinity = 0;
-#line 18
 template <>
 constexpr u32 kToInfinity<float32_t> = 0x00800000u;
 template <class T>
@@ -966,13 +866,12 @@ constexpr u32 kSigns = kIsFloat<T> ? 0x80000000u : 0x80008000u;
 
 // The sign bits of those elements of a word that are not finite.
 template <class T>
-FLASHGEN_DEVICE u32 signs_of_bad(u32 word) {
+FLASHGEN_DEVICE u32 non_finite_signs(u32 word) {
   return ((word & ~kSigns<T>)+kToInfinity<T>)&kSigns<T>;
 }
 
-FLASHGEN_DEVICE bool is_bad(float x) { return signs_of_bad<float>(bits_of(x)) != 0; }
+FLASHGEN_DEVICE bool is_non_finite(float x) { return non_finite_signs<float>(bits_of(x)) != 0; }
 
-#line 33
 template <class T>
 FLASHGEN_DEVICE T not_a_number() {
   if constexpr (kIsFloat<T>) {
@@ -984,44 +883,45 @@ FLASHGEN_DEVICE T not_a_number() {
 
 // Whether some element of the tile is not finite; all threads of the block call it and get the same answer.
 template <i32 threads, class Tile>
-FLASHGEN_DEVICE bool holds_bad_value(Tile tile, Thread thread) {
-  u32 bad = 0;
+FLASHGEN_DEVICE bool holds_non_finite(Tile tile, Thread thread) {
+  u32 signs = 0;
 #pragma unroll 4
   for (i32 i = thread.index(); i < Tile::rows * Tile::chunks; i += threads) {
     const Vec16 chunk = *reinterpret_cast<const Vec16*>(tile.data + i * kChunkBytes);
 #pragma unroll
-    for (i32 w = 0; w < 4; ++w) bad |= signs_of_bad<typename Tile::Element>(chunk.words[w]);
+    for (i32 w = 0; w < 4; ++w) signs |= non_finite_signs<typename Tile::Element>(chunk.words[w]);
   }
-  return block_any(bad != 0);
+  return block_any(signs != 0);
 }
 
-// Puts 0 for every element that is not finite.
+// Replaces every element that is not finite by 0.
 template <i32 threads, class Tile>
-FLASHGEN_DEVICE void take_out_bad_values(Tile tile, Thread thread) {
+FLASHGEN_DEVICE void clear_non_finite(Tile tile, Thread thread) {
 #pragma unroll 1
   for (i32 i = thread.index(); i < Tile::bytes / static_cast<i32>(sizeof(u32)); i += threads) {
     u32& word = reinterpret_cast<u32*>(tile.data)[i];
-    const u32 signs = signs_of_bad<typename Tile::Element>(word);
-    // From the sign bit of each bad element to all of its bits.
+    const u32 signs = non_finite_signs<typename Tile::Element>(word);
+    // From the sign bit of each non-finite element to all of its bits.
     word &= kIsFloat<typename Tile::Element> ? (signs != 0 ? 0u : ~0u) : ~((signs >> 15) * 0xffffu);
   }
   block_sync();
 }
 
-// Puts NaN into the results of queries that attend to a bad value in a tile that the mask cuts through.
-// `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied; every
-// thread takes columns of its own.
+// Puts NaN into the results of queries that attend to a non-finite value in a tile that the mask cuts
+// through. `results` are the tile of queries from first_q on, `source` the keys' rows that were multiplied;
+// every thread takes columns of its own.
 template <i32 threads, i32 head_dim, i32 tile_kv, class Tile, class Mask>
-FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
-                                      GlobalRows<const typename Tile::Element> source, Range keys,
-                                      const Mask& mask, Thread thread) {
+FLASHGEN_DEVICE void mark_non_finite_results(Tile results, i32 first_q,
+                                             GlobalRows<const typename Tile::Element> source, Range keys,
+                                             const Mask& mask, Thread thread) {
   const i32 end_q = smaller(first_q + Tile::rows, mask.len_q);
 #pragma unroll 1
   for (i32 column = thread.index(); column < head_dim; column += threads) {
 #pragma unroll 1
     for (i32 key = keys.begin * tile_kv; key < smaller(keys.end * tile_kv, source.row_count); ++key) {
       const i32 first_key = key / tile_kv * tile_kv;
-      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) || !is_bad(*source.at(key, column)))
+      if (mask.is_full(first_q, end_q, first_key, first_key + tile_kv) ||
+          !is_non_finite(*source.at(key, column)))
         continue;
 #pragma unroll 1
       for (i32 q = first_q; q < end_q; ++q) {
@@ -1032,7 +932,7 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
   }
 }
 
-#line 5 "flashgen/logits.cuh"
+// ---- flashgen/logits.cuh
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
@@ -1049,7 +949,6 @@ FLASHGEN_DEVICE void mark_bad_results(Tile results, i32 first_q,
 // Products that a scale turns into logits. Reference maxima are in powers of two, so that an exponent is one
 // instruction. For logits beyond 2^30 its rounding error is many powers of two.
 struct ScaledProducts {
-#line 23
   float scale_log2;
 
   FLASHGEN_DEVICE float logit(float s, i32 /*row*/) const { return s * scale_log2; }
@@ -1058,14 +957,12 @@ struct ScaledProducts {
   }
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
-#line 32
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
     return (reference_max + x) * kLn2;
   }
-
 };
 
-#line 6 "flashgen/softmax.cuh"
+// ---- flashgen/softmax.cuh
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
 
 // The four lanes that share a row of accumulators combine their values.
@@ -1101,7 +998,6 @@ struct OnlineSoftmax {
     }
   }
 
-#line 53
   // Takes in a tile of scores, which become exponentials, and rescales what was accumulated before.
   template <i32 columns, i32 out_columns>
   FLASHGEN_DEVICE void update(Accumulator<row_blocks, columns>& scores,
@@ -1198,7 +1094,7 @@ struct OnlineSoftmax {
   }
 };
 
-#line 7 "flashgen/forward.cuh"
+// ---- flashgen/forward.cuh
 // What the forward kernel is made of.
 
 struct ForwardConfig {
@@ -1259,7 +1155,7 @@ FLASHGEN_DEVICE void for_each_row(const OnlineSoftmax<row_blocks, Logits>& softm
 
 }  // namespace flashgen
 
-#line 21 "kernels/forward.cu.j2"
+// ---- kernels/forward.cu.j2
 using namespace flashgen;
 
 using element_t = float32_t;
@@ -1269,15 +1165,15 @@ constexpr ForwardConfig kConfig{
     .head_dim_v = 64,
     .tile_q = 64,   // B_r: query rows per block
     .tile_kv = 64,  // B_c: keys per step
-    .stages = 1,    // tiles of keys and values under way at once
+    .stages = 1,    // slots for K and V
     .warps = 4,
-    .split_k = false,    // warps own key columns, not query rows
-    .has_lower = false,  // the mask ends on the left
-    .has_upper = true,   // the mask ends on the right
+    .split_k = false,    // each warp owns keys, not query rows
+    .has_lower = false,  // the band has a lower bound on k - q
+    .has_upper = true,   // the band has an upper bound on k - q
     .q_in_registers = false,
     .access_bytes = 16,  // alignment of rows in global memory
     .async_copy = true,
-    .turing = false,  // half-depth tensor-core steps
+    .turing = false,  // mma.m16n8k8, as Turing has no k16
 };
 
 struct Params {
@@ -1317,7 +1213,6 @@ constexpr u32 kO = 0;      // O_i, once the loop is over
 
 }  // namespace smem
 
-#line 31
 using Shape = ForwardShape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -1325,21 +1220,16 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp32_causal_sm80(FLASHGEN_GRID_CONSTANT Para
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
 
-#line 53
   // This block computes O_i: one tile of queries of one head of one sequence. The last tiles, which a causal
   // mask makes the longest, go first.
   const i32 q_tiles = ceil_div(p.len_q, kConfig.tile_q);
   const Place place = Place::current();
-#line 58
   const i32 head_kv = place.head / p.group;
   const i32 first_q = (q_tiles - 1 - place.tile) * kConfig.tile_q;
 
   const Mask mask = Mask::of(p, place.sequence, place.head);
-#line 65
   const i32 end_q = smaller(first_q + kConfig.tile_q, p.len_q);
-#line 69
   const Range keys = mask.key_tiles(first_q, end_q, kConfig.tile_kv);
-#line 71
   const auto visited = [&](i32 tile) {
     return !mask.is_empty(first_q, end_q, tile * kConfig.tile_kv, (tile + 1) * kConfig.tile_kv);
   };
@@ -1353,15 +1243,12 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp32_causal_sm80(FLASHGEN_GRID_CONSTANT Para
   const Shape::KTile k_ring{shared + smem::kK};
   const Shape::VTile v_ring{shared + smem::kV};
   Shape::QStream q_stream({p.q + place.sequence * p.q_batch + place.head * p.q_head, p.q_row, p.len_q}, first_q, thread);
-#line 90
   Shape::KStream k_stream({p.k + place.sequence * p.k_batch + head_kv * p.k_head, p.k_row, p.len_kv}, keys.begin * kConfig.tile_kv, thread);
   Shape::VStream v_stream({p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys.begin * kConfig.tile_kv, thread);
 
-#line 94
   // Line 4: load Q_i from global to shared memory (and start on the first keys and values).
   q_stream.fetch(q_tile, thread);
   q_stream.land(q_tile, thread);
-#line 114
   // Keys run one tile ahead of values, and leave out the same tiles.
   const auto fetch_keys = [&](Thread thread) {
     const i32 left_out = ahead.advance(thread, visited);
@@ -1375,25 +1262,20 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp32_causal_sm80(FLASHGEN_GRID_CONSTANT Para
   i32 left_out = fetch_keys(thread);
   if (!ahead.over()) k_stream.land(k_ring, thread);
 
-#line 128
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   Shape::Output out;
   clear(out);
   OnlineSoftmax<Shape::row_blocks, ScaledProducts> softmax;
   softmax.reset();
-#line 138
-  bool has_bad_values = false;
+  bool has_non_finite = false;
 
-#line 148
   // Line 6: for each tile of keys that some query of this tile may attend to.
   for (i32 step = 0; !ahead.over(); ++step) {
     const i32 j = ahead.tile;
-#line 152
     const Thread here = thread.again();
     // Floats leave no registers to keep the addresses of operands from one tile to the next.
     const Thread reader = kIsFloat<element_t> ? here : thread;
     const i32 first_key = j * kConfig.tile_kv;
-#line 166
     // Line 7: K_j has arrived; V_j comes while the scores are computed.
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
@@ -1403,13 +1285,11 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp32_causal_sm80(FLASHGEN_GRID_CONSTANT Para
     const Shape::KTile k_tile = k_ring;
     const Shape::VTile v_tile = v_ring;
 
-#line 179
     // A warp none of whose pairs is allowed sits this tile out.
     const i32 row = first_q + warp_row, key = first_key + warp_key;
     const i32 row_end = smaller(row + Shape::warp_rows, p.len_q);
     const bool idle = row >= row_end || mask.is_empty(row, row_end, key, key + Shape::warp_keys);
     Shape::Scores scores;
-#line 188
     if (!idle) {
       // Line 8: S_ij = Q_i K_j^T.
       clear(scores);
@@ -1417,23 +1297,19 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp32_causal_sm80(FLASHGEN_GRID_CONSTANT Para
           scores, LeftRows(q_tile, warp_row, reader), RightTransposed(k_tile, warp_key, reader));
     }
 
-#line 199
     // V_j has arrived, and no warp needs K_j any more: K_{j+1} comes while V_j is used.
     v_stream.land(v_ring, here);
     wait_for_copies<kConfig.async_copy, 0>();
     block_sync();
     left_out = fetch_keys(here);
 
-#line 206
     // Only a tile that the mask (or the end of the keys) cuts through is masked pair by pair.
     if (!mask.is_full(first_q, end_q, first_key, first_key + kConfig.tile_kv)) {
-#line 209
-      // A bad value of V must not reach queries that do not attend to its key.
-      if (holds_bad_value<Shape::threads>(v_tile, here)) {
-        take_out_bad_values<Shape::threads>(v_tile, here);
-        has_bad_values = true;
+      // A non-finite value of V must not reach queries that do not attend to its key.
+      if (holds_non_finite<Shape::threads>(v_tile, here)) {
+        clear_non_finite<Shape::threads>(v_tile, here);
+        has_non_finite = true;
       }
-#line 215
       if (!idle) mask_pairs(scores, -kInfinity, mask, row, key, reader);
     }
 
@@ -1441,44 +1317,35 @@ FLASHGEN_KERNEL(128, 1) forward_d64_fp32_causal_sm80(FLASHGEN_GRID_CONSTANT Para
       // Lines 9 and 10: m_i, P_ij = exp(S_ij - m_i), l_i; O_i is rescaled only if m_i moved far.
       softmax.update(scores, out, {p.scale_log2});
 
-#line 225
       // Line 10: O_i += P_ij V_j.
       multiply<element_t, kConfig.turing, Shape::warp_keys / kStepDepth<element_t>>(
           out, Shape::Probabilities(scores, reader), RightRows<Shape::VTile, true>(v_tile.from_row(warp_key), 0, reader));
     }
-#line 230
     if (!ahead.over()) k_stream.land(k_ring, here);
   }
 
-#line 234
   softmax.finish();
   // No copy is under way any more (without any keys, Q's would be), and no warp needs the tiles: O takes their place.
   wait_for_copies<kConfig.async_copy, 0>();
   block_sync();
-#line 243
   constexpr bool writes = true;
 
-#line 274
   // Lines 12, 13 and 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i).
   const Shape::OTile o_tile{shared + smem::kO};
   if (writes) {
     store_accumulator(o_tile, warp_row, 0, out, thread, [&](i32 m, i32 h) { return softmax.normalizer(m, h); });
     float* const lse = p.lse + (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + first_q + warp_row;
     for_each_row(softmax, thread, [&](i32 row, float log_sum_exp) {
-#line 284
       if (first_q + warp_row + row < p.len_q) lse[row] = log_sum_exp;
     });
   }
 
-#line 290
-  if (has_bad_values) {
-#line 294
+  if (has_non_finite) {
     block_sync();
-    mark_bad_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
+    mark_non_finite_results<Shape::threads, kConfig.head_dim_v, kConfig.tile_kv>(
         o_tile, first_q, {p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, keys, mask, thread);
   }
 
-#line 309
   // Line 14: write O_i to global memory.
   block_sync();
   store_rows<Shape::OTile, Shape::threads, kConfig.head_dim_v, kConfig.access_bytes>(

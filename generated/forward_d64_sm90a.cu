@@ -12,22 +12,60 @@
 //            q                   0 to  49152  Q_i, 2 slots of 192 rows
 //            k               49152 to 114688  K_j, 4 slots
 //            v              114688 to 180224  V_j, 4 slots
-//            o              180224 to 204800  O_i, on its way out
-//            q_barriers     204800 to 204832  for each slot: it is full, it is empty
+//            o              180224 to 204800  O_i, to be stored
+//            q_barriers     204800 to 204832  full and empty barriers of each slot
 //            k_barriers     204832 to 204896
 //            v_barriers     204896 to 204960
 //            tile_barriers  204960 to 204992
-//            tiles          204992 to 205024  which tiles of queries come next
+//            tiles          204992 to 205024  the next tiles of queries
 // because  three warpgroups, as exponentials and not products set the pace at this width
+//
+// contents   68  Integer and 16-bit element types, without any CUDA header.
+//            86  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           125  Scalar arithmetic, one instruction each.
+//           168  Warp-wide matrix instructions.
+//           180  Element types.
+//           213  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           218  Warp-level matrix products.
+//           240  Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for the named ones).
+//           246  The kernel: its configuration, parameters and text.
+//           257  The kernel: its configuration, parameters and text.
+//           290  The kernel: its configuration, parameters and text.
+//           303  How tensor maps describe tensors to bulk copies of boxes.
+//           312  Bulk copies.
+//           317  The kernel: its configuration, parameters and text.
+//           348  The kernel: its configuration, parameters and text.
+//           350  The kernel: its configuration, parameters and text.
+//           366  Blocks of a grid, and grids that follow each other.
+//           370  The kernel: its configuration, parameters and text.
+//           405  The kernel: its configuration, parameters and text.
+//           416  Dividing the register file among warpgroups (sm_90a).
+//           431  How wgmma finds an operand in shared memory.
+//           466  Matrix products of a warpgroup.
+//           695  Four products of a warpgroup, one after another in the same accumulators, as one statement.
+//           779  Tiles as TMA writes them and wgmma reads them.
+//           875  What a softmax takes exponentials of.
+//           911  The online softmax.
+//           924  What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a row's last values are still on their way.
+//           985  The online softmax with as little work per score as possible.
+//          1248  Banded masks.
+//          1422  The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh).
+//          1485  Rings of slots in shared memory, filled by one side and emptied by the other.
+//          1549  Which tiles of queries, or of keys, a persistent block works on, in order.
+//          1642  Writing a warpgroup's results to shared and global memory.
+//          1662  What the forward kernel for Hopper is made of.
+//          1753  The kernel: its configuration, parameters and text.
+//          1763  The kernel: its configuration, parameters and text.
+//          1918  The kernel: its configuration, parameters and text.
+//          2031  The kernel: its configuration, parameters and text.
 
-#line 5 "kernels/forward_sm90.cu.j2"
 // The shapes of its products, by their columns: S and O.
 #define WGMMA_SHAPES(shape) shape(128) shape(64)
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
 #else
-#line 2 "flashgen/ptx/types.cuh"
+// ---- flashgen/ptx/types.cuh
 // Integer and 16-bit element types, without any CUDA header.
 
 namespace flashgen {
@@ -39,14 +77,13 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-#line 17
 struct bfloat16_t {
   u16 bits;
 };
 
 }  // namespace flashgen
 
-#line 3 "flashgen/ptx/device.cuh"
+// ---- flashgen/ptx/device.cuh
 // What the CUDA language itself provides, under names that the emulator can give a host meaning.
 
 #define FLASHGEN_DEVICE __device__ __forceinline__
@@ -58,13 +95,10 @@ namespace flashgen {
 
 FLASHGEN_DEVICE i32 thread_idx() { return static_cast<i32>(threadIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
-#line 16
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
-#line 19
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }
 FLASHGEN_DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition) != 0; }
-#line 24
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
@@ -88,7 +122,7 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-#line 5 "flashgen/ptx/math.cuh"
+// ---- flashgen/ptx/math.cuh
 // Scalar arithmetic, one instruction each.
 
 // 2^x; 2 ulp, subnormal results flushed to zero.
@@ -118,14 +152,12 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   return c;
 }
 
-#line 41
 FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-#line 54
 // Two floats rounded to 16 bits and packed, the first in the low half.
 FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   u32 packed;
@@ -133,7 +165,7 @@ FLASHGEN_DEVICE u32 pack(bfloat16_t, float low, float high) {
   return packed;
 }
 
-#line 45 "flashgen/ptx/matrix.cuh"
+// ---- flashgen/ptx/matrix.cuh
 // Warp-wide matrix instructions: ldmatrix, stmatrix and mma.sync.
 
 // The way back (sm_90 and later).
@@ -145,13 +177,12 @@ FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
 
 }  // namespace flashgen
 #endif
-#line 3 "flashgen/element.cuh"
+// ---- flashgen/element.cuh
 // Element types: conversions, and how deep one matrix instruction reaches.
 
 namespace flashgen {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-#line 9
 constexpr float kLn2 = 0x1.62e430p-1f;
 constexpr i32 kWarpSize = 32;
 
@@ -176,16 +207,15 @@ struct Thread {
 };
 
 constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
-#line 34
 constexpr i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 constexpr i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
-#line 5 "flashgen/tile.cuh"
+// ---- flashgen/tile.cuh
 // Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
 
 constexpr i32 kChunkBytes = 16;
 
-#line 5 "flashgen/product.cuh"
+// ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
 // A warp's accumulators: row_blocks x column_blocks blocks of 16 x 8.
@@ -207,7 +237,7 @@ FLASHGEN_DEVICE void clear(Accumulator<row_blocks, column_blocks>& accumulator) 
 }  // namespace flashgen
 
 #if !defined(FLASHGEN_EMULATOR)
-#line 3 "flashgen/ptx/barrier.cuh"
+// ---- flashgen/ptx/barrier.cuh
 // Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
 // the named ones).
 
@@ -224,7 +254,6 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-#line 33
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
 // that were announced have come; phases are distinguished by their parity, that of the first one being 0.
 
@@ -232,12 +261,10 @@ FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-#line 45
 FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-#line 61
 FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -256,13 +283,10 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-#line 105
 FLASHGEN_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
-  }
+  while (!mbarrier_try_wait(barrier, parity)) {}
 }
 
-#line 115
 // ---- Fences
 
 // Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
@@ -271,13 +295,12 @@ FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-#line 126
 // The same for shared memory alone.
 FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-#line 4 "flashgen/ptx/tensor_map.cuh"
+// ---- flashgen/ptx/tensor_map.cuh
 // How tensor maps describe tensors to bulk copies of boxes.
 
 // A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
@@ -286,8 +309,8 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-#line 22 "flashgen/ptx/bulk.cuh"
-// Bulk copies: whole boxes and runs of bytes, moved by the copy engine (sm_90 and later). Loads end at an
+// ---- flashgen/ptx/bulk.cuh
+// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
 // mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
 // Shared memory that they read must have been written before a fence_proxy_async of the writer.
 
@@ -305,7 +328,6 @@ FLASHGEN_DEVICE void tma_load_4d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-#line 97
 // Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
 // bytes.
 
@@ -318,13 +340,11 @@ FLASHGEN_DEVICE void tma_store_4d(const TensorMap* map, u32 source, i32 c0, i32 
       : "memory");
 }
 
-#line 149
 // Brings the map itself closer.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-#line 175
 // ---- Runs of bytes: a multiple of 16, between addresses that are.
 
 // ---- Groups of stores and reductions
@@ -343,7 +363,7 @@ FLASHGEN_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-#line 5 "flashgen/ptx/grid.cuh"
+// ---- flashgen/ptx/grid.cuh
 // Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
 // programmatic dependent launch.
 
@@ -367,7 +387,6 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-#line 33
 // What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
 // one.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
@@ -383,7 +402,6 @@ FLASHGEN_DEVICE void store_release(u32* address, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-#line 57
 // ---- Programmatic dependent launch (sm_90 and later)
 
 // Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
@@ -395,7 +413,7 @@ FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-#line 5 "flashgen/ptx/warpgroup.cuh"
+// ---- flashgen/ptx/warpgroup.cuh
 // Dividing the register file among warpgroups (sm_90a).
 
 // From now on each thread has `registers` of them, a multiple of 8 from 24 to 256. All warps of a warpgroup
@@ -410,7 +428,7 @@ FLASHGEN_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-#line 5 "flashgen/ptx/descriptor.cuh"
+// ---- flashgen/ptx/descriptor.cuh
 // How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
@@ -445,7 +463,7 @@ constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32
           (stride_bytes & mask) >> 4 | static_cast<u32>(swizzle) << 30};
 }
 
-#line 6 "flashgen/ptx/wgmma.cuh"
+// ---- flashgen/ptx/wgmma.cuh
 // Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
 // (sm_90a).
 //
@@ -491,13 +509,11 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
 // The instruction's name from its depth on.
 template <class T>
 struct WgmmaType;
-#line 55
 template <>
 struct WgmmaType<bfloat16_t> {
   static constexpr char name[] = "k16.f32.bf16.bf16";
 };
 
-#line 68
 // What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
@@ -660,10 +676,8 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-#line 231
 // A kernel may say which ones it uses, as compilers take some time for each.
 WGMMA_SHAPES(WGMMA_SHAPE)
-#line 268
 // d = a * b, plus what d held if `accumulate`; both operands in shared memory.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
@@ -671,7 +685,6 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-#line 281
 // The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
 // warp holding its 16 rows.
 template <class T, i32 n, Major b_major = Major::k>
@@ -679,7 +692,7 @@ FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescri
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);
 }
 
-#line 5 "flashgen/ptx/wgmma_fours.cuh"
+// ---- flashgen/ptx/wgmma_fours.cuh
 // Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
 // more time for the accumulators that go into statements and come out of them than for all else about
 // products. For kernels that say which shapes they use.
@@ -734,9 +747,7 @@ struct WgmmaFours {
   };
 #define WGMMA_FOURS(n) WGMMA_EXPANDED(WGMMA_FOURS_AT, n, WGMMA_FROM_##n)
 
-#line 60
 WGMMA_SHAPES(WGMMA_FOURS)
-#line 63
 // d = the sum of four products a * b, plus what d held.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
@@ -765,17 +776,16 @@ FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], cons
 
 }  // namespace flashgen
 #endif
-#line 4 "flashgen/panel.cuh"
-// Tiles as the copy engine writes them and wgmma reads them: panels of 128-byte rows, one panel after
+// ---- flashgen/panel.cuh
+// Tiles as TMA writes them and wgmma reads them: panels of 128-byte rows, one panel after
 // another, each swizzled by 128 bytes (chunk c of row r lies at c ^ (r % 8)).
 
 namespace flashgen {
 
 constexpr i32 kWarpgroupSize = 128;
 constexpr i32 kWarpgroupRows = 64;
-#line 13
 constexpr i32 kPanelBytes = 128;
-// Eight swizzled rows: what repeats, and what tiles are aligned to.
+// Eight rows: the period of the swizzle, and the alignment of tiles.
 constexpr i32 kSwizzleBytes = 8 * kPanelBytes;
 
 // rows x cols elements of T at `address`; the last panel may be wider than what is left of the columns.
@@ -786,29 +796,28 @@ struct PanelTile {
   static constexpr i32 cols = cols_;
   static constexpr i32 panel_cols = kPanelBytes / static_cast<i32>(sizeof(T));
   static constexpr i32 panels = ceil_div(cols, panel_cols);
-  // From one panel to the next; `rows` are all that there are, also in a part of a tile.
+  // Bytes from one panel to the next. `rows` are those of the whole tile, also for a part of it.
   static constexpr i32 panel_stride = rows * kPanelBytes;
   static constexpr i32 bytes = panels * panel_stride;
-  // Steps of a product along the columns, 32 bytes each, and how many of them a panel holds.
+  // k-steps of a product along the columns, 32 bytes each, in all and per panel.
   static constexpr i32 steps = cols * static_cast<i32>(sizeof(T)) / 32;
   static constexpr i32 panel_steps = 4;
 
   u32 address;
 
   FLASHGEN_DEVICE PanelTile slot(i32 index) const { return {address + static_cast<u32>(index * bytes)}; }
-  // The rows from `row` on, a multiple of eight so that the swizzle stays in step.
+  // The rows from `row` on, a multiple of eight, the swizzle's period.
   FLASHGEN_DEVICE PanelTile from_row(i32 row) const {
     return {address + static_cast<u32>(row * kPanelBytes)};
   }
 
-#line 45
   // The tile's rows from `row` on of one head of one sequence; `barrier` counts `bytes`.
   FLASHGEN_DEVICE void load(const TensorMap& map, u32 barrier, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
       tma_load_4d(address + p * panel_stride, &map, barrier, p * panel_cols, row, head, sequence);
   }
-  // Boxes of as many rows as the map says; what lies beyond the tensor is left out.
+  // Stores boxes of as many rows as the map has. TMA clips them to the tensor.
   FLASHGEN_DEVICE void store(const TensorMap& map, i32 row, i32 head, i32 sequence) const {
 #pragma unroll
     for (i32 p = 0; p < panels; ++p)
@@ -828,23 +837,19 @@ struct PanelTile {
   }
   static constexpr u32 along_rows(i32 step) { return static_cast<u32>(step * 16 * kPanelBytes); }
 
-#line 76
-  // Where a lane's chunk lies when a warp stores 16 rows from `row` on, a multiple of eight, two chunks of
-  // each at a time; of the first two, and of two that are 2 n further on. Swizzling exchanges chunks by bits
-  // of their number: one tells which of two is the lane's, the others which two they are. Signs would cost
-  // instructions, and a lane's number has none.
+  // A lane's address for stmatrix when a warp stores 16 rows from `row` on (a multiple of eight), two chunks
+  // of each row at a time: for the first two chunks. chunk_after gives the address 2 n chunks further on. The
+  // swizzle is an XOR, so the lane's bit and the bits of n do not interfere. Unsigned, to save instructions.
   FLASHGEN_DEVICE u32 first_chunk(i32 row, Thread thread) const {
     const u32 lane = static_cast<u32>(thread.lane), r = lane % 16;
     return address + static_cast<u32>(row * kPanelBytes) + r * kPanelBytes +
            ((lane / 16 ^ r % 8) * kChunkBytes);
   }
-#line 90
   static constexpr u32 chunk_after(u32 first, i32 n) {
     return (first ^ static_cast<u32>(2 * n % 8 * kChunkBytes)) + static_cast<u32>(n / 4 * panel_stride);
   }
 };
 
-#line 120
 // A warpgroup's share of a product with n columns: 64 rows, 16 of them each warp's.
 template <i32 n>
 using Strip = float[n / 2];
@@ -863,11 +868,11 @@ FLASHGEN_DEVICE void clear(float (&strip)[count]) {
   for (i32 i = 0; i < count; ++i) strip[i] = 0.0f;
 }
 
-// Rounded to T, in pairs, as the left operand of a product that sums over the n columns.
+// An accumulator rounded to T, in pairs, as the left operand (A in registers) of the next product.
 template <i32 n>
 using Rounded = u32[n / 16][4];
 
-#line 5 "flashgen/logits.cuh"
+// ---- flashgen/logits.cuh
 // What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
 // row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
 //
@@ -894,7 +899,6 @@ struct ScaledProducts {
   }
   FLASHGEN_DEVICE static float powers(float x) { return x; }
   FLASHGEN_DEVICE static float distance(float x) { return x; }
-#line 32
   FLASHGEN_DEVICE static float natural_log(float reference_max, float x) {
     return (reference_max + x) * kLn2;
   }
@@ -904,7 +908,7 @@ struct ScaledProducts {
   static constexpr bool replaced = false;
 };
 
-#line 6 "flashgen/softmax.cuh"
+// ---- flashgen/softmax.cuh
 // The online softmax: running row maxima and sums, and the rescaling that keeps them consistent.
 
 // The four lanes that share a row of accumulators combine their values.
@@ -917,7 +921,7 @@ FLASHGEN_DEVICE float row_total(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-#line 5 "flashgen/row_statistics.cuh"
+// ---- flashgen/row_statistics.cuh
 // What an online softmax keeps of each row from one tile of keys to the next, and what is left of it while a
 // row's last values are still on their way.
 
@@ -978,7 +982,7 @@ struct FinishedRows<true> {
   }
 };
 
-#line 6 "flashgen/reference_max_softmax.cuh"
+// ---- flashgen/reference_max_softmax.cuh
 // The online softmax with as little work per score as possible. A row's exponentials are taken relative to a
 // reference maximum. Any number near enough to the row's maximum gives the same result, because numerator and
 // denominator share the factor. One chosen ahead of the first tile's maximum usually serves the whole row, so
@@ -991,17 +995,14 @@ struct FinishedRows<true> {
 // In half_t the limit is its range; otherwise values of up to 2^60 must have finite products.
 template <class T>
 constexpr float kSpan = 61.0f;
-#line 20
 // A lane's sum over its columns of a tile. All rows that grow further exceed it, and few others.
 template <class T>
 constexpr float kGrown = 0x1p60f;
-#line 25
 // As kSpan, where a bound moves reference maxima before exponentials are taken, and exponentials are scaled
 // afterwards.
 template <class T>
 constexpr float kScaledSpan = 59.0f;
 
-#line 32
 // By how many powers of two a reference maximum is placed ahead of the maximum, so that it rarely has to
 // move. It must leave exponentials enough significant bits, small as they are. The further ahead, the less
 // exact is the logarithm of a sum. So the distance is `little` where logits are near zero, `more` where they
@@ -1011,11 +1012,9 @@ template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
 };
-#line 45
 // Up to this distance from zero, in powers of two, a few of a row's first logits stand for all.
 constexpr float kFar = 12.0f;
 
-#line 54
 // How to handle a row that grows far above its reference maximum.
 enum class Regrowth {
   // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
@@ -1057,7 +1056,6 @@ struct ReferenceMaxSoftmax {
     }
   }
 
-#line 106
   // Moves reference maxima that are too far from the row's maximum. Returns whether the output so far must be
   // multiplied by `factor`.
   FLASHGEN_DEVICE bool update_reference_max(const Strip<columns>& scores, const Logits& logits) {
@@ -1079,7 +1077,6 @@ struct ReferenceMaxSoftmax {
   FLASHGEN_DEVICE bool rescales() const { return warp_any(factor[0] != 1.0f || factor[1] != 1.0f); }
   // Whether update_reference_max() would leave all as it is.
   FLASHGEN_DEVICE bool is_settled() const { return regrowth != Regrowth::never && due == 0; }
-#line 147
   // Whether one of a lane's two rows has no reference maximum yet.
   FLASHGEN_DEVICE bool has_no_reference_max() const {
     return rows.reference_max[0] == kNowhere || rows.reference_max[1] == kNowhere;
@@ -1097,7 +1094,6 @@ struct ReferenceMaxSoftmax {
     rows.sum[row] *= factor[row];
   }
 
-#line 182
   // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
   // have logarithms that are rounded by as much.
   FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
@@ -1143,7 +1139,6 @@ struct ReferenceMaxSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-#line 234
   // Whether this lane has a row that might exceed its reference maximum too far.
   FLASHGEN_DEVICE bool has_grown() const { return tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>; }
   // Called if any lane has such a row. Returns whether maxima were checked before, so that no row exceeds its
@@ -1155,7 +1150,6 @@ struct ReferenceMaxSoftmax {
     return false;
   }
 
-#line 249
   // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
   // then to be multiplied by `factor`, as it may have been before.
   FLASHGEN_DEVICE void scale(Strip<columns>& exponentials, bool rescales) {
@@ -1251,14 +1245,13 @@ struct ReferenceMaxSoftmax {
   }
 };
 
-#line 5 "flashgen/band.cuh"
+// ---- flashgen/band.cuh
 // Banded masks: key k is allowed for query q when lower <= k - q <= upper and both exist.
 
 struct Range {
   i32 begin, end;
 };
 
-#line 13
 // The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
@@ -1267,7 +1260,6 @@ FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
 // Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
 template <bool has_lower, bool has_upper>
 struct Band {
-#line 23
   i32 lower, upper;
   i32 len_q, len_kv;
 
@@ -1280,31 +1272,22 @@ struct Band {
   // Tiles of keys that some query of [q_begin, q_end) may attend to.
   FLASHGEN_DEVICE Range key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = len_kv;
-    if constexpr (has_lower) begin = larger(begin, q_begin + lower);
-    if constexpr (has_upper) end = smaller(end, q_end + upper);
     return tiles_of(begin, end, tile);
   }
 
-#line 56
   // Whether no pair of the rectangle is allowed; the rectangle has at least one row and column.
   FLASHGEN_DEVICE bool is_empty(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool empty = k_begin >= len_kv;
-    if constexpr (has_lower) empty |= k_end - 1 < q_begin + lower;
-    if constexpr (has_upper) empty |= k_begin > q_end - 1 + upper;
     return empty;
   }
 
   // Whether every pair of the rectangle is allowed.
   FLASHGEN_DEVICE bool is_full(i32 q_begin, i32 q_end, i32 k_begin, i32 k_end) const {
     bool full = q_end <= len_q && k_end <= len_kv;
-    if constexpr (has_lower) full &= k_begin >= q_end - 1 + lower;
-    if constexpr (has_upper) full &= k_end - 1 <= q_begin + upper;
     return full;
   }
-
 };
 
-#line 97
 // Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
 // on.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
@@ -1317,9 +1300,7 @@ FLASHGEN_DEVICE u32 bits_from(i32 column) {
 template <bool has_lower, bool has_upper>
 FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
   i32 end = mask.len_kv - key;
-  if constexpr (has_upper) end = smaller(end, q + mask.upper - key + 1);
   u32 allowed = ~bits_from(end);
-  if constexpr (has_lower) allowed &= bits_from(q + mask.lower - key);
   return allowed;
 }
 
@@ -1394,13 +1375,11 @@ FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-#line 202
 // Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
 // need not be bits first. Else bits are worth keeping.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
 
-#line 209
 // The same for any mask.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
@@ -1440,7 +1419,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-#line 5 "flashgen/issue_in_fours.cuh"
+// ---- flashgen/issue_in_fours.cuh
 // The products of the forward kernel for Hopper, issued four steps at a time (wgmma_fours.cuh). Steps are
 // distinguished by templates and not by a loop: arrays that a loop counts through are memory to compilers
 // until it is unrolled, and all that they do before takes longer.
@@ -1503,7 +1482,7 @@ FLASHGEN_DEVICE void issue_output_in_fours(Strip<VTile::cols>& out, const Rounde
   wgmma_commit();
 }
 
-#line 6 "flashgen/ring.cuh"
+// ---- flashgen/ring.cuh
 // Rings of slots in shared memory, filled by one side and emptied by the other. Each slot has two mbarriers:
 // one that ends a phase when the slot is full, one when it is empty again.
 
@@ -1567,7 +1546,7 @@ struct Ring {
   }
 };
 
-#line 6 "flashgen/row_tile.cuh"
+// ---- flashgen/row_tile.cuh
 // Which tiles of queries, or of keys, a persistent block works on, in order.
 
 // A tile of queries of one head of one sequence; the one after the last does not exist.
@@ -1589,10 +1568,8 @@ struct alignas(16) KeyTile {
   // Which part of its steps this is, and how many parts there are.
   u8 part = 0;
   u8 parts = 1;
-
 };
 
-#line 32
 // Tile `number` in the order in which tiles are given out: which one of its head's, and the head, counted
 // over all sequences. Sections of `section_heads` heads, whose tiles stay in the cache, come one after
 // another; within a section the tile changes slowest. The first section has what does not make a whole one:
@@ -1646,14 +1623,12 @@ FLASHGEN_DEVICE KeyTile key_tile(const Params& p, i32 number) {
   return {place.turn * tile_kv, place.head - sequence * p.heads_kv, sequence, true, true};
 }
 
-#line 97
 // Draws the number of a block's next tile. Its first tile has the block's own number.
 template <class Params>
 FLASHGEN_DEVICE i32 draw_tile(const Params& p) {
   return grid_dim_x() + static_cast<i32>(atomic_add(p.counter, 1u));
 }
 
-#line 110
 // Each block calls this once, after its last draw. The last block resets the counters to 0 for the next
 // launch.
 template <class Params>
@@ -1664,7 +1639,7 @@ FLASHGEN_DEVICE void leave_counters(const Params& p) {
   }
 }
 
-#line 6 "flashgen/strip.cuh"
+// ---- flashgen/strip.cuh
 // Writing a warpgroup's results to shared and global memory.
 
 // Puts a warp's 16 rows of a strip into the tile, from `row` on, multiplied by `scale`: rows row() and
@@ -1684,7 +1659,7 @@ FLASHGEN_DEVICE void store_strip(Tile tile, i32 row, const Strip<Tile::cols>& st
   }
 }
 
-#line 12 "flashgen/forward_sm90.cuh"
+// ---- flashgen/forward_sm90.cuh
 // What the forward kernel for Hopper is made of.
 
 struct ForwardSm90Config {
@@ -1694,7 +1669,7 @@ struct ForwardSm90Config {
   i32 tile_kv;
   i32 stages;
   i32 k_slots;
-  i32 books;
+  i32 non_finite_records;
   i32 q_rows;
   i32 q_slots;
   i32 tile_slots;
@@ -1749,7 +1724,6 @@ struct TileFacts {
   static constexpr i32 kNone = 8;
   u32 bits;
 
-#line 77
   FLASHGEN_DEVICE bool is_full(i32 part) const { return (bits >> part & 1u) != 0; }
   FLASHGEN_DEVICE bool is_empty(i32 part) const { return (bits >> (kNone + part) & 1u) != 0; }
   FLASHGEN_DEVICE void add(i32 part, bool is_full, bool is_empty) {
@@ -1776,7 +1750,6 @@ struct Step {
   FLASHGEN_DEVICE bool is_last() const { return key_tile == last_key_tile; }
 };
 
-#line 116
 // ---- The output
 
 template <i32 count>
@@ -1787,7 +1760,7 @@ FLASHGEN_DEVICE void scale_rows(float (&out)[count], const float (&factor)[2]) {
 
 }  // namespace flashgen
 
-#line 28 "kernels/forward_sm90.cu.j2"
+// ---- kernels/forward_sm90.cu.j2
 using namespace flashgen;
 
 using element_t = bfloat16_t;
@@ -1795,41 +1768,41 @@ using element_t = bfloat16_t;
 constexpr ForwardSm90Config kConfig{
     .head_dim = 64,
     .head_dim_v = 64,
-    .tile_q = 192,    // B_r: query rows per block
-    .tile_kv = 128,   // B_c: keys per step
-    .stages = 4,      // tiles of values under way at once
-    .k_slots = 4,     // and of keys
-    .books = 4,       // and records of bad values, each of one tile of values
-    .q_rows = 192,    // queries of a slot: a tile, or each consumer's by themselves
-    .q_slots = 2,     // slots for queries
-    .tile_slots = 2,  // tiles of queries known ahead
-    .consumers = 3,   // warpgroups that compute, 64 query rows each
+    .tile_q = 192,            // B_r: query rows per block
+    .tile_kv = 128,           // B_c: keys per step
+    .stages = 4,              // slots for V
+    .k_slots = 4,             // slots for K
+    .non_finite_records = 4,  // tiles of V with a record of non-finite values
+    .q_rows = 192,            // query rows in a slot: a tile, or one consumer's part
+    .q_slots = 2,             // slots for Q
+    .tile_slots = 2,          // slots of the ring that announces tiles of queries
+    .consumers = 3,           // warpgroups that compute, 64 query rows each
     .producer_registers = 32,
     .consumer_registers = 160,
-    .section_heads = 1,        // heads that are worked on at the same time
-    .doubles_to = 640,         // keys up to which the last of these are twice as many
+    .section_heads = 1,        // heads of a section, whose tiles are scheduled together
+    .doubles_to = 640,         // keys up to which the last section has twice as many heads
     .longest_first = false,    // the last queries of a head go first
     .running_maximum = false,  // exponentials relative to the maximum so far
-    .keeps_scores = true,      // exponentials do not take the place of scores
-    .foresees = false,         // how far rows may grow is known before exponentials are taken
-    .holds_waits = false,      // exponentials overlap the products, as registers allow
-    .packs_finished = true,    // finished rows have one register of each lane, as registers are short
-    .ends_alone = false,       // the last values of a tile are multiplied without the next scores
-    .keys_lead = false,        // the next tile's first keys come before the last values
-    .draws_late = true,        // the next tile is drawn when few keys are left
-    .has_lower = false,        // the mask ends on the left
-    .has_upper = false,        // the mask ends on the right
+    .keeps_scores = true,      // P does not overwrite S
+    .foresees = false,         // the cap bounds how far row maxima can grow
+    .holds_waits = false,      // exponentials overlap the products
+    .packs_finished = true,    // row statistics of a finished tile take one register per lane
+    .ends_alone = false,       // the last P V of a tile is issued without the next scores
+    .keys_lead = false,        // the next tile's first K is loaded before the last V
+    .draws_late = true,        // the next tile is drawn when few tiles of keys are left
+    .has_lower = false,        // the band has a lower bound on k - q
+    .has_upper = false,        // the band has an upper bound on k - q
 };
 
 struct Params {
-  TensorMap q_map;  // what the copy engine knows of the tensor
+  TensorMap q_map;  // for TMA
   TensorMap k_map;
   TensorMap v_map;
   TensorMap o_map;
   const element_t* v;
   element_t* o;
   float* lse;    // log-sum-exp, (batch, heads_q, len_q)
-  u32* counter;  // tiles given out, then blocks that are done; 0 between launches
+  u32* counter;  // tiles drawn, then blocks done; 0 between launches
   i64 v_batch;   // strides are in elements
   i64 v_row;
   i64 v_head;
@@ -1853,27 +1826,24 @@ namespace smem {
 constexpr u32 kQ = 0;               // Q_i, 2 slots of 192 rows
 constexpr u32 kK = 49152;           // K_j, 4 slots
 constexpr u32 kV = 114688;          // V_j, 4 slots
-constexpr u32 kO = 180224;          // O_i, on its way out
-constexpr u32 kQBarriers = 204800;  // for each slot: it is full, it is empty
+constexpr u32 kO = 180224;          // O_i, to be stored
+constexpr u32 kQBarriers = 204800;  // full and empty barriers of each slot
 constexpr u32 kKBarriers = 204832;
 constexpr u32 kVBarriers = 204896;
 constexpr u32 kTileBarriers = 204960;
-constexpr u32 kTiles = 204992;  // which tiles of queries come next
+constexpr u32 kTiles = 204992;  // the next tiles of queries
 
 }  // namespace smem
 
-#line 41
 using Logits = ScaledProducts;
 using Shape = ForwardSm90Shape<kConfig, element_t, Logits>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-#line 50
 using QRing = Ring<kConfig.q_slots>;
 using KRing = Ring<kConfig.k_slots>;
 using VRing = Ring<kConfig.stages>;
 using TileRing = Ring<kConfig.tile_slots>;
 
-#line 59
 // Everything that the warps of a block share.
 struct Shared {
   u8* base;
@@ -1901,7 +1871,6 @@ struct Shared {
   }
 };
 
-#line 105
 FLASHGEN_DEVICE Mask mask_of(const Params& p, const RowTile& rows) {
   return Mask::of(p, rows.sequence, rows.head);
 }
@@ -1916,29 +1885,23 @@ FLASHGEN_DEVICE Range keys_of(const Params& p, const RowTile& rows) {
   return {keys.begin, larger(keys.begin + 1, keys.end)};
 }
 
-#line 143
 // A warp's position in the stream of steps: tile of queries after tile of queries, and for each of them its
 // tiles of keys from the last to the first.
 struct Follower {
-#line 151
   TileRing::Where tile_at;
   KRing::Where k_at;
   VRing::Where v_at;
 
-#line 159
   FLASHGEN_DEVICE Step next_tile(const Params& p, const Shared& shared, Thread thread) {
     shared.tile_ring.wait_full(tile_at);
-#line 164
     Step step = {shared.tiles[tile_at.slot()], 0, 0};
     mbarrier_arrive(shared.tile_ring.empty(tile_at));
     tile_at.advance();
-#line 170
     if (step.exists()) {
       const Range keys = keys_of(p, step.rows);
       step.key_tile = keys.end - 1;
       step.last_key_tile = keys.begin;
     }
-#line 176
     return step;
   }
 
@@ -1947,14 +1910,11 @@ struct Follower {
     if (step.is_last()) return next_tile(p, shared, thread);
     Step next = step;
     next.continues = 1;
-#line 187
     --next.key_tile;
-#line 189
     return next;
   }
 };
 
-#line 2 "kernels/forward_sm90/producer.j2"
 // ---- The producer: one warp that draws tiles of queries and issues the bulk copies of Q, K and V. Only one lane waits
 // and copies: another lane that came late to a barrier could miss a phase.
 FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread thread) {
@@ -1964,7 +1924,6 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   VRing::Where v_at;
   TileRing::Where tile_at;
 
-#line 15
   // Loads parts of a tile of queries, each as soon as its slot is free.
   const auto load_queries = [&](const RowTile& rows, i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i) {
@@ -1982,9 +1941,7 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   const auto load_values = [&](i32 tile, i32 head, i32 sequence) {
     if (elected) {
       shared.v_ring.wait_empty(v_at);
-#line 36
       const u32 full = shared.v_ring.full(v_at);
-#line 38
       mbarrier_arrive_expect_tx(full, Shape::VTile::bytes);
       shared.v.slot(v_at.slot()).load(p.v_map, full, tile * kConfig.tile_kv, head, sequence);
     }
@@ -1992,20 +1949,14 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
   };
   // Draws the number of the next tile of queries.
   const auto draw = [&]() {
-#line 48
     return draw_tile(p);
   };
   // Announces the next tile to all warps, and loads those of its queries that have room.
   const auto announce = [&](i32 number) {
-#line 65
     RowTile rows = row_tile<kConfig.tile_q, kConfig.section_heads, false>(p, number);
-#line 95
     if (elected) {
-#line 97
       shared.tile_ring.wait_empty(tile_at);
-#line 99
       shared.tiles[tile_at.slot()] = rows;
-#line 101
       mbarrier_arrive(shared.tile_ring.full(tile_at));
     }
     tile_at.advance();
@@ -2013,12 +1964,10 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
     return rows;
   };
 
-#line 2 "kernels/forward_sm90/producer_ranges.j2"
   // The values of a step are loaded after the keys of the next one. With keys_lead that holds across tiles of queries
   // too. These say which tile of values is still to be loaded, if any, and of which head.
   i32 values_left = -1, left_head = 0, left_sequence = 0;
 
-#line 9
   // Tiles of queries, each with its keys and values. One without keys stands before the first, so that the next one
   // is announced in one place: compilers make a copy of each, and take their time for it.
   RowTile rows = {};
@@ -2036,13 +1985,11 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       }
       k_at.advance();
     };
-#line 31
     // Without keys_lead the head and the tile are known, which saves registers.
     const auto load_values_left = [&](i32 tile) {
       const i32 left = kConfig.keys_lead ? values_left : tile + 1 < keys.end ? tile + 1 : -1;
       if (left < 0) return;
       load_values(left, kConfig.keys_lead ? left_head : head_kv, kConfig.keys_lead ? left_sequence : rows.sequence);
-#line 37
       values_left = -1;
     };
     RowTile next = {};
@@ -2072,20 +2019,15 @@ FLASHGEN_DEVICE void produce(const Params& p, const Shared& shared, Thread threa
       left_head = head_kv;
       left_sequence = rows.sequence;
     }
-#line 69
     rows = next;
     if (!rows.exists) {
-#line 74
       break;
     }
-#line 77
     if (elected && (!kConfig.draws_late || !rows.exists)) drawn = draw();
   }
-#line 147 "kernels/forward_sm90/producer.j2"
   if (elected) leave_counters(p);
 }
 
-#line 2 "kernels/forward_sm90/consumer.j2"
 // ---- A consumer: a warpgroup that owns 64 of the tile's queries.
 FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread thread) {
   const Thread self = thread;
@@ -2101,33 +2043,25 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   Shape::Output out;
   Shape::Softmax softmax;
 
-#line 33
   // Line 5: O_i = 0, l_i = 0, m_i = -inf.
   // Whether reference maxima may move in the next tile of keys. A vote in each step would come between its last
   // products and delay the next consumer's.
   bool is_due = true;
-#line 38
   const auto begin_rows = [&](const Step& step) {
     softmax.reset();
-#line 41
     is_due = true;
   };
-#line 56
   // Whether the step exists and concerns this warpgroup. The last one of a tile always does, because results follow it.
   const auto is_mine = [&](const Step& step) {
-#line 65
     // Rows beyond the last query attend to nothing.
     if (step.rows.first_q + strip_row < p.len_q) return step.exists();
     return step.is_last() && step.exists();
   };
-#line 71
   // Whether some pair of a step is not allowed. Rows beyond the last query are computed with the others, but never
   // written.
   const auto needs_mask = [&](const Step& step) {
-#line 80
     return (step.key_tile + 1) * kConfig.tile_kv > p.len_kv;
   };
-#line 83
   // The warp scheduler barriers of FlashAttention-3: warpgroups issue products in turn, so that one multiplies while
   // another computes exponentials.
   const auto warp_scheduler_barrier_sync = [&]() {
@@ -2136,7 +2070,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   const auto warp_scheduler_barrier_arrive = [&]() {
     named_barrier_arrive(1 + (consumer + 1) % kConfig.consumers, 2 * kWarpgroupSize);
   };
-#line 95
   const auto multiply_keys = [&]() {
     // With one slot the descriptors of Q_i are the same in every step. Opaque, so that they are not kept in registers.
     const i32 row = strip_row % kConfig.q_rows, first_row = kConfig.q_slots > 1 ? row : opaque(row);
@@ -2151,31 +2084,22 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       q_at.advance(Shape::q_parts);
     }
   };
-#line 139
   // Replaces the scores of pairs that the mask forbids.
   const auto apply_mask = [&](const Step& step, float forbidden) {
     const i32 row = step.rows.first_q + warp_row, key = step.key_tile * kConfig.tile_kv;
-#line 154
     if (needs_mask(step)) mask_keys(blocks_of(scores), forbidden, mask_of(p, step.rows), row, key, thread);
   };
-#line 173
   // Whether the mask may forbid pairs or reference maxima may move. In most steps neither holds, so one branch tests
   // both. It is computed while the scores are under way: what comes between them and the next products delays every step.
   const auto needs_check = [&](const Step& step) { return opaque(needs_mask(step) || is_due) != 0; };
-#line 177
   // S_ij has come. Lines 9 and 10: P_ij and l_i; whether O_i is to be multiplied by `softmax.factor`.
   const auto take_scores = [&](const Step& step, Shape::Probabilities& probabilities, bool checks) {
-#line 180
     wgmma_pin(scores);
-#line 182
     release_keys(step);
-#line 191
     Logits logits{p.scale_log2};
     bool rescales = false;
-#line 197
 #pragma unroll 1
     for (;;) {
-#line 202
       if (checks) {
         apply_mask(step, -kInfinity);
         rescales = softmax.update_reference_max(scores, logits);
@@ -2185,11 +2109,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       if (!warp_any(softmax.has_grown()) || softmax.watches()) break;
       checks = true;
     }
-#line 235
     softmax.add(shared.q.address);
     return rescales;
   };
-#line 2 "kernels/forward_sm90/results.j2"
   // Lines 12 to 15: O_i = diag(l_i)^-1 O_i, L_i = m_i + log(l_i), and both to global memory.
   const auto write_rows = [&](const Step& step, Shape::Finished finished) {
     // Addresses are computed here, rather than kept in registers throughout.
@@ -2198,14 +2120,10 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     const RowStatistics rows = finished.rows(thread);
     const RowTile& tile = step.rows;
     const i32 row = tile.first_q + warp_row;
-#line 24
     const float normalizers[2] = {rows.normalizer(0), rows.normalizer(1)};
-#line 26
-    // By the copy engine, 16 rows per warp. They have left shared memory before the next ones are written there.
+    // By TMA, 16 rows per warp. They have left shared memory before the next ones are written there.
     const Shape::OTile o_tile{shared_address(shared.base + smem::kO)};
-#line 38
     if (thread.lane == 0) bulk_wait_read<0>();
-#line 40
     warp_sync();
     store_strip(o_tile, warp_row, out, normalizers, thread);
     fence_proxy_async_shared();
@@ -2214,7 +2132,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       o_tile.from_row(warp_row).store(p.o_map, row, tile.head, tile.sequence);
       bulk_commit();
     }
-#line 53
     // After the results, whose copy begins with a wait for all previous stores.
     if (thread.column() == 0) {
       float* const lse = p.lse + (static_cast<i64>(tile.sequence) * p.heads_q + tile.head) * p.len_q + row;
@@ -2227,7 +2144,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     warp_sync();
   };
 
-#line 2 "kernels/forward_sm90/stream.j2"
   clear(out);
   // The first consumer may issue products at once.
   if (consumer == kConfig.consumers - 1) warp_scheduler_barrier_arrive();
@@ -2235,40 +2151,31 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.release(at.v_at, thread);
     at.v_at.advance();
   };
-#line 15
   // The step whose probabilities are ready and whose values are not yet multiplied, if any, and the next step.
   Step step = Step::none();
   Step next = at.next_tile(p, shared, thread);
   begin_rows(next);
   Shape::Finished finished = {};
-#line 21
   bool checks = false;
 
-#line 27
   // Line 10: O_i += P_ij V_j.
   const auto multiply_values = [&](const Shape::Probabilities& probabilities) {
-#line 32
     const Shape::VTile values = shared.v.slot(at.v_at.slot());
     issue_output_in_fours(out, probabilities, values, step.continues != 0);
     warp_scheduler_barrier_arrive();
   };
   // The first scores overlap nothing, and need no warp scheduler barrier.
   const auto begin = [&]() {
-#line 42
     step = Step::none();
-#line 47
     shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     multiply_keys();
-#line 51
     checks = needs_check(next);
-#line 53
     wgmma_wait<0>();
   };
   // The scores of `next` have come: probabilities of them.
   const auto take_in = [&](Shape::Probabilities& probabilities) {
     const bool rescales = take_scores(next, probabilities, checks);
-#line 63
     Shape::Softmax::round(probabilities, scores);
     if (step.is_last()) {
       write_rows(step, finished);
@@ -2279,7 +2186,6 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
   };
   // The scores of the next step, perhaps the first ones of the next tile, ...
   const auto multiply_next_keys = [&](bool are_first) {
-#line 76
     if (are_first) shared.q_ring.wait_full(q_at);
     shared.k_ring.wait_full(at.k_at);
     // Line 8: S_ij = Q_i K_j^T.
@@ -2293,17 +2199,13 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       finished = Shape::Finished::of(softmax.rows, thread);
       begin_rows(next);
     }
-#line 90
     checks = needs_check(next);
   };
-#line 111
   // Whether the next step's scores are computed together with this step's values.
   const auto goes_on = [&]() {
     next = at.after(step, p, shared, thread);
-#line 130
     return is_mine(next) && !(step.is_last() && kConfig.ends_alone);
   };
-#line 133
   // A step's values and the scores of the next one.
   const auto multiply_both = [&](const Shape::Probabilities& probabilities) {
     const bool ends = step.is_last();
@@ -2311,19 +2213,16 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     shared.v_ring.wait_full(at.v_at);
     multiply_values(probabilities);
     prepare_next(ends);
-#line 141
     wgmma_wait<0>();
     wgmma_pin(out);
     release_values();
   };
-#line 149
   // Both, if the stream goes on.
   const auto go_on = [&](const Shape::Probabilities& probabilities) {
     if (!goes_on()) return false;
     multiply_both(probabilities);
     return true;
   };
-#line 156
   // A step's values alone.
   const auto multiply_alone = [&](const Shape::Probabilities& probabilities) {
     shared.v_ring.wait_full(at.v_at);
@@ -2333,11 +2232,9 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
     wgmma_pin(out);
   };
 
-#line 177
   // The stream is one run of steps, but where some pass by.
   Shape::Probabilities probabilities;
   while (next.exists()) {
-#line 181
     while (!is_mine(next)) {
       shared.k_ring.wait_full(at.k_at);
       shared.k_ring.release(at.k_at, thread);
@@ -2345,36 +2242,28 @@ FLASHGEN_DEVICE void consume(const Params& p, const Shared& shared, Thread threa
       shared.v_ring.wait_full(at.v_at);
       warp_scheduler_barrier_sync();
       warp_scheduler_barrier_arrive();
-#line 191
       release_values();
       const i32 continues = next.continues;
       next = at.after(next, p, shared, thread);
       next.continues = continues;
     }
-#line 197
     begin();
-#line 221
     // The first scores of a stream have their own copy of the code. The other copy follows the products.
     take_in(probabilities);
     while (go_on(probabilities)) take_in(probabilities);
-#line 225
     multiply_alone(probabilities);
     release_values();
     if (step.is_last()) {
-#line 236
       write_rows(step, Shape::Finished::of(softmax.rows, thread));
       if (next.exists()) begin_rows(next);
     }
   }
-#line 244
   // Every arrival needs a sync: the first consumer completes the last one. Until here no register holds which consumer
   // this is.
   if (self.again().warp / 4 == 1) warp_scheduler_barrier_sync();
-#line 248
   if (thread.lane == 0) bulk_wait<0>();
 }
 
-#line 222 "kernels/forward_sm90.cu.j2"
 FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(base);
   const Thread thread = Thread::current();
@@ -2386,10 +2275,8 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
     shared.v_ring.init(1, consumer_warps);
     // All lanes read a slot that announces a tile of queries, and each releases it.
     shared.tile_ring.init(1, kWarpSize * consumer_warps);
-#line 237
     fence_mbarrier_init();
   }
-#line 242
   if (thread.index() == kWarpSize) {
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -2400,17 +2287,12 @@ FLASHGEN_KERNEL(512, 1) forward_d64_sm90a(FLASHGEN_GRID_CONSTANT Params p) {
   griddep_wait();
   griddep_launch_dependents();
 
-#line 269
   // Registers that the copying warps do not need go to the consumers.
   if (thread.warp >= 4) {
-#line 253
     setmaxnreg_inc<kConfig.consumer_registers>();
     consume(p, shared, thread);
-#line 271
   } else {
-#line 257
     setmaxnreg_dec<kConfig.producer_registers>();
-#line 265
     if (thread.warp == 0) produce(p, shared, thread);
   }
 }
