@@ -21,9 +21,9 @@ def test_files_are_named_after_the_kernels_they_hold() -> None:
         assert Path(name).stem in text
 
 
-def test_the_table_holds_about_a_dozen_specs_all_different() -> None:
+def test_the_table_holds_few_specs_all_different() -> None:
     files = golden_sources(GOLDEN)
-    assert 10 <= len(GOLDEN) <= 18
+    assert 10 <= len(GOLDEN) <= 24
     assert len(files) == sum(len(row.roles) for row in GOLDEN)
     assert {f"forward_{name}.cu" for name in ("d128_causal_sm80", "d128_causal_sm90a", "d64_sm90a")} <= set(files)
 
