@@ -183,7 +183,7 @@ def test_the_traffic_table_is_that_of_the_io_model(monkeypatch: pytest.MonkeyPat
         asked.append((spec.head_dim, len_q, len_kv, options["arch"].name))
         return Found()
 
-    monkeypatch.setattr(fg.lab, "io_model", io_model, raising=False)
+    monkeypatch.setattr("flashgen.lab.page.mechanics.io_model", io_model)
     page = explained().html()
     assert asked == [(64, 512, 512, "sm_80")]
     assert "<tr><td>bytes moved</td></tr>" in page
@@ -194,7 +194,7 @@ def test_a_spec_that_the_io_model_refuses_has_a_page_that_says_so(monkeypatch: p
     def io_model(*sizes: Any, **options: Any) -> Any:
         raise fg.ArgumentError(f"{HOSTILE} has no model")
 
-    monkeypatch.setattr(fg.lab, "io_model", io_model, raising=False)
+    monkeypatch.setattr("flashgen.lab.page.mechanics.io_model", io_model)
     assert f"Not modelled: {HOSTILE} has no model." in Page(explained().html()).text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
 
@@ -13,6 +12,7 @@ from flashgen import pipeline
 from flashgen.common.html import element, markup, table
 from flashgen.errors import CacheError, CompileError, FlashgenError, PlanError
 from flashgen.explanation import Explanation
+from flashgen.lab.io.model import io_model
 from flashgen.lab.page.drawings.smem import smem_map
 from flashgen.plan import plan
 from flashgen.plan.algorithm import describe_algorithm
@@ -105,14 +105,12 @@ def _memory(kernel: KernelPlan) -> dict[str, Any]:
 
 
 def traffic(e: Explanation) -> Markup | None:
-    """The table of ``fg.lab.io_model``, where this laboratory has one, or why it does not model the spec."""
-    # By its public name: the page stands whether or not the model is there.
-    model = getattr(import_module("flashgen.lab"), "io_model", None)
+    """The table of ``fg.lab.io_model``, or why it does not model the spec."""
     kernel = e.forward_kernel
-    if model is None or kernel is None:
+    if kernel is None:
         return None
     try:
-        found = model(e.spec, e.len_q, e.len_kv, arch=kernel.arch, schedule=kernel.schedule)
+        found = io_model(e.spec, e.len_q, e.len_kv, arch=kernel.arch, schedule=kernel.schedule)
     except FlashgenError as error:
         return Markup(markup(element("p", f"Not modelled: {error}.")))
     return Markup(found._repr_html_())
