@@ -110,7 +110,7 @@ def test_a_race_ends_with_the_smallest_case_as_a_command_that_repeats_it(flashge
     assert result.out.startswith("FAILED: sm_80: ")
     assert "race: a ldmatrix of" in result.err
     assert "race=True" in result.err
-    assert "kernels/forward.cu.j2:" in result.err
+    assert "forward_d16_fp16_causal_sm80.cu:" in result.err
     program, *words = command_of(result.err)
     assert program == "flashgen"
     assert words[-1] == "Sq=1 Sk=1 race"
