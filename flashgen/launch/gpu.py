@@ -8,7 +8,7 @@ from typing import Any
 
 from flashgen.errors import LaunchError
 from flashgen.launch.call.boxes import address_can_be_written, holds_address
-from flashgen.launch.call.packing import Scratch
+from flashgen.launch.call.packing import COUNTER, Scratch
 from flashgen.launch.driver.counters import Counters, counters_of
 from flashgen.launch.driver.cuda import CudaDriver, check_process, get_driver
 from flashgen.launch.driver.launch_attributes import Configs
@@ -55,7 +55,7 @@ class GpuTarget:
         with self._lock:
             self._contexts[device] = driver.primary_context(device)
             with driver.on(device):
-                if any(kernel.plan.is_persistent for kernel in variant.kernels.values()):
+                if any(COUNTER in kernel.plan.params.names for kernel in variant.kernels.values()):
                     self._counters[device] = counters_of(driver, device)
                 return {role: self._function(variant, role) for role in variant.kernels}
 

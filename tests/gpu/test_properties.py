@@ -107,6 +107,29 @@ def test_standard_attention(dtype: str, head_dim: int, mask: fg.Mask, layout: st
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("algorithm", ["naive", "fa1", "grid1d", "grid2d"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize(("head_dim", "layout"), [(40, "contiguous"), (64, "unaligned"), (128, "contiguous")])
+@pytest.mark.parametrize("mask", [fg.full(), fg.causal()], ids=str)
+@pytest.mark.parametrize("batch", [1, 40])
+def test_algorithms_before_flash_attention_2(
+    algorithm: str, dtype: str, head_dim: int, layout: str, mask: fg.Mask, batch: int, make: Any, judge: Any
+) -> None:
+    # The blocks of grid2d all run at once for one sequence, and do not for 40.
+    spec = fg.AttentionSpec(head_dim, dtype=dtype, mask=mask, direction="both" if algorithm == "fa1" else "forward")
+    kernel = fg.build(spec, fg.Schedule(algorithm=algorithm))
+    q, do = (make(spec, batch, 203, 4, head_dim, layout=layout) for _ in range(2))
+    k, v = (make(spec, batch, 301, 2, head_dim, layout=layout) for _ in range(2))
+    out, lse = kernel(q, k, v)
+    if not spec.needs_backward:
+        judge(spec, q, k, v, None, None, (out, lse))
+        return
+    gradients = kernel.backward(do, q, k, v, out, lse)
+    judge(spec, q, k, v, do, None, (out, lse, *gradients))
+    for one, other in zip(gradients, kernel.backward(do, q, k, v, out, lse), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_rows_of_standard_attention_that_registers_do_not_hold(make: Any, judge: Any) -> None:
     spec = fg.AttentionSpec(64, dtype="bf16", mask=fg.causal())
     kernel = fg.build(spec, fg.Schedule(algorithm="standard"))

@@ -24,7 +24,7 @@ _MAX_ACCUMULATORS = 160
 #: The largest tile that a schedule may ask for.
 MOST_KEYS = 256
 _WORKSPACES = (
-    Workspace("o_accum", "fp32", ("batch", "heads_q", "len_q", "head_dim_v")),
+    Workspace("o_accum", "fp32", ("batch", "heads_q", "len_q", "padded_dim_v")),
     Workspace("row_sums", "fp32", ("batch", "heads_q", "len_q")),
     Workspace("row_maxima", "fp32", ("batch", "heads_q", "len_q")),
 )
@@ -118,7 +118,8 @@ def _rows(spec: AttentionSpec, arch: Arch, asynchronous: bool) -> Iterator[Tilin
     """The paper's sizes in whole blocks of 16 x 16 for each warp, and smaller ones where room is short."""
     rows, columns = block_sizes(spec, arch)
     why = f"B_c = ceil(M / 4d) = {columns} and B_r = min(B_c, d) = {rows}, but at most {MOST_KEYS} and multiples of 16"
-    for warps in (4, 2, 1):
+    # One block has a multiprocessor to itself: eight warps wait less than four.
+    for warps in (8, 4, 2, 1):
         unit = 16 * warps
         for tile_kv in range(min(columns, MOST_KEYS) // unit * unit, 0, -unit):
             # Without asynchronous copies the next Q_i waits in registers, which wide heads leave few of.
@@ -167,6 +168,6 @@ def _smem(spec: AttentionSpec, tiling: Tiling) -> SmemMap:
         .then("q", tiling.stages * tiling.tile_q * dim * size, "Q_i" + slots)
         .then("k", tiling.tile_kv * dim * size, "K_j")
         .then("v", tiling.tile_kv * dim_v * size, "V_j")
-        .then("exchange", 4 * tiling.warps * strip * (2 + dim_v), "row maxima, row sums and P V of each warp")
+        .then("exchange", 4 * strip * (tiling.warps * (2 + dim_v) + 2), "row maxima, row sums and P V of each warp")
         .map()
     )

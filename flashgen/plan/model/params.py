@@ -18,7 +18,7 @@ _NOTES = {
     "part_counts": "words of dq_accum behind the sums: parts added to each cut tile",
     "o_partial": "O of each split of the keys, (splits, batch, heads_q, len_q, head_dim_v)",
     "lse_partial": "log-sum-exp of each split, (splits, batch, heads_q, len_q)",
-    "o_accum": "O so far, divided by l, (batch, heads_q, len_q, head_dim_v)",
+    "o_accum": "O so far, divided by l, (batch, heads_q, len_q, head_dim_v rounded up to 16)",
     "row_sums": "l so far, (batch, heads_q, len_q)",
     "row_maxima": "m so far, (batch, heads_q, len_q)",
     "tile_maxima": "the largest score of each row and tile of keys, (batch, heads_q, kv_tiles, len_q)",

@@ -140,7 +140,8 @@ class Workspace:
     name: str
     #: Key of the dtype table; None: the spec's dtype.
     dtype: str | None
-    #: Fields of ``Problem``, ``head_dim_v``, or ``q_tiles`` and ``kv_tiles``, the tiles of the kernel that writes it.
+    #: Fields of ``Problem``, ``head_dim_v``, ``padded_dim_v`` (a multiple of 16), or ``q_tiles`` and ``kv_tiles``, the
+    #: tiles of the kernel that writes it.
     extents: tuple[str, ...]
 
 

@@ -149,6 +149,8 @@ class KernelPlan:
             if name in ("q_tiles", "kv_tiles"):
                 side = name.removesuffix("_tiles")
                 return -(-int(getattr(problem, f"len_{side}")) // int(self.constant(f"tile_{side}")))
+            if name == "padded_dim_v":
+                return -(-self.spec.head_dim_v // 16) * 16
             return int(getattr(self.spec if name.startswith("head_dim") else problem, name))
 
         return tuple(extent(name) for name in workspace.extents)

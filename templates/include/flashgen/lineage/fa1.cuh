@@ -52,6 +52,9 @@ struct Fa1Shape {
   struct Exchange {
     float maxima[cfg.warps][cfg.strip];
     float sums[cfg.warps][cfg.strip];
+    // What O_i so far and the tile's product count in the new O_i.
+    float old_share[cfg.strip];
+    float new_share[cfg.strip];
     float outputs[cfg.warps][cfg.strip][dim_v];
   };
 };
