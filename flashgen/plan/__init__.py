@@ -94,7 +94,7 @@ def _with_alignment(kernel: KernelPlan, access: int) -> KernelPlan:
 
     Otherwise one override file would replace both, although their parameter structs may differ (TMA needs maps).
     """
-    depends = any(constant.name == "access_bytes" for constant in kernel.config)
+    depends = any(constant.name.endswith("access_bytes") for constant in kernel.config)
     if not depends or access == default_access_bytes(kernel.spec):
         return kernel
     return replace(kernel, name=name_with(kernel.name, f"align{access}"))

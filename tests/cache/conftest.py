@@ -29,7 +29,9 @@ def _binary(seed: int = 0, size: int = 400) -> Binary:
 
 
 def _source(text: str = "__global__ void f() {}", arch: str = "sm_80", name: str = "f") -> Any:
-    plan = SimpleNamespace(arch=SimpleNamespace(name=arch), algorithm="FlashAttention-3", role="forward")
+    plan = SimpleNamespace(
+        arch=SimpleNamespace(name=arch), algorithm="FlashAttention-3", role="forward", refuses_spills=True
+    )
     return SimpleNamespace(text=text, code=text, name=name, plan=plan)
 
 

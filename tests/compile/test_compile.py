@@ -123,7 +123,7 @@ WARPGROUP = """
   wgmma_wait<0>();
   wgmma_pin(accumulators);
   out[thread_idx()] = accumulators[3] + float_of(multiply_packed(bfloat16_t{}, r4[0], minimum_packed(r4[1], r4[2])));
-  out[1] += float_of(non_finite_packed(bfloat16_t{}, r4[3]) | non_finite_packed(half_t{}, r2[0]));
+  out[1] += float_of(not_finite_packed(bfloat16_t{}, r4[3]) | not_finite_packed(half_t{}, r2[0]));
 """
 
 

@@ -13,15 +13,19 @@ from flashgen.plan import plan
 from flashgen.render import KernelSource, render
 from flashgen.render.engine import rendered_lines
 from flashgen.render.golden import GOLDEN, Golden
-from flashgen.spec import AttentionSpec, causal
+from flashgen.spec import AttentionSpec, Schedule, causal
 
 #: Rows in global memory that are aligned to fewer bytes than those of the goldens: 2, 4, 8, and 4 of float.
 ALIGNED = tuple(
     Golden(AttentionSpec(head_dim, dtype=dtype, mask=causal()), "sm_80", ("forward", "prepare", "main", "finish"))
     for head_dim, dtype in ((5, "bf16"), (6, "fp16"), (20, "bf16"), (5, "fp32"))
 )
+#: Kernels that also read rows of other alignments, their own workspaces.
+WORKSPACES = (
+    Golden(AttentionSpec(5, mask=causal()), "sm_80", ("scores", "forward", "dq", "dk"), Schedule(algorithm="standard")),
+)
 #: A developer's run compiles a few of them.
-ROWS = (*GOLDEN, *ALIGNED)[:: 12 if os.environ.get("DRAWN_CASES", "sample") == "sample" else 1]
+ROWS = (*GOLDEN, *ALIGNED, *WORKSPACES)[:: 12 if os.environ.get("DRAWN_CASES", "sample") == "sample" else 1]
 
 
 def instructions(cubin: bytes) -> dict[str, bytes]:

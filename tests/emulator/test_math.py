@@ -86,7 +86,7 @@ def test_numbers_that_are_not_finite_are_found_in_each_half(run: Any, element: s
     halves = np.concatenate([np.stack([every, others], 1), np.stack([others, every], 1)])
     out = np.zeros(len(halves), np.uint32)
     x = halves.view(np.uint32)[:, 0]
-    run(LOOP.format(n=x.size) + f"out[i] = non_finite_packed({element}{{}}, x[i]);", x=x, out=out)
+    run(LOOP.format(n=x.size) + f"out[i] = not_finite_packed({element}{{}}, x[i]);", x=x, out=out)
     with np.errstate(invalid="ignore"):
         expected = np.where(np.isfinite(halves.view(dtype)), 0, 0x7FFF)
     np.testing.assert_array_equal(out.view(np.uint16).reshape(-1, 2), expected)

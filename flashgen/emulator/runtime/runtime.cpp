@@ -59,8 +59,6 @@ static void start_thread(Block& block, i32 index, size_t stack) {
   thread.block_idx_y = static_cast<i32>(block.index / grid[0] % grid[1]);
   thread.block_idx_z = static_cast<i32>(block.index / grid[0] / grid[1]);
   thread.grid_dim_x = static_cast<i32>(grid[0]);
-  thread.grid_dim_y = static_cast<i32>(grid[1]);
-  thread.grid_dim_z = static_cast<i32>(grid[2]);
   thread.shared_memory = block.shared;
   thread.block = &block;
   thread.warp_idx = index / kWarpSize;

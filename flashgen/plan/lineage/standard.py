@@ -140,7 +140,7 @@ class _Kernels:
                 Constant("head_dim_v", self.spec.head_dim_v),
                 Constant("tile_q", PREPARE_ROWS),
                 Constant("workspace_floats", 0, "there is no dQ workspace"),
-                Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
+                Constant("row_access_bytes", self.access_bytes, "alignment of rows of Q, K, V, O"),
             ),
             params=params.PREPARE_DETERMINISTIC,
             smem=SmemMap(),
@@ -174,8 +174,8 @@ class _Kernels:
             Constant("warps", WARPS),
             Constant("has_lower", spec.mask.has_lower, "the mask ends on the left"),
             Constant("has_upper", spec.mask.has_upper, "the mask ends on the right"),
-            Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
-            Constant("async_copy", copies_asynchronously(arch, self.access_bytes)),
+            Constant("row_access_bytes", self.access_bytes, "alignment of rows of Q, K, V, O"),
+            Constant("row_async_copy", copies_asynchronously(arch, self.access_bytes)),
             Constant("turing", not arch.has_cp_async, "half-depth tensor-core steps"),
         )
 

@@ -83,7 +83,12 @@ FORWARD_FA1 = _table(
 _GRID2D_PARTS = ("tile_maxima", "tile_sums", "tile_outputs")
 FORWARD_GRID2D = _table(("q", "k", "v"), ("o",), row_writes=("lse", *_GRID2D_PARTS), scales=("scale",))
 FORWARD_GRID2D_COOPERATIVE = _table(
-    ("q", "k", "v"), ("o",), row_writes=("lse", *_GRID2D_PARTS), scales=("scale",), counts=("counter",)
+    ("q", "k", "v"),
+    ("o",),
+    row_writes=("lse", *_GRID2D_PARTS),
+    sizes=("batch", *_SIZES),
+    scales=("scale",),
+    counts=("counter",),
 )
 FORWARD_SCORE = _table(("q", "k", "v"), ("o",), row_writes=("lse",), scales=("scale", "scale_log2"))
 

@@ -292,7 +292,7 @@ struct Scrubber {
       Vec16& own = read[i % (ahead + 1)];
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) {
-        const u32 not_finite = non_finite_packed(T{}, own.words[w]);
+        const u32 not_finite = not_finite_packed(T{}, own.words[w]);
         non_finite.words[w] |= not_finite & 0x10001u << i;
         own.words[w] &= ~not_finite;
       }

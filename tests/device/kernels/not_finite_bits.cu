@@ -16,7 +16,7 @@ enum class Variant { kBfloat16, kHalf };
 template <Variant variant>
 FLASHGEN_DEVICE void run(const Params& params) {
   for (i32 i = thread_idx(); i < params.count; i += kThreads) {
-    if constexpr (variant == Variant::kBfloat16) params.out[i] = non_finite_packed(bfloat16_t{}, params.x[i]);
-    if constexpr (variant == Variant::kHalf) params.out[i] = non_finite_packed(half_t{}, params.x[i]);
+    if constexpr (variant == Variant::kBfloat16) params.out[i] = not_finite_packed(bfloat16_t{}, params.x[i]);
+    if constexpr (variant == Variant::kHalf) params.out[i] = not_finite_packed(half_t{}, params.x[i]);
   }
 }

@@ -14,8 +14,6 @@ struct FlashgenEmuThread {
   int block_idx_y;
   int block_idx_z;
   int grid_dim_x;
-  int grid_dim_y;
-  int grid_dim_z;
   unsigned char* shared_memory;
 };
 

@@ -23,8 +23,6 @@ FLASHGEN_DEVICE i32 block_idx_x() { return flashgen_emu_thread->block_idx_x; }
 FLASHGEN_DEVICE i32 block_idx_y() { return flashgen_emu_thread->block_idx_y; }
 FLASHGEN_DEVICE i32 block_idx_z() { return flashgen_emu_thread->block_idx_z; }
 FLASHGEN_DEVICE i32 grid_dim_x() { return flashgen_emu_thread->grid_dim_x; }
-FLASHGEN_DEVICE i32 grid_dim_y() { return flashgen_emu_thread->grid_dim_y; }
-FLASHGEN_DEVICE i32 grid_dim_z() { return flashgen_emu_thread->grid_dim_z; }
 FLASHGEN_DEVICE void block_sync(FLASHGEN_EMU_SITE) { flashgen_emu_block_sync(site); }
 FLASHGEN_DEVICE bool block_any(bool condition, FLASHGEN_EMU_SITE) {
   return flashgen_emu_block_any(condition, site) != 0;
@@ -200,11 +198,11 @@ FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
   return pack(bfloat16_t{}, low, high);
 }
 // Adding `to_infinity` to the size of a number carries into its sign if it is not finite.
-FLASHGEN_DEVICE u32 non_finite_packed(u32 pair, u32 to_infinity) {
+FLASHGEN_DEVICE u32 not_finite_packed(u32 pair, u32 to_infinity) {
   return (((pair & 0x7fff7fffu) + to_infinity) >> 15 & 0x10001u) * 0x7fffu;
 }
-FLASHGEN_DEVICE u32 non_finite_packed(bfloat16_t, u32 pair) { return non_finite_packed(pair, 0x00800080u); }
-FLASHGEN_DEVICE u32 non_finite_packed(half_t, u32 pair) { return non_finite_packed(pair, 0x04000400u); }
+FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) { return not_finite_packed(pair, 0x00800080u); }
+FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) { return not_finite_packed(pair, 0x04000400u); }
 FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   // Shifted up, a lower half has its sign where the comparison looks for it.
   const u32 low = static_cast<i32>(a << 16) < static_cast<i32>(b << 16) ? a : b;

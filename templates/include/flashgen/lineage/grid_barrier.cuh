@@ -4,8 +4,6 @@
 
 namespace flashgen {
 
-FLASHGEN_DEVICE u32 grid_blocks() { return static_cast<u32>(grid_dim_x() * grid_dim_y() * grid_dim_z()); }
-
 // All threads of all `blocks` blocks call; what any of them wrote before, all of them can read afterwards.
 // `counter` is zero before the kernel starts and counts arrivals: the one that fills a round ends it.
 FLASHGEN_DEVICE void grid_sync(u32* counter, u32 blocks) {

@@ -15,8 +15,8 @@ struct StandardConfig {
   i32 warps;
   bool has_lower;
   bool has_upper;
-  i32 access_bytes;
-  bool async_copy;
+  i32 row_access_bytes;
+  bool row_async_copy;
   bool turing;
 };
 

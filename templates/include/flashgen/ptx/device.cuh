@@ -14,8 +14,6 @@ FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
-FLASHGEN_DEVICE i32 grid_dim_y() { return static_cast<i32>(gridDim.y); }
-FLASHGEN_DEVICE i32 grid_dim_z() { return static_cast<i32>(gridDim.z); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE bool block_any(bool condition) { return __syncthreads_or(condition) != 0; }
 FLASHGEN_DEVICE void warp_sync() { __syncwarp(); }

@@ -20,12 +20,12 @@ FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
 
 // All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
 // bits, and all others zero.
-FLASHGEN_DEVICE u32 non_finite_packed(bfloat16_t, u32 pair) {
+FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
 }
-FLASHGEN_DEVICE u32 non_finite_packed(half_t, u32 pair) {
+FLASHGEN_DEVICE u32 not_finite_packed(half_t, u32 pair) {
   u32 bits;
   asm("fma.rn.f16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
