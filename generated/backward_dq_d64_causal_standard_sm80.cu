@@ -8,21 +8,21 @@
 // smem     49152 bytes
 //            ring      0 to 49152  tiles of both operands, then results
 //
-// contents  30  Integer and 16-bit element types, without any CUDA header.
-//           51  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           87  Moving data.
-//          105  Scalar arithmetic, one instruction each.
-//          115  Warp-wide matrix instructions.
-//          166  Element types.
-//          220  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          289  Operands of warp-level matrix products.
-//          379  Warp-level matrix products.
-//          452  Banded masks.
-//          485  Streaming tiles between global and shared memory.
-//          572  Keeping NaN and infinity where they belong.
-//          656  What the backward kernels are made of.
-//          680  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          869  The kernel: its configuration, parameters and text.
+// contents   30  Integer and 16-bit element types, without any CUDA header.
+//            51  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            87  Moving data.
+//           117  Scalar arithmetic, one instruction each.
+//           127  Warp-wide matrix instructions.
+//           178  Element types.
+//           232  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           301  Operands of warp-level matrix products.
+//           391  Warp-level matrix products.
+//           464  Banded masks.
+//           497  Streaming tiles between global and shared memory.
+//           610  Keeping NaN and infinity where they belong.
+//           694  What the backward kernels are made of.
+//           718  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//           907  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -90,6 +90,18 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -500,14 +512,38 @@ template <class T, i32 access_bytes>
 FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
   Vec16 chunk = {{0, 0, 0, 0}};
-  if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i] = bits_of(source[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+    }
+  }
   return chunk;
 }
 
 template <class T, i32 access_bytes>
 FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i] = float_of(chunk.words[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
+    }
+  }
 }
 
 // Asynchronous copy of one chunk, in pieces of access_bytes.
@@ -519,18 +555,20 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
   for (i32 i = 0; i < pieces; ++i) {
     const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
     const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
+    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
   }
 }
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
 FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
+  if constexpr (async_copy) cp_async_commit();
 }
 template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
+  if constexpr (async_copy) cp_async_wait<pending>();
 }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
@@ -691,8 +729,8 @@ struct StandardConfig {
   i32 warps;
   bool has_lower;
   bool has_upper;
-  i32 access_bytes;
-  bool async_copy;
+  i32 row_access_bytes;
+  bool row_async_copy;
   bool turing;
 };
 
@@ -878,10 +916,10 @@ constexpr StandardConfig kConfig{
     .tile_kv = 32,  // summed over at once
     .stages = 4,    // tiles of each operand in shared memory
     .warps = 8,
-    .has_lower = false,  // the mask ends on the left
-    .has_upper = true,   // the mask ends on the right
-    .access_bytes = 16,  // alignment of rows in global memory
-    .async_copy = true,
+    .has_lower = false,      // the mask ends on the left
+    .has_upper = true,       // the mask ends on the right
+    .row_access_bytes = 16,  // alignment of rows of Q, K, V, O
+    .row_async_copy = true,
     .turing = false,  // half-depth tensor-core steps
 };
 
@@ -916,7 +954,7 @@ constexpr i32 kDim = round_up(kConfig.head_dim, 16);
 using RowProduct = Product<element_t, kConfig.tile_q, kDim, kConfig.tile_kv, Summed::columns, Summed::rows,
                            kConfig.warps, kConfig.stages, kConfig.turing>;
 using Left = RowProduct::A<kScoreAccessBytes, !kConfig.turing>;
-using Right = RowProduct::B<kConfig.access_bytes, kConfig.async_copy>;
+using Right = RowProduct::B<kConfig.row_access_bytes, kConfig.row_async_copy>;
 using OutTile = SharedTile<element_t, kConfig.tile_q, kDim>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
@@ -957,6 +995,6 @@ FLASHGEN_KERNEL(256, 2) backward_dq_d64_causal_standard_sm80(FLASHGEN_GRID_CONST
     mark_non_finite_results<RowProduct::threads, kConfig.head_dim, kConfig.tile_kv>(out, first_q, k, keys, mask, thread);
     block_sync();
   }
-  store_rows<OutTile, RowProduct::threads, kConfig.head_dim, kConfig.access_bytes>(
+  store_rows<OutTile, RowProduct::threads, kConfig.head_dim, kConfig.row_access_bytes>(
       out, {p.dq + place.sequence * p.dq_batch + place.head * p.dq_head, p.dq_row, p.len_q}, first_q, thread);
 }

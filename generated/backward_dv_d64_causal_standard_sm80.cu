@@ -10,17 +10,17 @@
 //
 // contents  28  Integer and 16-bit element types, without any CUDA header.
 //           49  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           82  Moving data.
-//          100  Scalar arithmetic, one instruction each.
-//          123  Warp-wide matrix instructions.
-//          174  Element types.
-//          228  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          297  Operands of warp-level matrix products.
-//          387  Warp-level matrix products.
-//          460  Streaming tiles between global and shared memory.
-//          547  What the backward kernels are made of.
-//          591  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          780  The kernel: its configuration, parameters and text.
+//           84  Moving data.
+//          114  Scalar arithmetic, one instruction each.
+//          137  Warp-wide matrix instructions.
+//          188  Element types.
+//          242  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          311  Operands of warp-level matrix products.
+//          401  Warp-level matrix products.
+//          474  Streaming tiles between global and shared memory.
+//          587  What the backward kernels are made of.
+//          631  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          820  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -67,6 +67,8 @@ FLASHGEN_DEVICE float shuffle(float value, i32 source_lane) {
 FLASHGEN_DEVICE i32 shuffle(i32 value, i32 source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
+FLASHGEN_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+FLASHGEN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
 // The same value, but nothing that the compiler knows of it.
 FLASHGEN_DEVICE i32 opaque(i32 value) {
@@ -85,6 +87,18 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -475,14 +489,38 @@ template <class T, i32 access_bytes>
 FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
   Vec16 chunk = {{0, 0, 0, 0}};
-  if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i] = bits_of(source[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+    }
+  }
   return chunk;
 }
 
 template <class T, i32 access_bytes>
 FLASHGEN_DEVICE void write_chunk(T* destination, const Vec16& chunk, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
-  if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) *reinterpret_cast<Vec16*>(destination) = chunk;
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i] = float_of(chunk.words[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) destination[i].bits = static_cast<u16>(chunk.words[i / 2] >> (16 * (i % 2)));
+    }
+  }
 }
 
 // Asynchronous copy of one chunk, in pieces of access_bytes.
@@ -494,18 +532,20 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
   for (i32 i = 0; i < pieces; ++i) {
     const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
     const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
+    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
   }
 }
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
 FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
+  if constexpr (async_copy) cp_async_commit();
 }
 template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
+  if constexpr (async_copy) cp_async_wait<pending>();
 }
 
 // Writes accumulators, times `factor(m, h)` for each row, as 16-bit or float elements into a tile.
@@ -602,8 +642,8 @@ struct StandardConfig {
   i32 warps;
   bool has_lower;
   bool has_upper;
-  i32 access_bytes;
-  bool async_copy;
+  i32 row_access_bytes;
+  bool row_async_copy;
   bool turing;
 };
 
@@ -789,10 +829,10 @@ constexpr StandardConfig kConfig{
     .tile_kv = 128,
     .stages = 4,  // tiles of each operand in shared memory
     .warps = 8,
-    .has_lower = false,  // the mask ends on the left
-    .has_upper = true,   // the mask ends on the right
-    .access_bytes = 16,  // alignment of rows in global memory
-    .async_copy = true,
+    .has_lower = false,      // the mask ends on the left
+    .has_upper = true,       // the mask ends on the right
+    .row_access_bytes = 16,  // alignment of rows of Q, K, V, O
+    .row_async_copy = true,
     .turing = false,  // half-depth tensor-core steps
 };
 
@@ -824,7 +864,7 @@ constexpr i32 kDim = round_up(kConfig.head_dim_v, 16);
 using ColumnProduct = Product<element_t, kConfig.tile_kv, kDim, kConfig.tile_q, Summed::rows, Summed::rows,
                               kConfig.warps, kConfig.stages, kConfig.turing>;
 using Left = ColumnProduct::A<kScoreAccessBytes, !kConfig.turing>;
-using Right = ColumnProduct::B<kConfig.access_bytes, kConfig.async_copy>;
+using Right = ColumnProduct::B<kConfig.row_access_bytes, kConfig.row_async_copy>;
 using OutTile = SharedTile<element_t, kConfig.tile_kv, kDim>;
 
 FLASHGEN_KERNEL(256, 2) backward_dv_d64_causal_standard_sm80(FLASHGEN_GRID_CONSTANT Params p) {
@@ -847,6 +887,6 @@ FLASHGEN_KERNEL(256, 2) backward_dv_d64_causal_standard_sm80(FLASHGEN_GRID_CONST
   const OutTile out{shared + smem::kRing};
   store_accumulator(out, Share::row(thread.warp), Share::column(thread.warp), sums, thread, [](i32, i32) { return 1.0f; });
   block_sync();
-  store_rows<OutTile, ColumnProduct::threads, kConfig.head_dim_v, kConfig.access_bytes>(
+  store_rows<OutTile, ColumnProduct::threads, kConfig.head_dim_v, kConfig.row_access_bytes>(
       out, {p.dv + place.sequence * p.dv_batch + place.head * p.dv_head, p.dv_row, p.len_kv}, first_key, thread);
 }

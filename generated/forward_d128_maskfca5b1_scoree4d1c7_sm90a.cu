@@ -2052,7 +2052,7 @@ namespace flashgen {
 
 // All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
 // bits, and all others zero.
-FLASHGEN_DEVICE u32 non_finite_packed(bfloat16_t, u32 pair) {
+FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));
   return bits;
@@ -2349,7 +2349,7 @@ struct Scrubber {
       Vec16& own = read[i % (ahead + 1)];
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) {
-        const u32 not_finite = non_finite_packed(T{}, own.words[w]);
+        const u32 not_finite = not_finite_packed(T{}, own.words[w]);
         non_finite.words[w] |= not_finite & 0x10001u << i;
         own.words[w] &= ~not_finite;
       }

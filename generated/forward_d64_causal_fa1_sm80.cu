@@ -3,13 +3,13 @@
 // spec     {"head_dim":64,"head_dim_v":64,"dtype":"bf16","mask":"causal","direction":"both","deterministic":false}
 // rebuild  flashgen build --head-dim 64 --dtype bf16 --causal --algorithm fa1 --arch sm_80
 // for      sm_80 (A100)
-// plan     tile_q 64, tile_kv 256, stages 2, warps 4, 128 threads
+// plan     tile_q 64, tile_kv 256, stages 2, warps 8, 256 threads
 // grid     one block for every query head and batch entry
-// smem     115712 bytes
+// smem     149760 bytes
 //            q              0 to  16384  Q_i, 2 slots
 //            k          16384 to  49152  K_j
 //            v          49152 to  81920  V_j
-//            exchange   81920 to 115712  row maxima, row sums and P V of each warp
+//            exchange   81920 to 149760  row maxima, row sums and P V of each warp
 // because  B_c = ceil(M / 4d) = 326 and B_r = min(B_c, d) = 64, but at most 256 and multiples of 16
 //
 // contents   34  Integer and 16-bit element types, without any CUDA header.
@@ -26,7 +26,7 @@
 //           650  Keeping NaN and infinity where they belong.
 //           709  Single elements from floats.
 //           721  What FlashAttention-1's forward kernel is made of.
-//           801  The kernel: its configuration, parameters and text.
+//           804  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -767,6 +767,9 @@ struct Fa1Shape {
   struct Exchange {
     float maxima[cfg.warps][cfg.strip];
     float sums[cfg.warps][cfg.strip];
+    // What O_i so far and the tile's product count in the new O_i.
+    float old_share[cfg.strip];
+    float new_share[cfg.strip];
     float outputs[cfg.warps][cfg.strip][dim_v];
   };
 };
@@ -810,7 +813,7 @@ constexpr Fa1Config kConfig{
     .tile_kv = 256,  // B_c: keys per tile
     .strip = 32,     // query rows that warps compute at once
     .stages = 2,     // tiles of queries in flight
-    .warps = 4,
+    .warps = 8,
     .has_lower = false,  // the mask ends on the left
     .has_upper = true,   // the mask ends on the right
     .access_bytes = 16,  // alignment of rows in global memory
@@ -824,7 +827,7 @@ struct Params {
   const element_t* v;
   element_t* o;
   float* lse;         // log-sum-exp, (batch, heads_q, len_q)
-  float* o_accum;     // O so far, divided by l, (batch, heads_q, len_q, head_dim_v)
+  float* o_accum;     // O so far, divided by l, (batch, heads_q, len_q, head_dim_v rounded up to 16)
   float* row_sums;    // l so far, (batch, heads_q, len_q)
   float* row_maxima;  // m so far, (batch, heads_q, len_q)
   i64 q_batch;        // strides are in elements
@@ -861,7 +864,7 @@ constexpr u32 kExchange = 81920;  // row maxima, row sums and P V of each warp
 using Shape = Fa1Shape<kConfig, element_t>;
 using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 
-FLASHGEN_KERNEL(128, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Params p) {
+FLASHGEN_KERNEL(256, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
   const Thread thread = Thread::current();
 
@@ -870,7 +873,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
   const i32 head_kv = place.head / p.group;
   const Mask mask = Mask::of(p, place.sequence, place.head);
   const i64 first_row = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q;
-  float* const o_accum = p.o_accum + first_row * kConfig.head_dim_v;
+  float* const o_accum = p.o_accum + first_row * Shape::dim_v;
   float* const row_sums = p.row_sums + first_row;
   float* const row_maxima = p.row_maxima + first_row;
 
@@ -884,7 +887,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
   Shape::VStream v_stream({p.v + place.sequence * p.v_batch + head_kv * p.v_head, p.v_row, p.len_kv}, 0, thread);
 
   // Line 2: O = 0, l = 0, m = -inf in device memory.
-  const i64 elements = static_cast<i64>(p.len_q) * kConfig.head_dim_v;
+  const i64 elements = static_cast<i64>(p.len_q) * Shape::dim_v;
   for (i64 i = thread.index(); i < elements; i += Shape::threads) o_accum[i] = 0.0f;
   for (i32 q = thread.index(); q < p.len_q; q += Shape::threads) {
     row_sums[q] = 0.0f;
@@ -998,25 +1001,7 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
         }
         block_sync();
 
-        // Lines 11 and 12: m_i^new, l_i^new, and O_i, which is kept divided by l_i, back to device memory.
-        for (i32 n = here.index(); n < (end_q - first_q) * kConfig.head_dim_v; n += Shape::threads) {
-          const i32 row = n / kConfig.head_dim_v, column = n % kConfig.head_dim_v;
-          float tile_maximum = -kInfinity, tile_sum = 0.0f, product = 0.0f;
-#pragma unroll
-          for (i32 w = 0; w < kConfig.warps; ++w) {
-            tile_maximum = maximum(tile_maximum, exchange.maxima[w][row]);
-            tile_sum += exchange.sums[w][row];
-            product += exchange.outputs[w][row][column];
-          }
-          const float m = row_maxima[first_q + row], l = row_sums[first_q + row];
-          const float m_new = maximum(m, tile_maximum);
-          const float before = exponential(m, m_new), now = exponential(tile_maximum, m_new);
-          const float l_new = l * before + tile_sum * now;
-          float& o = o_accum[static_cast<i64>(first_q) * kConfig.head_dim_v + n];
-          o = l_new == 0.0f ? 0.0f : (l * before * o + product * now) / l_new;
-        }
-        block_sync();
-        // Line 13: l_i and m_i back to device memory, once nobody needs the old ones.
+        // Lines 11 and 13: m_i^new and l_i^new, back to device memory.
         for (i32 row = here.index(); row < end_q - first_q; row += Shape::threads) {
           float tile_maximum = -kInfinity, tile_sum = 0.0f;
 #pragma unroll
@@ -1024,11 +1009,37 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
             tile_maximum = maximum(tile_maximum, exchange.maxima[w][row]);
             tile_sum += exchange.sums[w][row];
           }
-          float& m = row_maxima[first_q + row];
-          const float m_new = maximum(m, tile_maximum);
-          float& l = row_sums[first_q + row];
-          l = l * exponential(m, m_new) + tile_sum * exponential(tile_maximum, m_new);
-          m = m_new;
+          const float m = row_maxima[first_q + row], m_new = maximum(m, tile_maximum);
+          const float before = row_sums[first_q + row] * exponential(m, m_new);
+          const float now = exponential(tile_maximum, m_new);
+          const float l_new = before + tile_sum * now;
+          row_maxima[first_q + row] = m_new;
+          row_sums[first_q + row] = l_new;
+          exchange.old_share[row] = l_new == 0.0f ? 0.0f : before / l_new;
+          exchange.new_share[row] = l_new == 0.0f ? 0.0f : now / l_new;
+        }
+        block_sync();
+
+        // Line 12: O_i, which is kept divided by l_i, to device memory and back.
+        constexpr i32 fours = Shape::dim_v / 4;
+        float* const o_strip = o_accum + static_cast<i64>(first_q) * Shape::dim_v;
+#pragma unroll
+        for (i32 step = 0; step < ceil_div(kConfig.strip * fours, Shape::threads); ++step) {
+          const i32 n = here.index() + step * Shape::threads, row = n / fours, column = n % fours * 4;
+          if (row >= end_q - first_q) continue;
+          float product[4] = {};
+#pragma unroll
+          for (i32 w = 0; w < kConfig.warps; ++w) {
+            const Vec16 part = *reinterpret_cast<const Vec16*>(&exchange.outputs[w][row][column]);
+#pragma unroll
+            for (i32 e = 0; e < 4; ++e) product[e] += float_of(part.words[e]);
+          }
+          const float old_share = exchange.old_share[row], new_share = exchange.new_share[row];
+          Vec16& o = *reinterpret_cast<Vec16*>(o_strip + 4 * n);
+          Vec16 sum = o;
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e) sum.words[e] = bits_of(old_share * float_of(sum.words[e]) + new_share * product[e]);
+          o = sum;
         }
         block_sync();
       }
@@ -1043,7 +1054,8 @@ FLASHGEN_KERNEL(128, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
 
   // Line 16: O in the dtype of the inputs, and L = m + log(l).
   for (i64 i = thread.index(); i < elements; i += Shape::threads) {
-    const i32 q = static_cast<i32>(i / kConfig.head_dim_v), column = static_cast<i32>(i % kConfig.head_dim_v);
+    const i32 q = static_cast<i32>(i / Shape::dim_v), column = static_cast<i32>(i % Shape::dim_v);
+    if (column >= kConfig.head_dim_v) continue;
     element_t value = element_from<element_t>(o_accum[i]);
     if (has_non_finite) {
       for (i32 key = 0; key < p.len_kv; ++key) {

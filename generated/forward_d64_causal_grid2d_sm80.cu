@@ -14,17 +14,17 @@
 //
 // contents  32  Integer and 16-bit element types, without any CUDA header.
 //           49  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           72  Scalar arithmetic, one instruction each.
-//          110  Element types.
-//          142  Banded masks.
-//          188  Single elements from floats.
-//          200  Products of float tiles in shared memory, without tensor cores.
-//          312  One block for each tile of scores.
-//          459  Blocks of a grid, and grids that follow each other.
-//          465  The kernel: its configuration, parameters and text.
-//          491  The kernel: its configuration, parameters and text.
-//          495  A barrier of all blocks of a grid that was launched cooperatively.
-//          526  The kernel: its configuration, parameters and text.
+//           70  Scalar arithmetic, one instruction each.
+//          108  Element types.
+//          140  Banded masks.
+//          186  Single elements from floats.
+//          198  Products of float tiles in shared memory, without tensor cores.
+//          310  One block for each tile of scores.
+//          457  Blocks of a grid, and grids that follow each other.
+//          463  The kernel: its configuration, parameters and text.
+//          489  The kernel: its configuration, parameters and text.
+//          493  A barrier of all blocks of a grid that was launched cooperatively.
+//          522  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -61,8 +61,6 @@ FLASHGEN_DEVICE i32 block_idx_x() { return static_cast<i32>(blockIdx.x); }
 FLASHGEN_DEVICE i32 block_idx_y() { return static_cast<i32>(blockIdx.y); }
 FLASHGEN_DEVICE i32 block_idx_z() { return static_cast<i32>(blockIdx.z); }
 FLASHGEN_DEVICE i32 grid_dim_x() { return static_cast<i32>(gridDim.x); }
-FLASHGEN_DEVICE i32 grid_dim_y() { return static_cast<i32>(gridDim.y); }
-FLASHGEN_DEVICE i32 grid_dim_z() { return static_cast<i32>(gridDim.z); }
 FLASHGEN_DEVICE void block_sync() { __syncthreads(); }
 FLASHGEN_DEVICE float shuffle_xor(float value, i32 lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
@@ -497,8 +495,6 @@ FLASHGEN_DEVICE void expect_cooperative_launch() {}
 
 namespace flashgen {
 
-FLASHGEN_DEVICE u32 grid_blocks() { return static_cast<u32>(grid_dim_x() * grid_dim_y() * grid_dim_z()); }
-
 // All threads of all `blocks` blocks call; what any of them wrote before, all of them can read afterwards.
 // `counter` is zero before the kernel starts and counts arrivals: the one that fills a round ends it.
 FLASHGEN_DEVICE void grid_sync(u32* counter, u32 blocks) {
@@ -559,6 +555,7 @@ struct Params {
   i64 o_batch;
   i64 o_row;
   i64 o_head;
+  i32 batch;
   i32 heads_q;
   i32 heads_kv;
   i32 len_q;
@@ -568,7 +565,7 @@ struct Params {
   i32 band_upper;
   float scale;
 };
-static_assert(sizeof(Params) == 200, "the launcher packs Params into 200 bytes");
+static_assert(sizeof(Params) == 208, "the launcher packs Params into 208 bytes");
 
 namespace smem {
 constexpr u32 kQ = 0;      // Q_i
@@ -583,18 +580,19 @@ FLASHGEN_KERNEL(256, 2) forward_d64_causal_grid2d_sm80(FLASHGEN_GRID_CONSTANT Pa
   // This block computes S_ij, one tile of scores of one head.
   const auto tile = TileOfScores<kConfig, element_t, Params>::current(p);
 
+  const u32 blocks = static_cast<u32>(grid_dim_x() * p.heads_q * p.batch);
   // Before the first barrier of the grid: how large the scores of each row are.
   Patch<kConfig.tile_q, kConfig.tile_kv> scores;
   if (tile.is_visited()) {
     tile.compute_scores(scores, shared + smem::kQ, shared + smem::kK);
     tile.publish_maxima(scores);
   }
-  grid_sync(p.counter, grid_blocks());
+  grid_sync(p.counter, blocks);
 
   // Before the second: P_ij V_j, relative to the maximum of the whole row. S_ij has stayed in registers.
   if (tile.is_visited()) tile.publish_products(scores, shared + smem::kV, shared + smem::kP);
-  grid_sync(p.counter, grid_blocks());
+  grid_sync(p.counter, blocks);
 
   tile.add_up();
-  leave_grid(p.counter, grid_blocks());
+  leave_grid(p.counter, blocks);
 }

@@ -12,15 +12,15 @@
 // contents  28  Integer and 16-bit element types, without any CUDA header.
 //           50  What the CUDA language itself provides, under names that the emulator can give a host meaning.
 //           84  Moving data.
-//          102  Warp-wide matrix instructions.
-//          153  Element types.
-//          198  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//          264  Operands of warp-level matrix products.
-//          354  Warp-level matrix products.
-//          427  Streaming tiles between global and shared memory.
-//          462  What the backward kernels are made of.
-//          486  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          693  The kernel: its configuration, parameters and text.
+//          114  Warp-wide matrix instructions.
+//          165  Element types.
+//          210  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//          276  Operands of warp-level matrix products.
+//          366  Warp-level matrix products.
+//          439  Streaming tiles between global and shared memory.
+//          488  What the backward kernels are made of.
+//          512  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          719  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -87,6 +87,18 @@ FLASHGEN_DEVICE u32 shared_address(const void* pointer) {
 // Copies the first valid_bytes of 16 (8, 4) and zeroes the rest; done when waited for. Past L1 for 16.
 FLASHGEN_DEVICE void cp_async_16(u32 destination, const void* source, u32 valid_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_8(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+FLASHGEN_DEVICE void cp_async_4(u32 destination, const void* source, u32 valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
                "r"(valid_bytes)
                : "memory");
 }
@@ -432,7 +444,19 @@ template <class T, i32 access_bytes>
 FLASHGEN_DEVICE Vec16 read_chunk(const T* source, i32 valid) {
   constexpr i32 chunk_elements = kChunkBytes / static_cast<i32>(sizeof(T));
   Vec16 chunk = {{0, 0, 0, 0}};
-  if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  if constexpr (access_bytes == 16) {
+    if (valid > 0) chunk = *reinterpret_cast<const Vec16*>(source);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i] = bits_of(source[i]);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < chunk_elements; ++i) {
+      if (i < valid) chunk.words[i / 2] |= static_cast<u32>(source[i].bits) << (16 * (i % 2));
+    }
+  }
   return chunk;
 }
 
@@ -445,18 +469,20 @@ FLASHGEN_DEVICE void copy_chunk_async(u32 destination, const T* source, i32 vali
   for (i32 i = 0; i < pieces; ++i) {
     const u32 bytes = i * piece_elements < valid ? access_bytes : 0;
     const T* from = source + (bytes != 0 ? i * piece_elements : 0);
-    cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 16) cp_async_16(destination, from, bytes);
+    if constexpr (access_bytes == 8) cp_async_8(destination + 8 * i, from, bytes);
+    if constexpr (access_bytes == 4) cp_async_4(destination + 4 * i, from, bytes);
   }
 }
 
 // Marks the copies issued so far as one group, and waits until at most `pending` groups are under way.
 template <bool async_copy>
 FLASHGEN_DEVICE void commit_copies() {
-  cp_async_commit();
+  if constexpr (async_copy) cp_async_commit();
 }
 template <bool async_copy, i32 pending>
 FLASHGEN_DEVICE void wait_for_copies() {
-  cp_async_wait<pending>();
+  if constexpr (async_copy) cp_async_wait<pending>();
 }
 
 // ---- flashgen/backward.cuh
@@ -497,8 +523,8 @@ struct StandardConfig {
   i32 warps;
   bool has_lower;
   bool has_upper;
-  i32 access_bytes;
-  bool async_copy;
+  i32 row_access_bytes;
+  bool row_async_copy;
   bool turing;
 };
 
@@ -703,10 +729,10 @@ constexpr StandardConfig kConfig{
     .depth = 32,  // columns of a head, summed over at once
     .stages = 4,  // tiles of each operand in shared memory
     .warps = 8,
-    .has_lower = false,  // the mask ends on the left
-    .has_upper = true,   // the mask ends on the right
-    .access_bytes = 16,  // alignment of rows in global memory
-    .async_copy = true,
+    .has_lower = false,      // the mask ends on the left
+    .has_upper = true,       // the mask ends on the right
+    .row_access_bytes = 16,  // alignment of rows of Q, K, V, O
+    .row_async_copy = true,
     .turing = false,  // half-depth tensor-core steps
 };
 
@@ -737,8 +763,8 @@ constexpr u32 kRing = 0;  // tiles of both operands
 // S = Q K^T: both operands lie row by row, and columns are summed over.
 using ScoreProduct = Product<element_t, kConfig.tile_q, kConfig.tile_kv, kConfig.depth, Summed::columns, Summed::columns,
                              kConfig.warps, kConfig.stages, kConfig.turing>;
-using Left = ScoreProduct::A<kConfig.access_bytes, kConfig.async_copy>;
-using Right = ScoreProduct::B<kConfig.access_bytes, kConfig.async_copy>;
+using Left = ScoreProduct::A<kConfig.row_access_bytes, kConfig.row_async_copy>;
+using Right = ScoreProduct::B<kConfig.row_access_bytes, kConfig.row_async_copy>;
 
 FLASHGEN_KERNEL(256, 2) forward_scores_d64_causal_standard_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
