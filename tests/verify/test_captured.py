@@ -114,3 +114,10 @@ def test_a_kernel_without_values_is_verified_with_drawn_ones() -> None:
         }
         results = run_case(lambda *a, captured, wrong=wrong: run(*a, wrong), spec, expect(spec, CASE))
         assert not all(result.check.ok for result in results)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_a_table_keeps_the_width_that_its_kernel_was_built_for(length: int) -> None:
+    spec = fg.AttentionSpec(16, score=fg.relative_bias(np.zeros((2, 9), np.float32)))
+    drawn = with_values(spec, replace(CASE, len_q=length, len_kv=length))
+    assert drawn.tensors["table"].shape[1] == 9

@@ -140,7 +140,7 @@ class _Kernels:
                 Constant("head_dim_v", self.spec.head_dim_v),
                 Constant("tile_q", PREPARE_ROWS),
                 Constant("workspace_floats", 0, "there is no dQ workspace"),
-                Constant("row_access_bytes", self.access_bytes, "alignment of rows of Q, K, V, O"),
+                Constant("access_bytes", self.access_bytes, "alignment of rows in global memory"),
             ),
             params=params.PREPARE_DETERMINISTIC,
             smem=SmemMap(),

@@ -100,7 +100,16 @@ class _Draw:
                         f"{env['q_len']} queries and {env['k_len']} keys; bound the index with maximum(..., 0)"
                     )
                 sizes[axis] = max(sizes[axis], int(index.max()) + 1 if index.size else 1)
-        return tuple(sizes)
+        return tuple(map(max, sizes, self._fixed(name)))
+
+    def _fixed(self, name: str) -> tuple[int, ...]:
+        """The sizes that a kernel built with this tensor relies on, even if a call reads less of it; 0 for others."""
+        from flashgen.expr.analysis.bounds import static_range
+
+        loads = self._loads[name]
+        shape = getattr(self._spec.tensors[name], "shape", ())
+        ends = [max(static_range(x.indices[axis])[1] for x in loads) + 1 for axis in range(len(shape))]
+        return tuple(end if end == size else 0 for end, size in zip(ends, shape, strict=True))
 
 
 def _loads_of(spec: AttentionSpec) -> Mapping[str, list[Load]]:
