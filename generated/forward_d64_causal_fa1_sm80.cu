@@ -1041,7 +1041,6 @@ FLASHGEN_KERNEL(256, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
           for (i32 e = 0; e < 4; ++e) sum.words[e] = bits_of(old_share * float_of(sum.words[e]) + new_share * product[e]);
           o = sum;
         }
-        block_sync();
       }
       if (kConfig.stages == 1 && i + 1 < queries.end) {
         q_stream.fetch(q_ring, thread);
