@@ -3,6 +3,7 @@
 #pragma once
 #include "flashgen/contain.cuh"
 #include "flashgen/convert.cuh"
+#include "flashgen/lineage/exponential.cuh"
 #include "flashgen/stream.cuh"
 
 namespace flashgen {
@@ -58,11 +59,6 @@ struct Fa1Shape {
     float outputs[cfg.warps][cfg.strip][dim_v];
   };
 };
-
-// exp(x - m), where m is the maximum of a row, or minus infinity for a row without allowed keys.
-FLASHGEN_DEVICE float exponential(float x, float m) {
-  return exp2_approx((x - (m == -kInfinity ? 0.0f : m)) * kLog2E);
-}
 
 // Calls visit(m, h, row) for each of a lane's rows.
 template <i32 row_blocks, class Visit>

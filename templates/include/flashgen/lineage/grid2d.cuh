@@ -99,7 +99,7 @@ struct TileOfScores {
       float sum = 0.0f;
 #pragma unroll
       for (i32 c = 0; c < cfg.tile_kv / kSide; ++c) {
-        const float probability = exponential(scores[r][c], m);
+        const float probability = exponential(scores[r][c], shift_of(m));
         p_tile.at(kSide * r + here.row, kSide * c + here.column) = probability;
         sum += probability;
       }

@@ -3,6 +3,7 @@
 #pragma once
 #include "flashgen/band.cuh"
 #include "flashgen/convert.cuh"
+#include "flashgen/lineage/exponential.cuh"
 
 namespace flashgen {
 
@@ -102,16 +103,6 @@ FLASHGEN_DEVICE float row_sum(float value) {
 #pragma unroll
   for (i32 apart = kSide / 2; apart > 0; apart /= 2) value += shuffle_xor(value, apart);
   return value;
-}
-
-// exp(x - m), where m is the maximum of a row, or minus infinity for a row without allowed keys.
-FLASHGEN_DEVICE float exponential(float x, float m) {
-  return exp2_approx((x - (m == -kInfinity ? 0.0f : m)) * kLog2E);
-}
-
-// log(sum of exp(x)) of a row from its maximum and its sum of exp(x - m).
-FLASHGEN_DEVICE float log_sum_exp(float m, float sum) {
-  return sum == 0.0f ? -kInfinity : m + log2_approx(sum) * kLn2;
 }
 
 }  // namespace flashgen
