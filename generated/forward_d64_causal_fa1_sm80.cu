@@ -12,21 +12,23 @@
 //            exchange   81920 to 149760  row maxima, row sums and P V of each warp
 // because  B_c = ceil(M / 4d) = 326 and B_r = min(B_c, d) = 64, but at most 256 and multiples of 16
 //
-// contents   34  Integer and 16-bit element types, without any CUDA header.
-//            55  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//            94  Moving data.
-//           112  Scalar arithmetic, one instruction each.
-//           142  Warp-wide matrix instructions.
-//           193  Element types.
-//           244  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
-//           309  Operands of warp-level matrix products.
-//           408  Warp-level matrix products.
-//           481  Banded masks.
-//           543  Streaming tiles between global and shared memory.
-//           650  Keeping NaN and infinity where they belong.
-//           709  Single elements from floats.
-//           721  What FlashAttention-1's forward kernel is made of.
-//           804  The kernel: its configuration, parameters and text.
+// contents   36  Integer and 16-bit element types, without any CUDA header.
+//            57  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//            96  Moving data.
+//           114  Scalar arithmetic, one instruction each.
+//           150  Warp-wide matrix instructions.
+//           201  Element types.
+//           252  Tiles in shared memory, swizzled so that no access pattern of the kernels has a bank conflict.
+//           317  Operands of warp-level matrix products.
+//           416  Warp-level matrix products.
+//           489  Banded masks.
+//           551  Streaming tiles between global and shared memory.
+//           658  Keeping NaN and infinity where they belong.
+//           717  Single elements from floats.
+//           729  What a softmax takes exponentials of.
+//           746  The exponentials of a softmax that subtracts the maximum of each row.
+//           763  What FlashAttention-1's forward kernel is made of.
+//           841  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -130,6 +132,12 @@ FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
+}
+
+FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
 }
 
 // Two floats rounded to 16 bits and packed, the first in the low half.
@@ -718,6 +726,40 @@ FLASHGEN_DEVICE T element_from(float value) {
   }
 }
 
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
+FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
+
+// ---- flashgen/lineage/exponential.cuh
+// The exponentials of a softmax that subtracts the maximum of each row.
+
+// The maximum to subtract. A row without allowed keys subtracts 0, because -inf - (-inf) is NaN.
+FLASHGEN_DEVICE float shift_of(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+
+// exp(s - shift). The difference is rounded by itself: fused with the product that gave s, it would differ
+// from the maximum's by the rounding of s, which is 0.03 for scores of a million.
+FLASHGEN_DEVICE float exponential(float s, float shift) {
+  return exp2_approx(rounded_difference(s, shift) * kLog2E);
+}
+
+// log(sum of exp(s)) of a row from its maximum and its sum of exp(s - maximum).
+FLASHGEN_DEVICE float log_sum_exp(float maximum, float sum) {
+  return sum == 0.0f ? -kInfinity : maximum + log2_approx(sum) * kLn2;
+}
+
 // ---- flashgen/lineage/fa1.cuh
 // What FlashAttention-1's forward kernel is made of: a block's warps split the keys of a tile, so each strip
 // of rows needs all of them, and they meet in shared memory.
@@ -773,11 +815,6 @@ struct Fa1Shape {
     float outputs[cfg.warps][cfg.strip][dim_v];
   };
 };
-
-// exp(x - m), where m is the maximum of a row, or minus infinity for a row without allowed keys.
-FLASHGEN_DEVICE float exponential(float x, float m) {
-  return exp2_approx((x - (m == -kInfinity ? 0.0f : m)) * kLog2E);
-}
 
 // Calls visit(m, h, row) for each of a lane's rows.
 template <i32 row_blocks, class Visit>
@@ -974,8 +1011,8 @@ FLASHGEN_KERNEL(256, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
           for (i32 w = 1; w < kConfig.warps; ++w) largest = maximum(largest, exchange.maxima[w][row]);
 #pragma unroll
           for (i32 n = 0; n < Shape::key_blocks; ++n) {
-            scores[m][n][2 * h] = exponential(scores[m][n][2 * h], largest);
-            scores[m][n][2 * h + 1] = exponential(scores[m][n][2 * h + 1], largest);
+            scores[m][n][2 * h] = exponential(scores[m][n][2 * h], shift_of(largest));
+            scores[m][n][2 * h + 1] = exponential(scores[m][n][2 * h + 1], shift_of(largest));
           }
           const float sum = row_of(scores[m], h, [](float a, float b) { return a + b; });
           if (here.column() == 0) exchange.sums[here.warp][row] = sum;
@@ -1010,8 +1047,8 @@ FLASHGEN_KERNEL(256, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
             tile_sum += exchange.sums[w][row];
           }
           const float m = row_maxima[first_q + row], m_new = maximum(m, tile_maximum);
-          const float before = row_sums[first_q + row] * exponential(m, m_new);
-          const float now = exponential(tile_maximum, m_new);
+          const float before = row_sums[first_q + row] * exponential(m, shift_of(m_new));
+          const float now = exponential(tile_maximum, shift_of(m_new));
           const float l_new = before + tile_sum * now;
           row_maxima[first_q + row] = m_new;
           row_sums[first_q + row] = l_new;
@@ -1065,6 +1102,6 @@ FLASHGEN_KERNEL(256, 1) forward_d64_causal_fa1_sm80(FLASHGEN_GRID_CONSTANT Param
     p.o[place.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column] = value;
   }
   for (i32 q = thread.index(); q < p.len_q; q += Shape::threads) {
-    p.lse[first_row + q] = row_sums[q] == 0.0f ? -kInfinity : row_maxima[q] + log2_approx(row_sums[q]) * kLn2;
+    p.lse[first_row + q] = log_sum_exp(row_maxima[q], row_sums[q]);
   }
 }

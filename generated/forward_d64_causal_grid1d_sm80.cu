@@ -12,14 +12,16 @@
 //            p  49920 to 66560  P_ij
 // because  each thread computes 4 x 4 scores, and reads 8 numbers for 16 products
 //
-// contents  27  Integer and 16-bit element types, without any CUDA header.
-//           44  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           64  Scalar arithmetic, one instruction each.
-//          102  Element types.
-//          130  Banded masks.
-//          175  Single elements from floats.
-//          187  Products of float tiles in shared memory, without tensor cores.
-//          301  The kernel: its configuration, parameters and text.
+// contents  29  Integer and 16-bit element types, without any CUDA header.
+//           46  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           66  Scalar arithmetic, one instruction each.
+//          104  Element types.
+//          132  Banded masks.
+//          177  Single elements from floats.
+//          189  What a softmax takes exponentials of.
+//          206  The exponentials of a softmax that subtracts the maximum of each row.
+//          223  Products of float tiles in shared memory, without tensor cores.
+//          327  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -184,6 +186,40 @@ FLASHGEN_DEVICE T element_from(float value) {
   }
 }
 
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
+FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
+
+// ---- flashgen/lineage/exponential.cuh
+// The exponentials of a softmax that subtracts the maximum of each row.
+
+// The maximum to subtract. A row without allowed keys subtracts 0, because -inf - (-inf) is NaN.
+FLASHGEN_DEVICE float shift_of(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+
+// exp(s - shift). The difference is rounded by itself: fused with the product that gave s, it would differ
+// from the maximum's by the rounding of s, which is 0.03 for scores of a million.
+FLASHGEN_DEVICE float exponential(float s, float shift) {
+  return exp2_approx(rounded_difference(s, shift) * kLog2E);
+}
+
+// log(sum of exp(s)) of a row from its maximum and its sum of exp(s - maximum).
+FLASHGEN_DEVICE float log_sum_exp(float maximum, float sum) {
+  return sum == 0.0f ? -kInfinity : maximum + log2_approx(sum) * kLn2;
+}
+
 // ---- flashgen/lineage/patch.cuh
 // Products of float tiles in shared memory, without tensor cores: 256 threads stand in a square of 16 x 16,
 // and each computes every 16th row and column of a tile.
@@ -284,16 +320,6 @@ FLASHGEN_DEVICE float row_sum(float value) {
 #pragma unroll
   for (i32 apart = kSide / 2; apart > 0; apart /= 2) value += shuffle_xor(value, apart);
   return value;
-}
-
-// exp(x - m), where m is the maximum of a row, or minus infinity for a row without allowed keys.
-FLASHGEN_DEVICE float exponential(float x, float m) {
-  return exp2_approx((x - (m == -kInfinity ? 0.0f : m)) * kLog2E);
-}
-
-// log(sum of exp(x)) of a row from its maximum and its sum of exp(x - m).
-FLASHGEN_DEVICE float log_sum_exp(float m, float sum) {
-  return sum == 0.0f ? -kInfinity : m + log2_approx(sum) * kLn2;
 }
 
 }  // namespace flashgen
@@ -416,11 +442,11 @@ FLASHGEN_KERNEL(256, 1) forward_d64_causal_grid1d_sm80(FLASHGEN_GRID_CONSTANT Pa
       const float m_new = maximum(m[i], row_maximum(tile_maximum));
 #pragma unroll
       for (i32 c = 0; c < kConfig.tile_kv / kSide; ++c) {
-        const float probability = exponential(scores[i][c], m_new);
+        const float probability = exponential(scores[i][c], shift_of(m_new));
         p_tile.at(kSide * i + here.row, kSide * c + here.column) = probability;
         tile_sum += probability;
       }
-      const float rescale = exponential(m[i], m_new);
+      const float rescale = exponential(m[i], shift_of(m_new));
       l[i] = l[i] * rescale + row_sum(tile_sum);
       m[i] = m_new;
 #pragma unroll

@@ -12,19 +12,21 @@
 //            p  49920 to 66560  P_ij
 // because  each thread computes 4 x 4 scores, and reads 8 numbers for 16 products
 //
-// contents  32  Integer and 16-bit element types, without any CUDA header.
-//           49  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           70  Scalar arithmetic, one instruction each.
-//          108  Element types.
-//          140  Banded masks.
-//          186  Single elements from floats.
-//          198  Products of float tiles in shared memory, without tensor cores.
-//          310  One block for each tile of scores.
-//          457  Blocks of a grid, and grids that follow each other.
-//          463  The kernel: its configuration, parameters and text.
+// contents  34  Integer and 16-bit element types, without any CUDA header.
+//           51  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           72  Scalar arithmetic, one instruction each.
+//          110  Element types.
+//          142  Banded masks.
+//          188  Single elements from floats.
+//          200  What a softmax takes exponentials of.
+//          217  The exponentials of a softmax that subtracts the maximum of each row.
+//          234  Products of float tiles in shared memory, without tensor cores.
+//          336  One block for each tile of scores.
+//          483  Blocks of a grid, and grids that follow each other.
 //          489  The kernel: its configuration, parameters and text.
-//          493  A barrier of all blocks of a grid that was launched cooperatively.
-//          522  The kernel: its configuration, parameters and text.
+//          515  The kernel: its configuration, parameters and text.
+//          519  A barrier of all blocks of a grid that was launched cooperatively.
+//          548  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -195,6 +197,40 @@ FLASHGEN_DEVICE T element_from(float value) {
   }
 }
 
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
+FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
+
+// ---- flashgen/lineage/exponential.cuh
+// The exponentials of a softmax that subtracts the maximum of each row.
+
+// The maximum to subtract. A row without allowed keys subtracts 0, because -inf - (-inf) is NaN.
+FLASHGEN_DEVICE float shift_of(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+
+// exp(s - shift). The difference is rounded by itself: fused with the product that gave s, it would differ
+// from the maximum's by the rounding of s, which is 0.03 for scores of a million.
+FLASHGEN_DEVICE float exponential(float s, float shift) {
+  return exp2_approx(rounded_difference(s, shift) * kLog2E);
+}
+
+// log(sum of exp(s)) of a row from its maximum and its sum of exp(s - maximum).
+FLASHGEN_DEVICE float log_sum_exp(float maximum, float sum) {
+  return sum == 0.0f ? -kInfinity : maximum + log2_approx(sum) * kLn2;
+}
+
 // ---- flashgen/lineage/patch.cuh
 // Products of float tiles in shared memory, without tensor cores: 256 threads stand in a square of 16 x 16,
 // and each computes every 16th row and column of a tile.
@@ -297,16 +333,6 @@ FLASHGEN_DEVICE float row_sum(float value) {
   return value;
 }
 
-// exp(x - m), where m is the maximum of a row, or minus infinity for a row without allowed keys.
-FLASHGEN_DEVICE float exponential(float x, float m) {
-  return exp2_approx((x - (m == -kInfinity ? 0.0f : m)) * kLog2E);
-}
-
-// log(sum of exp(x)) of a row from its maximum and its sum of exp(x - m).
-FLASHGEN_DEVICE float log_sum_exp(float m, float sum) {
-  return sum == 0.0f ? -kInfinity : m + log2_approx(sum) * kLn2;
-}
-
 // ---- flashgen/lineage/grid2d.cuh
 // One block for each tile of scores: what it computes between the barriers of the grid.
 
@@ -405,7 +431,7 @@ struct TileOfScores {
       float sum = 0.0f;
 #pragma unroll
       for (i32 c = 0; c < cfg.tile_kv / kSide; ++c) {
-        const float probability = exponential(scores[r][c], m);
+        const float probability = exponential(scores[r][c], shift_of(m));
         p_tile.at(kSide * r + here.row, kSide * c + here.column) = probability;
         sum += probability;
       }

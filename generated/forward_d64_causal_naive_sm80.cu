@@ -6,13 +6,15 @@
 // plan     64 threads
 // grid     one block for every query row of every query head and batch entry
 //
-// contents  20  Integer and 16-bit element types, without any CUDA header.
-//           36  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           51  Scalar arithmetic, one instruction each.
-//           89  Element types.
-//          113  Banded masks.
-//          135  Single elements from floats.
-//          149  The kernel: its configuration, parameters and text.
+// contents  22  Integer and 16-bit element types, without any CUDA header.
+//           38  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           53  Scalar arithmetic, one instruction each.
+//           91  Element types.
+//          115  Banded masks.
+//          137  Single elements from floats.
+//          149  What a softmax takes exponentials of.
+//          166  The exponentials of a softmax that subtracts the maximum of each row.
+//          185  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -144,6 +146,40 @@ FLASHGEN_DEVICE T element_from(float value) {
   }
 }
 
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
+FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
+
+// ---- flashgen/lineage/exponential.cuh
+// The exponentials of a softmax that subtracts the maximum of each row.
+
+// The maximum to subtract. A row without allowed keys subtracts 0, because -inf - (-inf) is NaN.
+FLASHGEN_DEVICE float shift_of(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+
+// exp(s - shift). The difference is rounded by itself: fused with the product that gave s, it would differ
+// from the maximum's by the rounding of s, which is 0.03 for scores of a million.
+FLASHGEN_DEVICE float exponential(float s, float shift) {
+  return exp2_approx(rounded_difference(s, shift) * kLog2E);
+}
+
+// log(sum of exp(s)) of a row from its maximum and its sum of exp(s - maximum).
+FLASHGEN_DEVICE float log_sum_exp(float maximum, float sum) {
+  return sum == 0.0f ? -kInfinity : maximum + log2_approx(sum) * kLn2;
+}
+
 }  // namespace flashgen
 
 // ---- kernels/lineage/naive.cu.j2
@@ -220,9 +256,9 @@ FLASHGEN_KERNEL(64, 1) forward_d64_causal_naive_sm80(FLASHGEN_GRID_CONSTANT Para
 
     // Online softmax: what was summed so far is rescaled when the maximum grows.
     const float m_new = maximum(m, score);
-    const float shift = m_new == -kInfinity ? 0.0f : m_new;
-    const float rescale = exp2_approx((m - shift) * kLog2E);
-    const float weight = exp2_approx((score - shift) * kLog2E);
+    const float shift = shift_of(m_new);
+    const float rescale = exponential(m, shift);
+    const float weight = exponential(score, shift);
     total = total * rescale + weight;
     out = out * rescale + weight * to_float(v[key * p.v_row + column]);
     m = m_new;
@@ -233,6 +269,6 @@ FLASHGEN_KERNEL(64, 1) forward_d64_causal_naive_sm80(FLASHGEN_GRID_CONSTANT Para
   p.o[place.sequence * p.o_batch + q * p.o_row + place.head * p.o_head + column] = element_from<element_t>(out * normalizer);
   if (column == 0) {
     const i64 row = (static_cast<i64>(place.sequence) * p.heads_q + place.head) * p.len_q + q;
-    p.lse[row] = total == 0.0f ? -kInfinity : m + log2_approx(total) * kLn2;
+    p.lse[row] = log_sum_exp(m, total);
   }
 }

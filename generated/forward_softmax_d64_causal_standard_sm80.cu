@@ -9,17 +9,18 @@
 // smem     32 bytes
 //            reductions   0 to 32  a maximum and a sum of each warp
 //
-// contents  27  Integer and 16-bit element types, without any CUDA header.
-//           49  What the CUDA language itself provides, under names that the emulator can give a host meaning.
-//           76  Scalar arithmetic, one instruction each.
-//          114  Element types.
-//          153  Warp-level matrix products.
-//          160  Banded masks.
-//          182  What the backward kernels are made of.
-//          205  The matrix products of standard attention, C = A B^T, A B or A^T B.
-//          236  Maxima and sums over the values of a block's threads.
-//          262  What a softmax takes exponentials of.
-//          281  The kernel: its configuration, parameters and text.
+// contents  28  Integer and 16-bit element types, without any CUDA header.
+//           50  What the CUDA language itself provides, under names that the emulator can give a host meaning.
+//           77  Scalar arithmetic, one instruction each.
+//          115  Element types.
+//          154  What a softmax takes exponentials of.
+//          171  The exponentials of a softmax that subtracts the maximum of each row.
+//          183  Warp-level matrix products.
+//          190  Banded masks.
+//          212  What the backward kernels are made of.
+//          235  The matrix products of standard attention, C = A B^T, A B or A^T B.
+//          266  Maxima and sums over the values of a block's threads.
+//          294  The kernel: its configuration, parameters and text.
 
 #if defined(FLASHGEN_EMULATOR)
 #include "flashgen/emu/primitives.h"
@@ -150,6 +151,35 @@ struct Place {
 template <class T>
 constexpr bool kIsFloat = sizeof(T) == 4;
 
+// ---- flashgen/logits.cuh
+// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
+// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
+//
+//     logit(s, row)           accumulator s as a reference maximum
+//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
+//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
+//     as_reference_max(x)     logit x as a reference maximum
+//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
+//     kNowhere                the reference maximum of a row without an allowed key so far
+//     sums                    in how many sums each lane adds up a row's exponentials
+//     see(first, second)      called with each pair of scores
+//     replaced                whether exponentials replace scores that could be kept
+
+// a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
+FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
+
+// ---- flashgen/lineage/exponential.cuh
+// The exponentials of a softmax that subtracts the maximum of each row.
+
+// The maximum to subtract. A row without allowed keys subtracts 0, because -inf - (-inf) is NaN.
+FLASHGEN_DEVICE float shift_of(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+
+// exp(s - shift). The difference is rounded by itself: fused with the product that gave s, it would differ
+// from the maximum's by the rounding of s, which is 0.03 for scores of a million.
+FLASHGEN_DEVICE float exponential(float s, float shift) {
+  return exp2_approx(rounded_difference(s, shift) * kLog2E);
+}
+
 // ---- flashgen/product.cuh
 // Warp-level matrix products: tensor cores for 16-bit elements, fused multiply-adds for float.
 
@@ -259,23 +289,6 @@ FLASHGEN_DEVICE float block_total(float x, float* shared, Thread thread) {
   return block_reduction<warps>(x, shared, thread, [](float a, float b) { return a + b; });
 }
 
-// ---- flashgen/logits.cuh
-// What a softmax takes exponentials of. The exponentials of a row are relative to its reference maximum: the
-// row's maximum so far, or a number near it. Each kind of logits has its own unit for reference maxima.
-//
-//     logit(s, row)           accumulator s as a reference maximum
-//     relative(s, shift, row) how far s is above reference maximum `shift`, in powers of two
-//     powers(x), distance(x)  from a difference of reference maxima to powers of two, and back
-//     as_reference_max(x)     logit x as a reference maximum
-//     natural_log(m, x)       the natural logarithm of 2^x times the factor of reference maximum m
-//     kNowhere                the reference maximum of a row without an allowed key so far
-//     sums                    in how many sums each lane adds up a row's exponentials
-//     see(first, second)      called with each pair of scores
-//     replaced                whether exponentials replace scores that could be kept
-
-// a - b, where the compiler must not fuse a product that yields a: it was rounded when the maximum was found.
-FLASHGEN_DEVICE float rounded_difference(float a, float b) { return fused_multiply_add(a, 1.0f, -b); }
-
 }  // namespace flashgen
 
 // ---- kernels/lineage/standard_softmax.cu.j2
@@ -322,12 +335,6 @@ using Mask = Band<kConfig.has_lower, kConfig.has_upper>;
 struct Four {
   float values[4];
 };
-
-// exp(s - shift).
-FLASHGEN_DEVICE float exponential(float s, float shift) { return exp2_approx(rounded_difference(s, shift) * kLog2E); }
-
-// What is subtracted from logits. In a row without keys it is 0: -inf - 0 is -inf, and -inf - (-inf) would be NaN.
-FLASHGEN_DEVICE float shift_of(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
 
 FLASHGEN_KERNEL(128, 1) forward_softmax_d64_causal_standard_sm80(FLASHGEN_GRID_CONSTANT Params p) {
   FLASHGEN_SHARED_MEMORY(shared);
