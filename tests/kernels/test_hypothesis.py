@@ -290,7 +290,7 @@ REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     "a band from the top left": lambda build, trial: not build.spec.mask.top_left.is_full,
     "a captured mask": lambda build, trial: bool(build.spec.mask.traced.tensors) and build.spec.needs_backward,
     "a sink": lambda build, trial: build.spec.score is not None and build.spec.score.sink is not None,
-    "split-k": lambda build, trial: build.plan.schedule.warps.kind == "split_k",
+    "split-k": lambda build, trial: getattr(build.plan.schedule.warps, "kind", None) == "split_k",
     "race mode, dims apart": lambda build, trial: trial.mode.race and build.spec.head_dim != build.spec.head_dim_v,
     "the kernel for Hopper": lambda build, trial: build.plan.kernel("forward").algorithm == "FlashAttention-3",
     "standard attention": lambda build, trial: build.plan.stores_probabilities and build.spec.needs_backward,
