@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from flashgen import pipeline
 from flashgen.arch import Arch
 from flashgen.errors import ArgumentError
 from flashgen.kernel import Kernel
-from flashgen.lab.io.model import plan_model, sizes_of
+from flashgen.lab.io.model import NOTE, sizes_of
+from flashgen.lab.io.names import shown
+from flashgen.lab.io.planned import planned
+from flashgen.lab.io.registry import spec_of_pass
 from flashgen.lab.io.sizes import Sizes
 from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
 from flashgen.lab.text import bytes_text, html_table, table
@@ -25,22 +29,6 @@ if TYPE_CHECKING:
 
 #: The emulator goes through some hundred thousand pairs of a query and a key in a second.
 MOST_PAIRS = 2**24
-#: What the model calls the arrays of a launch.
-_SHOWN = {
-    "q": "Q",
-    "k": "K",
-    "v": "V",
-    "o": "O",
-    "out": "O",
-    "lse": "LSE",
-    "do": "dO",
-    "dq": "dQ",
-    "dk": "dK",
-    "dv": "dV",
-    "dsum": "D",
-    "dq_accum": "dQ in float32",
-    "row_stats": "row stats",
-}
 _COLUMNS = ("kernel", "array", "read: model", "counted", "written: model", "counted")
 
 
@@ -101,30 +89,42 @@ def count_io(
     arch: str | Arch = "sm_80",
     schedule: Schedule | None = None,
     pass_: Pass = "forward",
+    stored_p: bool = False,
     seed: int = 0,
 ) -> IOCount:
     """Runs the kernels of a plan on the emulator with N(0,1) inputs, and counts what each launch moves.
+
+    ``stored_p``: the backward pass of ``algorithm="standard"`` gets P from the forward pass; otherwise it computes P
+    again. The model is that of the kernels that the call launches.
 
     Loads and stores of C++, cp.async, bulk copies and reductions all count; zeros that a copy fills in do not.
     A reduction or an atomic counts once, as a write. The emulator has no cache, and a GPU may poll flags more or less
     often.
     """
     sizes = sizes_of(spec, len_q, len_kv, batch, heads, heads_kv, None, arch, pass_)
-    if sizes.pairs > MOST_PAIRS:
+    # A thread of the naive kernel goes through all pairs of a row for one element of O.
+    repeats = spec.head_dim_v if schedule is not None and schedule.algorithm == "naive" else 1
+    if sizes.pairs * repeats > MOST_PAIRS:
+        most, side = MOST_PAIRS // repeats, isqrt(MOST_PAIRS // repeats)
         raise ArgumentError(
             f"{sizes.all_heads} heads of {sizes.len_q} x {sizes.len_kv} scores are {sizes.pairs} pairs, which take the"
-            f" emulator minutes; count at most {MOST_PAIRS}, such as one head of 4096 x 4096, and model larger ones"
+            f" emulator minutes; count at most {most}, such as one head of {side} x {side}, and model larger ones"
         )
     if spec.tensors:
         raise ArgumentError(f"{spec.describe()} captures tensors, whose loads the model leaves out; count it without")
-    wanted = replace(spec, direction="forward") if pass_ == "forward" else spec
-    attention = plan(wanted, schedule, sizes.arch)
-    launches = _run(attention, sizes, seed)
+    attention = plan(spec_of_pass(sizes), schedule, sizes.arch)
+    if stored_p and not (pass_ == "backward" and attention.stores_probabilities):
+        raise ArgumentError(
+            "stored_p=True is for the backward pass of a plan that stores P; use pass_='backward' and"
+            " schedule=Schedule(algorithm='standard')"
+        )
+    launches = _run(attention, sizes, stored_p, seed)
     counted = AlgorithmIO("counted", tuple(_kernel_io(attention, launch) for launch in launches), exact=True)
-    return IOCount(sizes, plan_model(sizes, schedule), counted)
+    roles = [kernel.name for kernel in counted.kernels]
+    return IOCount(sizes, planned("plan", sizes, attention, roles, NOTE), counted)
 
 
-def _run(attention: AttentionPlan, sizes: Sizes, seed: int) -> list[LaunchTraffic]:
+def _run(attention: AttentionPlan, sizes: Sizes, stored_p: bool, seed: int) -> list[LaunchTraffic]:
     """Runs a kernel of its own, whose options are nobody else's."""
     import numpy as np
 
@@ -142,11 +142,11 @@ def _run(attention: AttentionPlan, sizes: Sizes, seed: int) -> list[LaunchTraffi
     counting = {"traffic": launches}
     target.options = counting if sizes.pass_ == "forward" else {}
     dropout = Dropout(0.1, seed) if spec.dropout else None
-    out, lse = kernel(q, k, v, dropout=dropout)
+    out, lse, *p = kernel(q, k, v, dropout=dropout, return_p=stored_p)
     if sizes.pass_ == "backward":
         target.options = counting
         do = normal(sizes.len_q, sizes.heads, spec.head_dim_v)
-        kernel.backward(do, q, k, v, out, lse, dropout=dropout)
+        kernel.backward(do, q, k, v, out, lse, dropout=dropout, p=p[0] if p else None)
     return launches
 
 
@@ -158,5 +158,5 @@ def _kernel_io(attention: AttentionPlan, launch: LaunchTraffic) -> KernelIO:
 def _by_shown_name(counts: Mapping[str, int]) -> dict[str, int]:
     named: Counter[str] = Counter()
     for name, count in counts.items():
-        named[_SHOWN.get(name, "counters and flags")] += count
+        named[shown(name)] += count
     return dict(named)

@@ -1,61 +1,40 @@
-"""FlashAttention-1: the outer loop is over keys, so that O, l and m come and go with each inner step."""
+"""FlashAttention-1's forward kernel: the outer loop is over keys, so O, l and m come and go with each inner step."""
 
 from __future__ import annotations
 
-from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
-from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
+from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes, tile_of
+from flashgen.lab.io.traffic import KernelIO
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 
-def fa1_tile(sizes: Sizes) -> tuple[int, int]:
-    """``B_r = min(B_c, d)`` and ``B_c = ceil(M / 4d)``, with M in elements."""
-    columns = -(-sizes.sram_elements // (4 * sizes.spec.head_dim))
-    return min(columns, sizes.spec.head_dim), columns
+def forward(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """One block per head. A step is a tile of queries that attends to the tile of keys in shared memory."""
+    spec, group = sizes.spec, sizes.heads // sizes.heads_kv
+    walk = sizes.query_walk(*tile_of(kernel))
+    rows = int(walk.rows.sum())
+    fetched = rows + _fetched_in_vain(sizes, kernel)
+    # O is summed in float32, in whole blocks of 16 columns.
+    padded = -(-spec.head_dim_v // 16) * 16
+    state = {"O in float32": rows * padded * FLOAT_BYTES, "l": rows * FLOAT_BYTES, "m": rows * FLOAT_BYTES}
+    # Line 2 clears the state, and line 16 reads it for the results.
+    first = {"O in float32": sizes.row_floats * padded, "l": sizes.row_floats, "m": sizes.row_floats}
+    last = first | {"O in float32": sizes.row_floats * spec.head_dim_v}
+    reads = {"K": sizes.k * group, "V": sizes.v * group, "Q": fetched * spec.head_dim * sizes.item}
+    reads |= {name: moved + last[name] for name, moved in state.items()}
+    writes = {name: moved + first[name] for name, moved in state.items()}
+    return KernelIO(kernel.role, reads, writes | {"O": sizes.o, "LSE": sizes.row_floats})
 
 
-def fa1(sizes: Sizes) -> AlgorithmIO:
-    """Algorithm 1 of the paper, and algorithm 4 for the backward pass. O and dQ are summed in float32."""
-    rows, columns = fa1_tile(sizes)
-    steps = -(-sizes.len_kv // columns)
-    kernels = _forward(sizes, steps) if sizes.pass_ == "forward" else _backward(sizes, steps)
-    wide = sizes.rows * FLOAT_BYTES
-    stored = {"l": sizes.row_floats, "m": sizes.row_floats}
-    if sizes.item != FLOAT_BYTES:
-        stored |= (
-            {"O in float32": wide * sizes.spec.head_dim_v}
-            if sizes.pass_ == "forward"
-            else {"dQ in float32": wide * sizes.spec.head_dim}
-        )
-    return AlgorithmIO(
-        "fa1",
-        kernels,
-        stored,
-        "no tile is skipped; O, l and m are initialised in device memory, as line 2 of the algorithm says; each head of"
-        " queries reads K and V by itself",
-        (rows, columns),
-    )
+def _fetched_in_vain(sizes: Sizes, kernel: KernelPlan) -> int:
+    """Rows of Q that come with a tile of keys that no query attends to: the first step's tile comes before it is known.
 
+    This happens with windows alone.
+    """
+    import numpy as np
 
-def _forward(sizes: Sizes, steps: int) -> tuple[KernelIO, ...]:
-    group, rows = sizes.heads // sizes.heads_kv, sizes.row_floats
-    o = rows * sizes.spec.head_dim_v
-    state = {"O": o, "l": rows, "m": rows}
-    moved = {name: size * steps for name, size in state.items()}
-    return (
-        KernelIO("initialise", {}, state),
-        KernelIO("forward", {"K": sizes.k * group, "V": sizes.v * group, "Q": sizes.q * steps, **moved}, moved),
-    )
-
-
-def _backward(sizes: Sizes, steps: int) -> tuple[KernelIO, ...]:
-    group, rows = sizes.heads // sizes.heads_kv, sizes.row_floats
-    dq = rows * sizes.spec.head_dim
-    per_step = {"Q": sizes.q, "O": sizes.o, "dO": sizes.o, "dQ": dq, "l": rows, "m": rows}
-    reads = {name: size * steps for name, size in per_step.items()}
-    return (
-        KernelIO("initialise", {}, {"dQ": dq}),
-        KernelIO(
-            "backward",
-            {"K": sizes.k * group, "V": sizes.v * group, **reads},
-            {"dQ": dq * steps, "dK": sizes.k * group, "dV": sizes.v * group},
-        ),
-    )
+    tile_q, tile_kv = tile_of(kernel)
+    _, upper = sizes.spec.mask.diagonals(sizes.len_q, sizes.len_kv)
+    first_key = np.arange(0, sizes.len_kv, tile_kv, dtype=np.int64)
+    first = np.maximum(first_key - upper, 0) // tile_q * tile_q
+    rows = np.clip(sizes.len_q - first, 0, tile_q)
+    return int((rows * sizes.query_walk(tile_q, tile_kv).idle).sum())

@@ -1,83 +1,91 @@
-"""The algorithms on the way to FlashAttention: one thread per element, and grids of one and of two dimensions."""
+"""The kernels of one thread per element, and of grids of one and of two dimensions."""
 
 from __future__ import annotations
 
-from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
-from flashgen.lab.io.tiled import tiled
-from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
+from typing import TYPE_CHECKING, Any
 
-#: The tile sizes that a grid's kernels may have.
-_SIDES = (128, 64, 32, 16)
+from flashgen.lab.io.flash import streamed
+from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes, tile_of
+from flashgen.lab.io.traffic import KernelIO
+from flashgen.lab.io.visits import Side
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Threads that share a row of a tile.
+_THREADS_OF_A_ROW = 16
 
 
-def naive(sizes: Sizes) -> AlgorithmIO | None:
-    """One thread for each element of O, which reads its query, all keys, and a column of V."""
-    if sizes.pass_ == "backward":
-        return None
+def naive(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """One thread for each element of O: with each allowed key it reads its query again, and one element of V."""
     spec = sizes.spec
-    threads = sizes.rows * spec.head_dim_v
-    reads = {
-        "Q": threads * spec.head_dim * sizes.item,
-        "K": threads * sizes.len_kv * spec.head_dim * sizes.item,
-        "V": threads * sizes.len_kv * sizes.item,
+    visits = sizes.allowed_pairs * spec.head_dim_v * sizes.item
+    reads = {"Q": visits * spec.head_dim, "K": visits * spec.head_dim, "V": visits}
+    return KernelIO(kernel.role, reads, {"O": sizes.o, "LSE": sizes.row_floats})
+
+
+def grid1d(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """One block for each tile of queries, past which keys and values stream."""
+    return streamed(sizes, kernel)
+
+
+def grid2d(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """One block for each pair of tiles, in one launch or in one of three."""
+    steps = {
+        "forward": (_maxima, _values, _merge),
+        "grid_maxima": (_maxima,),
+        "grid_products": (_scores, _values),
+        "grid_merge": (_merge,),
     }
-    kernel = KernelIO("naive", reads, {"O": sizes.o, "LSE": sizes.row_floats})
-    stored = {"LSE": sizes.row_floats}
-    return AlgorithmIO("naive", (kernel,), stored, "each thread reads by itself, and no cache helps; no key is skipped")
+    reads: dict[str, int] = {}
+    writes: dict[str, int] = {}
+    for step in steps[kernel.role]:
+        read, written = step(sizes, kernel)
+        for total, part in ((reads, read), (writes, written)):
+            total |= {name: total.get(name, 0) + size for name, size in part.items()}
+    return KernelIO(kernel.role, reads, writes)
 
 
-def square_tile(sizes: Sizes) -> int:
-    """The largest B whose B x B tile fits by ``M = 4 (2 B_r d + 2 B_c d + 4 B_r + 2 B_r B_c + 2 B_r)`` bytes."""
-    dim = max(sizes.spec.head_dim, sizes.spec.head_dim_v)
-    fits = (side for side in _SIDES if FLOAT_BYTES * (4 * side * dim + 6 * side + 2 * side * side) <= sizes.sram)
-    return next(fits, _SIDES[-1])
+_Moved = tuple[dict[str, int], dict[str, int]]
 
 
-def grid1d(sizes: Sizes) -> AlgorithmIO | None:
-    """One block for each tile of queries, with keys and values through shared memory."""
-    if sizes.pass_ == "backward":
-        return None
-    side = square_tile(sizes)
-    return tiled("grid1d", sizes, side, side)
+def _scores(sizes: Sizes, kernel: KernelPlan) -> _Moved:
+    """Each visited pair of tiles reads its queries and its keys."""
+    dim = sizes.spec.head_dim * sizes.item
+    return {"Q": _row_visits(sizes, kernel) * dim, "K": int(sizes.key_walk(*tile_of(kernel)).rows.sum()) * dim}, {}
 
 
-def grid2d(sizes: Sizes) -> AlgorithmIO | None:
-    """One block for each pair of tiles. S stays in registers across the synchronisation of the grid."""
-    if sizes.pass_ == "backward":
-        return None
-    return _grid2d(sizes, phased=False)
+def _maxima(sizes: Sizes, kernel: KernelPlan) -> _Moved:
+    """S_ij, and its row maxima for the other blocks of the row."""
+    return _scores(sizes, kernel)[0], {"maxima": _row_visits(sizes, kernel) * FLOAT_BYTES}
 
 
-def grid2d_phased(sizes: Sizes) -> AlgorithmIO | None:
-    """As ``grid2d``, in separate launches: Q and K are read for the row maxima, and again for the output."""
-    if sizes.pass_ == "backward":
-        return None
-    return _grid2d(sizes, phased=True)
+def _values(sizes: Sizes, kernel: KernelPlan) -> _Moved:
+    """Each visited pair of tiles reads the maxima of its rows over all tiles, and writes its part of l and O."""
+    spec = sizes.spec
+    steps, rows = _steps_and_rows(sizes, kernel)
+    maxima = int((steps**2 * rows).sum()) * sizes.all_heads * FLOAT_BYTES
+    values = int(sizes.key_walk(*tile_of(kernel)).rows.sum()) * spec.head_dim_v * sizes.item
+    floats = _row_visits(sizes, kernel) * FLOAT_BYTES
+    return {"V": values, "maxima": maxima}, {"sums": floats, "O partials": floats * spec.head_dim_v}
 
 
-def _grid2d(sizes: Sizes, *, phased: bool) -> AlgorithmIO:
-    side, group = square_tile(sizes), sizes.heads // sizes.heads_kv
-    q_tiles, kv_tiles = -(-sizes.len_q // side), -(-sizes.len_kv // side)
-    products = {"Q": sizes.q * kv_tiles, "K": sizes.k * group * q_tiles}
-    values = {"V": sizes.v * group * q_tiles}
-    # One float per row for each tile of keys.
-    floats = sizes.row_floats * kv_tiles
-    output = floats * sizes.spec.head_dim_v
-    results = {"O": sizes.o, "LSE": sizes.row_floats}
-    combine = KernelIO("combine", {"maxima": floats, "sums": floats, "O partials": output}, results)
-    if phased:
-        kernels: tuple[KernelIO, ...] = (
-            KernelIO("maxima", products, {"maxima": floats}),
-            # Each block reads the maxima of its rows over all tiles of keys.
-            KernelIO(
-                "partials", {**products, **values, "maxima": floats * kv_tiles}, {"sums": floats, "O partials": output}
-            ),
-            combine,
-        )
-        name = "grid2d_phased"
-    else:
-        written = {"maxima": floats, "sums": floats, "O partials": output}
-        kernels = (KernelIO("partials", {**products, **values}, written), combine)
-        name = "grid2d"
-    stored = {"maxima": floats, "sums": floats, "O partials": output, "LSE": sizes.row_floats}
-    return AlgorithmIO(name, kernels, stored, "partial results in float32; no tile is skipped", (side, side))
+def _merge(sizes: Sizes, kernel: KernelPlan) -> _Moved:
+    """The threads of a row share its maxima and its columns of O; each of them adds up all sums."""
+    floats = _row_visits(sizes, kernel) * FLOAT_BYTES
+    reads = {"maxima": floats, "sums": floats * _THREADS_OF_A_ROW, "O partials": floats * sizes.spec.head_dim_v}
+    return reads, {"O": sizes.o, "LSE": sizes.row_floats}
+
+
+def _steps_and_rows(sizes: Sizes, kernel: KernelPlan) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Of each tile of queries of one head: the tiles of keys that it visits, and its rows; numbers without a limit."""
+    # The mask is a band, the same for all heads.
+    steps = sizes.key_walk(*tile_of(kernel)).steps // sizes.all_heads
+    return steps.astype(object), Side("q", sizes.len_q, tile_of(kernel)[0]).rows.astype(object)
+
+
+def _row_visits(sizes: Sizes, kernel: KernelPlan) -> int:
+    """Rows of queries of all visited pairs of tiles."""
+    steps, rows = _steps_and_rows(sizes, kernel)
+    return int((steps * rows).sum()) * sizes.all_heads

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import get_args
 
 from flashgen.arch import Arch, get_arch
 from flashgen.common.checks import is_one_of, is_whole
 from flashgen.common.show import show
 from flashgen.errors import ArgumentError, SpecError
-from flashgen.lab.io.planned import planned
-from flashgen.lab.io.registry import MODELS
+from flashgen.lab.io.planned import launched, planned
+from flashgen.lab.io.registry import rows, spec_of_pass
 from flashgen.lab.io.result import IOModel
 from flashgen.lab.io.sizes import Sizes
-from flashgen.lab.io.traffic import AlgorithmIO
 from flashgen.plan import plan
 from flashgen.plan.model.plans import Pass
 from flashgen.spec import AttentionSpec, Schedule
 
 _MOST = 2**30
+NOTE = "each array as the kernels of this plan move it; a reduction counts once; tile counters and flags are left out"
 
 
 def io_model(
@@ -37,24 +36,17 @@ def io_model(
 ) -> IOModel:
     """Bytes that each algorithm, and the plan of ``spec``, reads from and writes to device memory.
 
+    Rows of basis ``paper`` are the algorithms as the papers print them. Rows of basis ``kernel`` are flashgen's kernels
+    of each algorithm, from the tiles, passes and workspaces of their plans: :func:`count_io` agrees with those.
+
     ``len_kv`` is by default ``len_q``, and ``heads_kv`` is ``heads``. ``sram`` is the on-chip memory of a block in
-    bytes, by default the most that ``arch`` gives one. No cache is modelled: whatever a block reads twice counts twice.
+    bytes, M of the papers, by default the most that ``arch`` gives one. No cache is modelled: whatever a block reads
+    twice counts twice.
     """
     sizes = sizes_of(spec, len_q, len_kv, batch, heads, heads_kv, sram, arch, pass_)
-    found = (model(sizes) for model in MODELS.values())
-    return IOModel(sizes, (*(row for row in found if row is not None), plan_model(sizes, schedule)))
-
-
-def plan_model(sizes: Sizes, schedule: Schedule | None) -> AlgorithmIO:
-    """The row of the plan. A schedule of another algorithm than FlashAttention-2 and 3 has that algorithm's model."""
-    algorithm = None if schedule is None else schedule.algorithm
-    if algorithm in MODELS and algorithm not in ("fa2", "fa3"):
-        found = MODELS[algorithm](sizes)
-        if found is None:
-            raise ArgumentError(f"algorithm={algorithm!r} has no {sizes.pass_} pass; use pass_='forward'")
-        return replace(found, algorithm="plan")
-    spec = replace(sizes.spec, direction="forward") if sizes.pass_ == "forward" else sizes.spec
-    return planned(sizes, plan(spec, schedule, sizes.arch))
+    attention = plan(spec_of_pass(sizes), schedule, sizes.arch)
+    own = planned("plan", sizes, attention, launched(attention, pass_), NOTE)
+    return IOModel(sizes, (*rows(sizes), own))
 
 
 def sizes_of(

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
+from flashgen.lab.io.paper import Formula, formulas
 from flashgen.lab.io.sizes import Sizes
 from flashgen.lab.io.traffic import AlgorithmIO
 from flashgen.lab.text import bytes_text, html_table, table
 
 _WIDTH = 100
-_COLUMNS = ("algorithm", "tile", "read", "written", "total", "IO savings", "memory", "memory savings")
+#: What savings are relative to.
+BASELINE = "paper_standard"
+_COLUMNS = ("algorithm", "basis", "tile", "read", "written", "total", "IO savings", "memory", "memory savings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +45,22 @@ class IOModel:
         return self.sizes.o
 
     @property
+    def formulas(self) -> tuple[Formula, ...]:
+        """The orders of growth that the papers state, with the constant 1."""
+        return formulas(self.sizes)
+
+    @property
     def lower_bound(self) -> float:
         """``N^2 d^2 / M`` elements for all heads, with the constant 1: the order that no exact algorithm can beat."""
-        return self.sizes.pairs * self.sizes.spec.head_dim**2 / self.sizes.sram_elements
+        return self.formulas[-1].elements
 
     def traffic_savings(self, algorithm: str) -> float:
-        """How many times the bytes of ``standard`` are those of an algorithm."""
-        return _ratio(self["standard"].total, self[algorithm].total)
+        """How many times the bytes of ``paper_standard`` are those of an algorithm."""
+        return _ratio(self[BASELINE].total, self[algorithm].total)
 
     def memory_savings(self, algorithm: str) -> float:
-        """How many times the memory that ``standard`` stores is that of an algorithm, O counted with both."""
-        return _ratio(self["standard"].memory + self.output, self[algorithm].memory + self.output)
+        """How many times the memory that ``paper_standard`` stores is that of an algorithm, O counted with both."""
+        return _ratio(self[BASELINE].memory + self.output, self[algorithm].memory + self.output)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as for JSON."""
@@ -70,6 +78,7 @@ class IOModel:
             "lower_bound_elements": self.lower_bound,
             "input_bytes": self.inputs,
             "output_bytes": self.output,
+            "formulas": [formula.as_dict() for formula in self.formulas],
             "algorithms": [
                 row.as_dict()
                 | {
@@ -107,9 +116,13 @@ class IOModel:
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
         yield _COLUMNS
+        for formula in self.formulas:
+            total = bytes_text(round(formula.elements * self.sizes.item))
+            yield formula.text, "formula", "-", "-", "-", total, "-", "-", "-"
         for row in self.rows:
             yield (
                 row.algorithm,
+                row.basis,
                 "-" if row.tile is None else f"{row.tile[0]} x {row.tile[1]}",
                 bytes_text(row.read),
                 bytes_text(row.written),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flashgen.arch import Arch
 from flashgen.lab.io.visits import Side, Walk, walk
-from flashgen.plan.model.plans import Pass, Problem
+from flashgen.plan.model.plans import KernelPlan, Pass, Problem
 from flashgen.spec import AttentionSpec
 
 FLOAT_BYTES = 4
@@ -58,6 +58,21 @@ class Sizes:
         return self.rows * self.len_kv
 
     @property
+    def allowed_pairs(self) -> int:
+        """Pairs that a mask leaves, if it is a band."""
+        lower, upper = self.spec.mask.diagonals(self.len_q, self.len_kv)
+        return self.all_heads * max(0, self._keys_before(upper + 1) - self._keys_before(lower))
+
+    def _keys_before(self, diagonal: int) -> int:
+        """Over all queries q of a head, how many keys lie before ``q + diagonal``."""
+
+        def keys(end: int) -> int:
+            ramp = min(max(end, 0), self.len_kv)
+            return ramp * (ramp + 1) // 2 + max(0, end - self.len_kv) * self.len_kv
+
+        return keys(diagonal + self.len_q - 1) - keys(diagonal - 1)
+
+    @property
     def q(self) -> int:
         """Bytes of Q; dQ has as many."""
         return self.rows * self.spec.head_dim * self.item
@@ -91,3 +106,8 @@ class Sizes:
         """How each tile of keys walks over queries."""
         queries, keys = Side("q", self.len_q, tile_q), Side("k", self.len_kv, tile_kv)
         return walk(self.spec.mask, self.batch, self.heads, keys, queries)
+
+
+def tile_of(kernel: KernelPlan) -> tuple[int, int]:
+    """Rows of a tile of queries and of keys."""
+    return int(kernel.constant("tile_q")), int(kernel.constant("tile_kv"))

@@ -1,58 +1,74 @@
-"""Standard attention: S and P are stored, and one kernel follows another."""
+"""The kernels of standard attention: S, P and dS go through device memory, whatever the mask says.
+
+A block computes a tile of a product. All blocks of a row of tiles read the left operand's rows again, and all blocks of
+a column the right operand's columns.
+"""
 
 from __future__ import annotations
 
-from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes
-from flashgen.lab.io.traffic import AlgorithmIO, KernelIO
+from flashgen.lab.io.sizes import FLOAT_BYTES, Sizes, tile_of
+from flashgen.lab.io.traffic import KernelIO
+from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
-#: Rows and columns of the block of a result that a block of threads computes, in each matrix product.
-GEMM_TILE = 128
-
-
-def standard(sizes: Sizes) -> AlgorithmIO:
-    """S = QK^T in float32, P = softmax(S) in the dtype, O = PV: three kernels, each over all pairs."""
-    kernels = _forward(sizes) if sizes.pass_ == "forward" else _backward(sizes)
-    s, p = sizes.pairs * FLOAT_BYTES, sizes.pairs * sizes.item
-    stored = {"S": s, "P": p, "LSE": sizes.row_floats}
-    if sizes.pass_ == "backward":
-        stored = {"P": p, "dP": s, "dS": p, "D": sizes.row_floats}
-    return AlgorithmIO(
-        "standard",
-        kernels,
-        stored,
-        f"products in blocks of {GEMM_TILE} x {GEMM_TILE}: each block row reads the right operand again, each block"
-        " column the left one; a row of S is read once; no tile is skipped",
-        (GEMM_TILE, GEMM_TILE),
-    )
+WARP = 32
 
 
-def _blocks(length: int) -> int:
-    return -(-length // GEMM_TILE)
+def scores(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """S = scale * Q K^T, in float32."""
+    q_tiles, kv_tiles = _tiles(sizes, kernel)
+    reads = {"Q": sizes.q * kv_tiles, "K": sizes.k * _group(sizes) * q_tiles}
+    return KernelIO(kernel.role, reads, {"S": _pairs(sizes) * FLOAT_BYTES})
 
 
-def _forward(sizes: Sizes) -> tuple[KernelIO, ...]:
-    s, p = sizes.pairs * FLOAT_BYTES, sizes.pairs * sizes.item
-    q_blocks, kv_blocks, dim_blocks = _blocks(sizes.len_q), _blocks(sizes.len_kv), _blocks(sizes.spec.head_dim_v)
-    group = sizes.heads // sizes.heads_kv
-    return (
-        KernelIO("scores", {"Q": sizes.q * kv_blocks, "K": sizes.k * group * q_blocks}, {"S": s}),
-        KernelIO("softmax", {"S": s}, {"P": p, "LSE": sizes.row_floats}),
-        KernelIO("output", {"P": p * dim_blocks, "V": sizes.v * group * q_blocks}, {"O": sizes.o}),
-    )
+def softmax(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """P = softmax(S): what a block cannot hold of a row it reads twice."""
+    held = 4 * int(kernel.constant("held")) * int(kernel.constant("warps")) * WARP
+    twice = sizes.rows * max(0, sizes.problem.score_pitch - held)
+    writes = {"P": _pairs(sizes) * sizes.item}
+    if sizes.pass_ == "forward":
+        writes["LSE"] = sizes.row_floats
+    return KernelIO(kernel.role, {"S": (_pairs(sizes) + twice) * FLOAT_BYTES}, writes)
 
 
-def _backward(sizes: Sizes) -> tuple[KernelIO, ...]:
-    """P was stored by the forward pass, and dP and dS are stored on the way."""
-    s, p = sizes.pairs * FLOAT_BYTES, sizes.pairs * sizes.item
-    q_blocks, kv_blocks = _blocks(sizes.len_q), _blocks(sizes.len_kv)
-    dims, dims_v = _blocks(sizes.spec.head_dim), _blocks(sizes.spec.head_dim_v)
-    group = sizes.heads // sizes.heads_kv
-    rows = sizes.row_floats
-    return (
-        KernelIO("row sums", {"O": sizes.o, "dO": sizes.o}, {"D": rows}),
-        KernelIO("dv", {"P": p * dims_v, "dO": sizes.o * kv_blocks}, {"dV": sizes.v}),
-        KernelIO("dp", {"dO": sizes.o * kv_blocks, "V": sizes.v * group * q_blocks}, {"dP": s}),
-        KernelIO("ds", {"P": p, "dP": s, "D": rows}, {"dS": p}),
-        KernelIO("dq", {"dS": p * dims, "K": sizes.k * group * q_blocks}, {"dQ": sizes.q}),
-        KernelIO("dk", {"dS": p * dims, "Q": sizes.q * kv_blocks}, {"dK": sizes.k}),
-    )
+def rows(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """O = P V or dQ = dS K: a block for each tile of queries."""
+    left, right, out = ("P", "V", "O") if kernel.role == "forward" else ("dS", "K", "dQ")
+    q_tiles = -(-sizes.len_q // kernel.grid_tile)
+    size = sizes.v if right == "V" else sizes.k
+    reads = {left: _pairs(sizes) * sizes.item, right: size * _group(sizes) * q_tiles}
+    return KernelIO(kernel.role, reads, {out: sizes.o if out == "O" else sizes.q})
+
+
+def columns(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """dV = P^T dO or dK = dS^T Q: a block for each tile of keys."""
+    left, right, out = ("P", "dO", "dV") if kernel.role == "dv" else ("dS", "Q", "dK")
+    kv_tiles = -(-sizes.len_kv // kernel.grid_tile)
+    size = sizes.o if right == "dO" else sizes.q
+    reads = {left: _pairs(sizes) * sizes.item, right: size * kv_tiles}
+    return KernelIO(kernel.role, reads, {out: sizes.v if out == "dV" else sizes.k})
+
+
+def score_gradients(sizes: Sizes, attention: AttentionPlan, kernel: KernelPlan) -> KernelIO:
+    """dS = P * (dO V^T - D): each thread reads D again for each two neighbours of a row."""
+    q_tiles, kv_tiles = _tiles(sizes, kernel)
+    reads = {
+        "dO": sizes.o * kv_tiles,
+        "V": sizes.v * _group(sizes) * q_tiles,
+        "P": _pairs(sizes) * sizes.item,
+        "D": _pairs(sizes) // 2 * FLOAT_BYTES,
+    }
+    return KernelIO(kernel.role, reads, {"dS": _pairs(sizes) * sizes.item})
+
+
+def _pairs(sizes: Sizes) -> int:
+    """Elements of S, P or dS, with the padding of their rows."""
+    return sizes.rows * sizes.problem.score_pitch
+
+
+def _group(sizes: Sizes) -> int:
+    return sizes.heads // sizes.heads_kv
+
+
+def _tiles(sizes: Sizes, kernel: KernelPlan) -> tuple[int, int]:
+    tile_q, tile_kv = tile_of(kernel)
+    return -(-sizes.len_q // tile_q), -(-sizes.len_kv // tile_kv)

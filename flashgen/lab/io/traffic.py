@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class AlgorithmIO:
     tile: tuple[int, int] | None = None
     #: Whether a count on the emulator agrees within 5 %.
     exact: bool = False
+    #: A paper's algorithm as printed, or kernels that flashgen builds.
+    basis: Literal["paper", "kernel"] = "kernel"
 
     @property
     def read(self) -> int:
@@ -80,6 +82,7 @@ class AlgorithmIO:
         """Plain values, as for JSON."""
         return {
             "algorithm": self.algorithm,
+            "basis": self.basis,
             "tile": None if self.tile is None else list(self.tile),
             "read": self.read,
             "written": self.written,

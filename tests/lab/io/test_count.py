@@ -83,6 +83,8 @@ def test_a_count_shows_the_model_beside_it() -> None:
 def test_lengths_that_take_minutes_are_refused_with_what_to_do() -> None:
     with pytest.raises(ArgumentError, match=r"count at most 16777216.*model larger ones"):
         fg.lab.count_io(_spec(), 2**20)
+    with pytest.raises(ArgumentError, match=r"count at most 262144, such as one head of 512 x 512"):
+        fg.lab.count_io(_spec(), 1024, schedule=fg.Schedule(algorithm="naive"))
 
 
 def test_a_count_leaves_no_option_on_kernels_of_others() -> None:
