@@ -1,4 +1,4 @@
-"""Draws the plots of the pages on speed from the tables beside them.
+"""Draws the plots of the pages on speed and on algorithms from the tables beside them.
 
     pip install '.[lab]'
     python benchmarks/plot.py
@@ -9,12 +9,14 @@ Each plot holds a checksum of its table, so that a test can tell a plot which is
 from __future__ import annotations
 
 import argparse
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from plot_algorithms import roofline, times
+from plot_table import Row, Table, number
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "explanation"
 COLORS = {
@@ -24,24 +26,6 @@ COLORS = {
     "fa3": "#1f77b4",
     "fa4": "#9467bd",
 }
-Row = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """The table that follows a plot in a page, by column names."""
-
-    columns: list[str]
-    rows: list[Row]
-
-    @property
-    def checksum(self) -> str:
-        """The same for equal tables."""
-        return hashlib.sha256(repr((self.columns, self.rows)).encode()).hexdigest()[:16]
-
-    def values(self, column: str) -> list[str]:
-        """The different values of a column, in order."""
-        return list(dict.fromkeys(row[column] for row in self.rows))
 
 
 @dataclass(frozen=True)
@@ -51,14 +35,18 @@ class Plot:
     page: str
     file: str
     draw: Callable[[Any, Table], Any]
+    #: Another plot whose table this one shows too.
+    same_table_as: Plot | None = None
 
     @property
     def path(self) -> Path:
         """Where the plot is written."""
-        return PAGES / self.file
+        return (PAGES / self.page).parent / self.file
 
     def table(self) -> Table:
         """The first table below the plot."""
+        if self.same_table_as is not None:
+            return self.same_table_as.table()
         text = (PAGES / self.page).read_text(encoding="utf-8")
         below = text.split(f"]({self.file})", maxsplit=1)[1]
         found = re.search(r"(?:^\|.*\n)+", below, flags=re.MULTILINE)
@@ -72,11 +60,6 @@ class Plot:
     def mark(self) -> str:
         """What the file holds if it shows the table as it is now."""
         return f"table {self.table().checksum}"
-
-
-def number(text: str) -> float:
-    """A cell's figure; "-" is a point that is not drawn."""
-    return float("nan") if text == "-" else float(text)
 
 
 def rates(names: Sequence[str]) -> Callable[[Any, Table], Any]:
@@ -158,7 +141,14 @@ def _problem(row: Row) -> str:
     return f"D={row['D']}, {row['mask']}, {row['S']}"
 
 
+TIMES = Plot("algorithms/index.md", "times.svg", times())
 PLOTS = (
+    TIMES,
+    *(
+        Plot(f"algorithms/{name}.md", f"time-{name}.svg", times(name), same_table_as=TIMES)
+        for name in ("standard", "naive", "fa1", "grid1d", "grid2d", "fa2", "fa3")
+    ),
+    Plot("algorithms/index.md", "roofline.svg", roofline),
     Plot("speed-hopper.md", "speed-hopper-forward.svg", rates(("flashgen", "cudnn", "fa2", "fa3", "fa4"))),
     Plot("speed-hopper.md", "speed-hopper-others.svg", bars(_problem, {"vs the best": ""}, "rate over the best peer")),
     Plot(

@@ -4,7 +4,8 @@ A comment on the line above a block says how the tests treat it:
 
 - ``<!-- not run: REASON -->``: they leave it out;
 - ``<!-- needs a GPU -->``: they run it where there is one;
-- ``<!-- exit code: N -->``: its last command ends with N.
+- ``<!-- exit code: N -->``: its last command ends with N;
+- ``<!-- from generated/FILE -->``: its lines are in that file, in this order; a line of dots stands for lines left out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _BLOCK = re.compile(
     flags=re.MULTILINE | re.DOTALL,
 )
 _NOT_RUN = re.compile(r"not run: \S.*")
+_SOURCE = re.compile(r"from (generated/\S+)")
 _EXIT_CODE = re.compile(r"exit code: (\d+)")
 
 
@@ -64,8 +66,15 @@ class Block:
         return int(found[1]) if found else 0
 
     @property
+    def source(self) -> str | None:
+        """The committed source that the block quotes."""
+        found = _SOURCE.fullmatch(self.mark)
+        return found[1] if found else None
+
+    @property
     def has_known_mark(self) -> bool:
-        return not self.mark or self.needs_gpu or self.is_left_out or bool(_EXIT_CODE.fullmatch(self.mark))
+        known = self.needs_gpu or self.is_left_out or self.source or _EXIT_CODE.fullmatch(self.mark)
+        return not self.mark or bool(known)
 
     @property
     def script(self) -> str:

@@ -5,21 +5,19 @@ UPDATE_DOCS=1 writes them; read the diff.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 
 from flashgen import settings
 from flashgen.cli.main import DEBUG, app
+from tests.docs.marked_tables import marked_tables, table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
-TABLE = re.compile(r"<!-- table: ([^>]+?) -->\n(.*?)<!-- end of table -->", flags=re.DOTALL)
 #: The commands that take the options which describe a kernel.
 OF_A_KERNEL = ("flashgen build", "flashgen check", "flashgen show", "flashgen explain", "flashgen report")
 
@@ -67,25 +65,12 @@ def tables() -> dict[str, str]:
     }
 
 
-def table(heads: list[str], lines: list[str]) -> str:
-    return "\n".join([f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|", *lines]) + "\n"
+def test_every_option_and_variable_is_in_its_table() -> None:
+    assert marked_tables(PAGE, tables) == tables()
 
 
-@pytest.fixture
-def page() -> str:
-    text = PAGE.read_text(encoding="utf-8")
-    if os.environ.get("UPDATE_DOCS") == "1":
-        made = tables()
-        text = TABLE.sub(lambda m: f"<!-- table: {m[1]} -->\n{made.get(m[1], '')}<!-- end of table -->", text)
-        PAGE.write_text(text, encoding="utf-8")
-    return text
-
-
-def test_every_option_and_variable_is_in_its_table(page: str) -> None:
-    assert dict(TABLE.findall(page)) == tables()
-
-
-def test_every_command_has_a_heading(page: str) -> None:
+def test_every_command_has_a_heading() -> None:
+    page = PAGE.read_text(encoding="utf-8")
     headings = "\n".join(re.findall(r"^## (.*)$", page, flags=re.MULTILINE))
     for name, command in commands(typer.main.get_command(app), "flashgen"):
         if not hasattr(command, "commands"):

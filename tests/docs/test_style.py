@@ -11,8 +11,8 @@ from tests.docs.pages import PAGES, ROOT
 
 WIDTH = 100
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-#: A program's output is as wide as it is.
-OUTPUT = re.compile(r"^[ ]*```text\n.*?^[ ]*```$", flags=re.MULTILINE | re.DOTALL)
+#: A program's output is as wide as it is, and so are kernels.
+OUTPUT = re.compile(r"^[ ]*```(?:text|cuda)\n.*?^[ ]*```$", flags=re.MULTILINE | re.DOTALL)
 ALL = [*PAGES, *sorted((ROOT / "research").glob("*.md"))]
 
 
