@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from flashgen.arch import get_arch
-from flashgen.cli.gpu.arrays import Gpu, archs_to_build, find_gpus, to_device, to_host
-from flashgen.cli.gpu.captured_copy import CapturedCopy
+from flashgen.cli.gpu.arrays import archs_to_build
 from flashgen.dtypes import DTYPES
 from flashgen.errors import DriverError, NoGpuError
 from flashgen.expr import element_type, is_tensor
 from flashgen.launch.arrays.array import contiguous_strides
 from flashgen.launch.arrays.foreign_arrays import _from_interface
+from flashgen.launch.copies.arrays import to_device, to_host
+from flashgen.launch.copies.captured_copy import CapturedCopy
 from flashgen.launch.driver.cuda import get_driver
+from flashgen.launch.driver.devices import Gpu, find_gpus
 from flashgen.verify.cases.huge_strides import HUGE_STRIDE_AXES, HugeStrideLayout
 from flashgen.verify.cases.layouts import ORDINARY_LAYOUTS, OrdinaryLayout, laid_out
 
@@ -80,7 +82,7 @@ def test_an_array_goes_to_the_gpu_as_it_is_laid_out(layout: OrdinaryLayout, monk
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float32", "float64", "bfloat16"])
 def test_a_captured_tensor_is_copied_whatever_its_elements(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     driver = HostDriver()
-    monkeypatch.setattr("flashgen.cli.gpu.captured_copy.get_driver", lambda: driver)
+    monkeypatch.setattr("flashgen.launch.copies.captured_copy.get_driver", lambda: driver)
     monkeypatch.setattr("flashgen.launch.arrays.foreign_arrays.current_device", lambda: 0)
     monkeypatch.setattr("flashgen.launch.arrays.foreign_arrays.get_driver", lambda: driver)
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)

@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from flashgen.cli.exits import UsageError
-from flashgen.cli.gpu.verification import runner
 from flashgen.cli.output import talk
 from flashgen.errors import EmulationError, LaunchError
+from flashgen.launch.copies.run import runner
 from flashgen.verify import (
     Case,
     CaseResult,
@@ -111,7 +111,7 @@ class Subject:
         if self.gpu is None:
             cast("HostTarget", kernel.target).options = mode.options
         try:
-            results = run_case(runner(kernel, self.gpu), self.plan.spec, expected)
+            results = run_case(runner(kernel, self.gpu.ordinal if self.gpu else None), self.plan.spec, expected)
         except EmulationError as error:
             return Verdict(error.kind or "emulator", str(error))
         except LaunchError as error:

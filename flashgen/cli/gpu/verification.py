@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashgen.cli.output import talk
 from flashgen.cli.output.outputs import OutputOnArch, as_json, describe_worst, worst_json
 from flashgen.errors import CompileError, EmulationError, LaunchError
 from flashgen.plan.model.plans import AttentionPlan
-from flashgen.plan.varlen import COUNTS, STARTS
 from flashgen.spec.text.command import rebuild_command
-
-#: Arrays of a cache.
-_OF_CACHE = ("seqlens", "batch_idx", "leftpad", "block_table")
 
 if TYPE_CHECKING:
     from flashgen.cli.gpu.arrays import Gpu
     from flashgen.pipeline import TargetName
-    from flashgen.verify import Run
     from flashgen.verify import Verification as Checked
 
 
@@ -116,12 +110,13 @@ def _combined(parts: Sequence[Verification]) -> Verification:
 def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Checked:
     """Run the standard cases of a plan's spec on a target."""
     from flashgen.kernel import Kernel
+    from flashgen.launch.copies.run import runner
     from flashgen.pipeline import variant
     from flashgen.verify import cases_for, verify
 
     where = f"on {gpu.name}" if gpu else "on the emulator"
     kernel = Kernel(variant(plan, target), target)
-    run = runner(kernel, gpu)
+    run = runner(kernel, gpu.ordinal if gpu else None)
     tiles = {"tile_q": plan.schedule.tile_q or 64, "tile_kv": plan.schedule.tile_kv or 64}
     with talk.working(f"verifying {plan.arch.name} {where}") as update:
         return verify(
@@ -133,53 +128,3 @@ def run_cases(plan: AttentionPlan, target: TargetName, gpu: Gpu | None) -> Check
                 f"verifying {plan.arch.name} {where}: {done}/{total}{f', {case.name}' if case else ''}"
             ),
         )
-
-
-def runner(kernel: Any, gpu: Gpu | None) -> Run:
-    """Both passes of a kernel on NumPy arrays, on a GPU or the emulator."""
-    return partial(_run_on_gpu, kernel, gpu.ordinal) if gpu else partial(_run_on_host, kernel)
-
-
-Captured = Mapping[str, Any] | None
-
-
-def _run_on_host(
-    kernel: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any,
-    scale: float,
-    captured: Captured = None,
-    dlse: Any = None,
-    **more: Any,
-) -> Sequence[Any]:
-    out, lse = kernel(q, k, v, scale=scale, captured=captured, **more)
-    if do is None:
-        return out, lse
-    return out, lse, *kernel.backward(do, q, k, v, out, lse, scale=scale, captured=captured, dlse=dlse, **more)
-
-
-def _run_on_gpu(
-    kernel: Any,
-    ordinal: int,
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any,
-    scale: float,
-    captured: Captured = None,
-    dlse: Any = None,
-    **more: Any,
-) -> Sequence[Any]:
-    from flashgen.cli.gpu.arrays import to_device, to_host
-    from flashgen.cli.gpu.captured_copy import CapturedCopy
-
-    q, k, v, do, dlse = (x if x is None else to_device(x, ordinal) for x in (q, k, v, do, dlse))
-    captured = {name: CapturedCopy(x, ordinal) for name, x in (captured or {}).items()}
-    for option, names in (("sequences", (*STARTS, *COUNTS)), ("cache", _OF_CACHE)):
-        if option in more:
-            arrays = {name: getattr(more[option], name) for name in names}
-            copies = {name: CapturedCopy(x, ordinal) for name, x in arrays.items() if x is not None}
-            more[option] = replace(more[option], **copies)
-    return [to_host(x) for x in _run_on_host(kernel, q, k, v, do, scale, captured, dlse, **more)]

@@ -1,0 +1,1 @@
+"""NumPy arrays on a GPU and back, without any framework."""
