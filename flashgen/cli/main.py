@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flashgen import settings
+from flashgen.cli.commands.bench import bench
 from flashgen.cli.commands.build import build
 from flashgen.cli.commands.cache import app as cache_app
 from flashgen.cli.commands.cache import list_kernels
@@ -44,6 +45,7 @@ app.command("show", cls=Command)(show)
 app.command("explain", cls=Command)(explain)
 app.command("io", cls=Command)(io)
 app.command("report", cls=Command)(report)
+app.command("bench", cls=Command)(bench)
 app.command("list", cls=Command)(list_kernels)
 app.add_typer(cache_app, name="cache")
 app.command("doctor", cls=Command)(doctor)

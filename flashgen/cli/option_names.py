@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flashgen.cli.exits import UsageError
+from flashgen.errors import ArgumentError
 
 _VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\([-\d, ]*\)|[-+.\w<>]*[-+\w>]"""
 #: Options that a spec file takes the place of, and options that go with one too.
@@ -78,3 +83,12 @@ def _typed(value: str) -> str:
         return value
     inside = value[1:-1]
     return value if "\\" in inside else shlex.quote(inside)
+
+
+@contextmanager
+def arguments_are_options() -> Iterator[None]:
+    """Around calls whose arguments are options of the same name: an error about ``head_dims=`` names --head-dims."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise UsageError(re.sub(r"^(\w+)=", lambda m: f"--{m[1].replace('_', '-')} ", str(error))) from None

@@ -1,0 +1,1 @@
+"""Times of flashgen's algorithms beside those of other libraries."""

@@ -1,0 +1,146 @@
+"""The problems of a bench, and what attention gives for one head of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashgen.dtypes import DTYPES
+from flashgen.spec import AttentionSpec, causal, full
+
+Pass = Literal["forward", "backward"]
+#: Queries whose scores are in memory at once.
+_CHUNK = 1024
+#: Rows of each head that are compared with those of another implementation.
+_SAMPLED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem: queries and keys are equally long."""
+
+    pass_: Pass
+    dtype: str
+    head_dim: int
+    causal: bool
+    len: int
+    batch: int
+    heads: int
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """As flashgen names the problem."""
+        mask = causal() if self.causal else full()
+        direction = "both" if self.pass_ == "backward" else "forward"
+        return AttentionSpec(self.head_dim, dtype=self.dtype, mask=mask, direction=direction)  # type: ignore[arg-type]
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a query and a key, half of them under a causal mask, as FlashAttention's papers count."""
+        return float(self.len) ** 2 * self.heads * self.batch * (0.5 if self.causal else 1.0)
+
+    @property
+    def flops(self) -> float:
+        """By the same papers: two products forward, and five backward."""
+        return self.pairs * self.head_dim * (4.0 if self.pass_ == "forward" else 10.0)
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of Q, K and V, and backward also of O, dO and L."""
+        array = self.batch * self.len * self.heads * self.head_dim * DTYPES[self.dtype].bytes
+        return 3 * array if self.pass_ == "forward" else 5 * array + 4 * self.batch * self.len * self.heads
+
+    @property
+    def mask(self) -> str:
+        """In a word."""
+        return "causal" if self.causal else "full"
+
+    @property
+    def title(self) -> str:
+        """What cases of several lengths share."""
+        return f"{self.pass_}, {self.dtype}, D={self.head_dim}, {self.mask}"
+
+    def __str__(self) -> str:
+        return f"{self.title}, N={self.len}, B={self.batch}, H={self.heads}"
+
+    def inputs(self) -> Inputs:
+        """Normal random numbers; equal cases have equal arrays, and so have the two masks and passes."""
+        random = np.random.default_rng([self.head_dim, self.len])
+        shape = (self.batch, self.len, self.heads, self.head_dim)
+        dtype = DTYPES[self.dtype].numpy()
+        return Inputs(*(random.standard_normal(shape, dtype=np.float32).astype(dtype) for _ in range(4)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """Arrays (batch, length, heads, head_dim): NumPy's, or copies of them on a device."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+
+
+def expected(case: Case, inputs: Inputs) -> tuple[NDArray[np.float32], ...]:
+    """O, or dQ, dK and dV, of the last head of the last sequence, in float32."""
+    return _one_head(case, inputs, -1, -1)
+
+
+def expected_all(case: Case, inputs: Inputs) -> tuple[NDArray[np.float32], ...]:
+    """The same of all heads: attention by NumPy."""
+    made = [np.empty(inputs.q.shape, np.float32) for _ in range(1 if case.pass_ == "forward" else 3)]
+    for b, h in np.ndindex(case.batch, case.heads):
+        for array, part in zip(made, _one_head(case, inputs, b, h), strict=True):
+            array[b, :, h] = part
+    return tuple(made)
+
+
+def _one_head(case: Case, inputs: Inputs, b: int, h: int) -> tuple[NDArray[np.float32], ...]:
+    q, k, v, do = (np.asarray(x[b, :, h], np.float32) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+    scale = np.float32(case.spec.default_scale)
+    parts, dk, dv = [], np.zeros_like(k), np.zeros_like(v)
+    for first in range(0, case.len, _CHUNK):
+        rows = slice(first, min(first + _CHUNK, case.len))
+        p = _probabilities(case, q[rows] @ k.T * scale, first)
+        if case.pass_ == "forward":
+            parts.append(p @ v)
+            continue
+        dp = do[rows] @ v.T
+        ds = p * (dp - (dp * p).sum(axis=1, keepdims=True)) * scale
+        parts.append(ds @ k)
+        dk += ds.T @ q[rows]
+        dv += p.T @ do[rows]
+    made = np.concatenate(parts)
+    return (made,) if case.pass_ == "forward" else (made, dk, dv)
+
+
+def _probabilities(case: Case, scores: NDArray[np.float32], first: int) -> NDArray[np.float32]:
+    if case.causal:
+        own = np.arange(first, first + len(scores))[:, None]
+        scores[np.arange(case.len)[None, :] > own] = -np.inf
+    scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=1, keepdims=True)
+    return scores
+
+
+def last_head(array: Any) -> NDArray[np.float32]:
+    """The part of a result that ``expected`` is compared with."""
+    return np.asarray(array[-1, :, -1], np.float32)
+
+
+def sampled(array: Any) -> NDArray[np.float32]:
+    """Some rows of every head."""
+    step = max(1, array.shape[1] // _SAMPLED_ROWS)
+    return np.asarray(array[:, ::step], np.float32)
+
+
+def distance(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """The relative error of an array (Frobenius norm); infinite where one of them is not finite."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    error = float(np.linalg.norm(got.astype(np.float64) - wanted) / max(float(np.linalg.norm(wanted)), 1e-30))
+    return error if np.isfinite(error) else float("inf")

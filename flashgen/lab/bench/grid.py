@@ -1,0 +1,83 @@
+"""Cases from lists of lengths, head dims, masks and passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from flashgen.common.checks import is_one_of, is_whole
+from flashgen.common.show import show
+from flashgen.dtypes import DTYPES
+from flashgen.errors import ArgumentError
+from flashgen.lab.bench.case import Case, Pass
+from flashgen.spec.attention import MAX_HEAD_DIM
+
+T = TypeVar("T")
+#: Queries of all sequences, and columns of all heads, where a call does not say otherwise.
+TOKENS, HIDDEN = 16384, 2048
+_MOST = 2**20
+
+
+def cases(
+    lengths: Sequence[int],
+    head_dims: Sequence[int],
+    *,
+    dtype: str = "bf16",
+    masks: Sequence[str] = ("full", "causal"),
+    passes: Sequence[Pass] = ("forward",),
+    batch: int | None = None,
+    heads: int | None = None,
+    tokens: int = TOKENS,
+) -> tuple[Case, ...]:
+    """Every combination. Without ``batch`` all cases have about as many tokens, without ``heads`` as many columns."""
+    if not is_one_of(dtype, DTYPES):
+        raise ArgumentError(f"dtype={show(dtype)} is unknown; use one of {', '.join(DTYPES)}")
+    _check("lengths", lengths, lambda n: is_whole(n, 1, _MOST), f"whole numbers from 1 to {_MOST}")
+    _check("head_dims", head_dims, lambda n: is_whole(n, 1, MAX_HEAD_DIM), f"whole numbers from 1 to {MAX_HEAD_DIM}")
+    _check("masks", masks, lambda m: is_one_of(m, ("full", "causal")), "full and causal")
+    for name, number in (("batch", batch), ("heads", heads), ("tokens", tokens)):
+        if number is not None and not is_whole(number, 1, _MOST):
+            raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from 1 to {_MOST}")
+    return tuple(
+        Case(
+            pass_,
+            dtype,
+            head_dim,
+            mask == "causal",
+            length,
+            batch or max(1, tokens // length),
+            heads or max(1, HIDDEN // head_dim),
+        )
+        for head_dim in dict.fromkeys(head_dims)
+        for length in dict.fromkeys(lengths)
+        for mask in dict.fromkeys(masks)
+        for pass_ in dict.fromkeys(passes)
+    )
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Numbers from a list such as ``512,1k,8k``; k is 1024."""
+    return tuple(_items("lengths", text, _length, "512,1k,8k"))
+
+
+def parse_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Numbers from a list such as ``64,128``."""
+    return tuple(_items(name, text, int, "64,128"))
+
+
+def _length(word: str) -> int:
+    return 1024 * int(word[:-1]) if word[-1:] in ("k", "K") else int(word)
+
+
+def _items(name: str, text: str, read: Callable[[str], T], example: str) -> Iterator[T]:
+    for word in text.split(","):
+        try:
+            yield read(word.strip())
+        except ValueError:
+            raise ArgumentError(f"{name}={show(text)} is no list of numbers; write one such as {example}") from None
+
+
+def _check(name: str, values: Iterable[object], is_right: Callable[[object], bool], right: str) -> None:
+    listed = list(values)
+    if not listed or not all(map(is_right, listed)):
+        raise ArgumentError(f"{name}={show(listed)} is out of range; use {right}")

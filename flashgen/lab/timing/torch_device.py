@@ -1,0 +1,53 @@
+"""A GPU with torch's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashgen.lab.timing.device import GpuDevice, Run
+
+_BF16 = "bfloat16"
+
+
+class TorchDevice(GpuDevice):
+    """A GPU whose arrays are torch tensors, on torch's current stream."""
+
+    @property
+    def stream(self) -> int:
+        """torch's current stream."""
+        return int(torch.cuda.current_stream(self.ordinal).cuda_stream)
+
+    def put(self, array: Any) -> torch.Tensor:
+        """A tensor on the GPU."""
+        # NumPy knows bf16 by ml_dtypes, which torch does not read.
+        is_bf16 = array.dtype.name == _BF16
+        tensor = torch.from_numpy(array.view("i2") if is_bf16 else array).to(f"cuda:{self.ordinal}")
+        return tensor.view(torch.bfloat16) if is_bf16 else tensor
+
+    def get(self, array: Any) -> Any:
+        """A NumPy copy of a tensor."""
+        import ml_dtypes
+
+        host = array.detach().cpu().contiguous()
+        return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if host.dtype is torch.bfloat16 else host.numpy()
+
+    def peak_bytes(self, run: Run) -> int:
+        """As torch's allocator counts them."""
+        torch.cuda.synchronize(self.ordinal)
+        torch.cuda.reset_peak_memory_stats(self.ordinal)
+        before = torch.cuda.memory_allocated(self.ordinal)
+        kept = run()
+        torch.cuda.synchronize(self.ordinal)
+        del kept
+        return int(torch.cuda.max_memory_allocated(self.ordinal)) - before
+
+    def release(self) -> None:
+        """Empties torch's cache of blocks."""
+        torch.cuda.empty_cache()
+
+
+def sees_gpus() -> bool:
+    """Whether this torch runs on GPUs; some builds have none."""
+    return torch.cuda.is_available()
