@@ -19,6 +19,7 @@ from flashgen.cli.commands.doctor import doctor
 from flashgen.cli.commands.explain import explain
 from flashgen.cli.commands.io import io
 from flashgen.cli.commands.report import report
+from flashgen.cli.commands.roofline import roofline
 from flashgen.cli.commands.show import show
 from flashgen.cli.exits import Exit, exit_code
 from flashgen.cli.option_names import in_options
@@ -46,6 +47,7 @@ app.command("explain", cls=Command)(explain)
 app.command("io", cls=Command)(io)
 app.command("report", cls=Command)(report)
 app.command("bench", cls=Command)(bench)
+app.command("roofline", cls=Command)(roofline)
 app.command("list", cls=Command)(list_kernels)
 app.add_typer(cache_app, name="cache")
 app.command("doctor", cls=Command)(doctor)

@@ -13,7 +13,7 @@ from flashgen.common.lazy import lazy_names
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary, Resources
     from flashgen.compile.build_id import asked_meanwhile, compiler_build_id
-    from flashgen.compile.compiler import compile_ptx, compile_source
+    from flashgen.compile.compiler import compile_ptx, compile_source, compile_text
     from flashgen.compile.disassembler import disassemble, find_disassembler
     from flashgen.compile.locate import find_nvrtc
     from flashgen.compile.options import options_for
@@ -26,7 +26,7 @@ else:
         {
             "flashgen.compile.binary": ("Binary", "Resources"),
             "flashgen.compile.build_id": ("asked_meanwhile", "compiler_build_id"),
-            "flashgen.compile.compiler": ("compile_ptx", "compile_source"),
+            "flashgen.compile.compiler": ("compile_ptx", "compile_source", "compile_text"),
             "flashgen.compile.disassembler": ("disassemble", "find_disassembler"),
             "flashgen.compile.locate": ("find_nvrtc",),
             "flashgen.compile.options": ("options_for",),
@@ -44,6 +44,7 @@ __all__ = [
     "blocks_per_multiprocessor",
     "compile_ptx",
     "compile_source",
+    "compile_text",
     "compiler_build_id",
     "disassemble",
     "find_disassembler",

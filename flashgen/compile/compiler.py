@@ -12,6 +12,7 @@ from flashgen.compile.resources import parse_resources
 from flashgen.errors import CompileError, SpecError
 
 if TYPE_CHECKING:
+    from flashgen.arch import Arch
     from flashgen.render import KernelSource
 
 _LONGEST_LOG = 64 * 1024
@@ -35,6 +36,16 @@ def compile_source(source: KernelSource) -> Binary:
     if resources is None:
         raise CompileError(f"the source of {source.name} defines no kernel of that name", result.log[:_LONGEST_LOG])
     return Binary(source.name, arch, result.cubin, resources, seconds, _lasting(result.log))
+
+
+def compile_text(name: str, text: str, arch: Arch) -> bytes:
+    """The cubin of a kernel that has no plan."""
+    from flashgen.compile import nvrtc
+
+    result = nvrtc.run(text, f"{name}.cu", options_for(arch))
+    if not result.succeeded:
+        raise CompileError(f"{name} does not compile for {arch.name}", result.log[:_LONGEST_LOG])
+    return result.cubin
 
 
 def compile_ptx(source: KernelSource) -> str:

@@ -18,3 +18,4 @@ from flashgen.lab.page.measurements import Bench as Bench
 from flashgen.lab.page.measurements import Roofline as Roofline
 from flashgen.lab.page.measurements import read_bench as read_bench
 from flashgen.lab.page.measurements import read_roofline as read_roofline
+from flashgen.lab.roofline.measure import measure_roofline as measure_roofline

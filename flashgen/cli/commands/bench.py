@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flashgen.lab.bench.candidate import Candidate
     from flashgen.lab.bench.case import Case
     from flashgen.lab.timing.device import Device
+    from flashgen.spec.schedule import Algorithm
 
 WHAT = "What to time"
 HOW = "How"
@@ -95,7 +96,7 @@ def bench(
             heads=heads,
             tokens=tokens,
         )
-        ours, others = _algorithms(algorithms), _peers(peers)
+        ours, others = parse_algorithms(algorithms), _peers(peers)
     if plots is not None:
         require_matplotlib()
     gpu = gpu_or_advice(wanted[0])
@@ -145,16 +146,17 @@ def _with_peers(gpu: Gpu, others: tuple[Candidate, ...]) -> tuple[Device, tuple[
     return GpuDevice(gpu), tuple(candidate for candidate in others if candidate.device is not None)
 
 
-def _algorithms(text: str | None) -> tuple[Any, ...]:
+def parse_algorithms(text: str | None) -> tuple[Algorithm, ...]:
+    """The algorithms of a list; all if there is none."""
     from flashgen.spec.schedule import ALGORITHMS
 
     if text is None:
         return ALGORITHMS
-    names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    names = dict.fromkeys(word.strip() for word in text.split(","))
     for name in names:
         if name not in ALGORITHMS:
             raise UsageError(f"--algorithms {name} is unknown; use some of {','.join(ALGORITHMS)}")
-    return names
+    return tuple(name for name in ALGORITHMS if name in names)
 
 
 def _peers(text: str) -> tuple[Candidate, ...]:

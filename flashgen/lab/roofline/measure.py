@@ -1,0 +1,59 @@
+"""``measure_roofline``: the ceilings of a GPU, and where flashgen's algorithms lie under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from flashgen.arch import arch_for_capability
+from flashgen.lab.bench.candidate import RefusedError
+from flashgen.lab.bench.case import Case
+from flashgen.lab.bench.ours import algorithms, kernel_for
+from flashgen.lab.bench.run import Plan, Progress, time_attention
+from flashgen.lab.roofline.ceilings import measure_ceilings
+from flashgen.lab.roofline.kernels import GpuLauncher
+from flashgen.lab.roofline.points import Measured, points_of
+from flashgen.lab.timing.device import GpuDevice
+from flashgen.plan.model.plans import AttentionPlan
+from flashgen.spec.schedule import ALGORITHMS, Algorithm
+
+if TYPE_CHECKING:
+    from flashgen.arch import Arch
+    from flashgen.launch.driver.devices import Gpu
+
+
+def _no_progress(done: int, text: str) -> None:
+    pass
+
+
+def measure_roofline(
+    gpu: Gpu,
+    cases: Sequence[Case],
+    names: Sequence[Algorithm] = ALGORITHMS,
+    *,
+    plan: Plan = Plan(),  # noqa: B008 (frozen)
+    progress: Progress = _no_progress,
+) -> Measured:
+    """Ceilings first, and then each algorithm for each case."""
+    from flashgen.launch.driver.cuda import get_driver
+
+    arch, device = arch_for_capability(gpu.capability), GpuDevice(gpu)
+    progress(0, "ceilings")
+    multiprocessors = get_driver().multiprocessors(gpu.ordinal)
+    ceilings = measure_ceilings(device, GpuLauncher(gpu.ordinal, arch, device.stream), arch, multiprocessors)
+    timings = time_attention(cases, algorithms(names, arch), device, plan=plan, progress=progress)
+    return Measured(gpu.name, ceilings, points_of(timings, plans_of(names, cases, arch), ceilings))
+
+
+def plans_of(
+    names: Iterable[Algorithm], cases: Sequence[Case], arch: Arch | None
+) -> dict[tuple[str, Case], AttentionPlan]:
+    """The plans of algorithms that cover a case; their kernels are built already."""
+    found: dict[tuple[str, Case], AttentionPlan] = {}
+    for name in names:
+        for case in cases:
+            try:
+                found[name, case] = kernel_for(name, case, arch).plan
+            except RefusedError:
+                continue
+    return found
