@@ -10,9 +10,11 @@ less aligned arguments. ``api.build``, the command line, torch and the tests all
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -27,6 +29,7 @@ from flashgen.plan.model.plans import AttentionPlan, Role
 from flashgen.render.override import unused_overrides
 from flashgen.sources import sources_of
 from flashgen.spec import AttentionSpec, Schedule
+from flashgen.tuned import recall
 
 if TYPE_CHECKING:
     from flashgen.compile.binary import Binary
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 TargetName = Literal["gpu", "emulator"]
 Built = TypeVar("Built")
+logger = logging.getLogger("flashgen")
 
 
 class Observer:
@@ -43,6 +47,10 @@ class Observer:
         """No plan has a kernel that FLASHGEN_OVERRIDE_DIR replaces."""
         # Only a warning, because a process may build other specs as well. It names the caller of ``api.build``.
         warnings.warn(message, stacklevel=4)
+
+    def tuned(self, message: str) -> None:
+        """A tuned schedule takes the place of the plan's own."""
+        logger.debug(message)
 
     def compiling(self, source: KernelSource) -> AbstractContextManager[object]:
         """The build needs a binary that the cache lacks; the context lasts until the binary is there."""
@@ -59,10 +67,23 @@ QUIET = Observer()
 
 
 def plans(
-    spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch], observer: Observer = QUIET
+    spec: AttentionSpec,
+    schedule: Schedule | None,
+    archs: Iterable[Arch],
+    observer: Observer = QUIET,
+    *,
+    gpu: Callable[[], str] | None = None,
 ) -> tuple[AttentionPlan, ...]:
-    """Spec to plan: one for each architecture, for arguments aligned as contiguous arrays are."""
-    found = tuple(plan(spec, schedule, arch) for arch in archs)
+    """Spec to plan: one for each architecture, for arguments aligned as contiguous arrays are.
+
+    ``gpu`` tells the name of the GPU that they are for. If a schedule was tuned there and none is given, it is used.
+    """
+    tuning = recall(spec, gpu) if schedule is None and gpu is not None else None
+    if tuning is None:
+        found = tuple(plan(spec, schedule, arch) for arch in archs)
+    else:
+        found = tuple(replace(plan(spec, tuning.schedule, arch), tuning=tuning) for arch in archs)
+        observer.tuned(tuning.headline)
     if message := unused_overrides(found, (other for one in found for other in fallbacks(one))):
         observer.unused_overrides(message)
     return found

@@ -59,6 +59,7 @@ VARIABLES: dict[str, Variable] = {
             "not set",
             "directory whose <kernel name>.cu replaces the rendered source",
         ),
+        Variable("FLASHGEN_TUNED", "1", "0 ignores the schedules that flashgen tune found"),
         Variable("FLASHGEN_CXX", "the first of c++, g++, clang++ found", "C++ compiler of the emulator"),
         Variable(
             "FLASHGEN_SPIN_LIMIT",
@@ -114,6 +115,11 @@ def override_dir() -> Path | None:
     return path
 
 
+def use_tuned() -> bool:
+    """Whether builds for this machine's GPU use schedules that were tuned on it."""
+    return _flag("FLASHGEN_TUNED", "1")
+
+
 def cxx() -> str | None:
     """The C++ compiler that builds emulated kernels: one command or path, without options."""
     return _read("FLASHGEN_CXX")
@@ -151,8 +157,8 @@ def _seconds(name: str, default: float) -> float:
     return seconds
 
 
-def _flag(name: str) -> bool:
-    text = (_read(name) or "").lower()
+def _flag(name: str, default: str = "") -> bool:
+    text = (_read(name) or default).lower()
     if text not in _TRUE + _FALSE:
         raise _wrong(name, text, "1 or 0")
     return text in _TRUE

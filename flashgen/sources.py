@@ -78,8 +78,13 @@ def _packed(plan: AttentionPlan, digest: str) -> Binary:
 
 
 def _key(plan: AttentionPlan, digest: str) -> str:
-    text = json.dumps([_KIND, digest, _plain(plan, {})], sort_keys=True)
+    text = json.dumps([_KIND, digest, _plain(dataclasses.replace(plan, tuning=None), {})], sort_keys=True)
     return hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def canonical(value: Any) -> Any:
+    """A spec, or another part of a plan, as nested lists that say everything about it."""
+    return _plain(value, {})
 
 
 def _values(plan: AttentionPlan) -> str:

@@ -128,6 +128,18 @@ class Cache:
         if os.path.lexists(path):
             warn(f"cache entry {path} was rejected; {self._store.set_aside(path)}")
 
+    def remove(self, key: str) -> bool:
+        """Remove the entry of ``key``, which is whole but unwanted; whether there was one."""
+        self._memory.pop(check_key(key), None)
+        try:
+            os.unlink(self._store.path(key))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._disk_failed(error)
+            return False
+        return True
+
     def discard_source(self, source: KernelSource) -> None:
         """Forget the binary of ``source``, for whoever compiles it next."""
         self.discard(_key_of(source)[0])

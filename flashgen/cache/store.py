@@ -60,7 +60,7 @@ class Store:
         except entry.DamagedEntryError as damage:
             # Left in place, it would cost every process this check and this warning.
             fate = self.set_aside(path, os.fstat(descriptor))
-            warn(f"cache entry {path} is damaged: {damage}; {fate}, and the kernel is compiled anew")
+            warn(f"cache entry {path} is damaged: {damage}; {fate}, and counts as missing")
             return None
         finally:
             os.close(descriptor)

@@ -21,6 +21,7 @@ from flashgen.cli.commands.io import io
 from flashgen.cli.commands.report import report
 from flashgen.cli.commands.roofline import roofline
 from flashgen.cli.commands.show import show
+from flashgen.cli.commands.tune import tune
 from flashgen.cli.exits import Exit, exit_code
 from flashgen.cli.option_names import in_options
 from flashgen.cli.output import talk
@@ -48,6 +49,7 @@ app.command("io", cls=Command)(io)
 app.command("report", cls=Command)(report)
 app.command("bench", cls=Command)(bench)
 app.command("roofline", cls=Command)(roofline)
+app.command("tune", cls=Command)(tune)
 app.command("list", cls=Command)(list_kernels)
 app.add_typer(cache_app, name="cache")
 app.command("doctor", cls=Command)(doctor)

@@ -40,7 +40,8 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
 def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
     """The plan for arguments that are aligned to fewer bytes, by the same schedule as far as it applies."""
     forward = attention.kernel("forward")
-    asked = forward.schedule or Schedule()
+    # A tuned schedule was timed with aligned arguments only.
+    asked = Schedule() if attention.tuning else forward.schedule or Schedule()
     if forward.boxes:
         # TMA needs 16-byte alignment, so the portable kernel runs the forward pass. The schedule is not for it.
         asked = Schedule(backward=asked.backward)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashgen.api import EMULATED_ARCH, KERNELS_KEPT, Kernel, build, built
+from flashgen.api import EMULATED_ARCH, KERNELS_KEPT, Kernel, build, build_on, built
 from flashgen.arch import Arch, arch_for_capability, get_arch
 from flashgen.common.recent import Recent
 from flashgen.errors import ArgumentError, LaunchError, PlanError
@@ -137,8 +137,7 @@ def is_planned(
 
 def _build_on(device: int, spec: AttentionSpec) -> Kernel:
     if device != HOST:
-        arch = _arch_of(device)
-        return _built_before(spec, arch) if _is_capturing() else build(spec, arch=arch)
+        return _built_before(spec, _arch_of(device), device) if _is_capturing() else build_on(device, spec)
     if not _emulating:
         raise ArgumentError(
             "q is on the CPU, but attention runs on NVIDIA GPUs; move it there with q.cuda(), or call "
@@ -155,9 +154,9 @@ def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _built_before(spec: AttentionSpec, arch: Arch) -> Kernel:
+def _built_before(spec: AttentionSpec, arch: Arch, device: int) -> Kernel:
     """What is not built yet cannot be captured: compiling and loading are not work for a stream."""
-    kernel = built(spec, arch) or built(replace(spec, direction="both"), arch)
+    kernel = built(spec, arch, device) or built(replace(spec, direction="both"), arch, device)
     if kernel is None:
         raise LaunchError(
             "a CUDA graph is being captured, and no kernel for this call is built yet; make the same call once "

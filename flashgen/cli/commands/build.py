@@ -9,7 +9,7 @@ from typer import Option
 
 from flashgen.cli.commands.builder import build_all, plan_all, write_files, write_manifest
 from flashgen.cli.exits import Exit
-from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
+from flashgen.cli.gpu.arrays import archs_to_build, find_gpus, gpu_to_build_for
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.out_directory import output_directory
 from flashgen.cli.output import talk
@@ -37,7 +37,9 @@ def build(
 
     directory = None if out is None else output_directory(out)
     gpus = find_gpus()
-    plans = plan_all(request.spec, request.schedule, archs_to_build(request.archs, gpus))
+    plans = plan_all(
+        request.spec, request.schedule, archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
+    )
     built = build_all(plans)
     files = write_files(built, directory, default_cache().root)
     # Registers may have had a fallback take a plan's place.

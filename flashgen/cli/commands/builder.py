@@ -20,6 +20,7 @@ from flashgen.plan.model.plans import AttentionPlan, KernelPlan
 
 if TYPE_CHECKING:
     from flashgen.arch import Arch
+    from flashgen.cli.gpu.arrays import Gpu
     from flashgen.compile import Binary
     from flashgen.render import KernelSource
     from flashgen.spec import AttentionSpec, Schedule
@@ -73,6 +74,10 @@ class Narrator(Observer):
         """A command builds one spec, so an override that no kernel uses is a mistake."""
         raise UsageError(message)
 
+    def tuned(self, message: str) -> None:
+        """Says that a tuned schedule is used."""
+        talk.say(f"{message} (FLASHGEN_TUNED=0 turns this off)")
+
     def compiling(self, source: KernelSource) -> AbstractContextManager[object]:
         """Says which kernel is being compiled."""
         return talk.working(f"compiling {source.name}")
@@ -96,9 +101,11 @@ class Narrator(Observer):
         return BuiltKernel(source, binary, source.code not in self._compiled)
 
 
-def plan_all(spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch]) -> tuple[AttentionPlan, ...]:
-    """The plans of a spec, one for each architecture."""
-    return pipeline.plans(spec, schedule, archs, Narrator())
+def plan_all(
+    spec: AttentionSpec, schedule: Schedule | None, archs: Iterable[Arch], gpu: Gpu | None = None
+) -> tuple[AttentionPlan, ...]:
+    """The plans of a spec, one for each architecture; those for a GPU by a schedule that was tuned there."""
+    return pipeline.plans(spec, schedule, archs, Narrator(), gpu=None if gpu is None else lambda: gpu.name)
 
 
 def build_all(plans: Iterable[AttentionPlan]) -> tuple[BuiltAttention, ...]:

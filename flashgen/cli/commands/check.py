@@ -10,7 +10,7 @@ from typer import Option
 
 from flashgen.cli.commands.builder import plan_all
 from flashgen.cli.exits import Exit, UsageError
-from flashgen.cli.gpu.arrays import Gpu, archs_to_build, find_gpus
+from flashgen.cli.gpu.arrays import Gpu, archs_to_build, find_gpus, gpu_to_build_for
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.output import talk
 from flashgen.cli.request import Request
@@ -63,7 +63,8 @@ def check(
 
     wish = _wish(cases, race, schedules, seed, case, target)
     gpus = find_gpus() if target is TargetOption.GPU or not request.archs else ()
-    plans = plan_all(request.spec, request.schedule, archs_to_build(request.archs, gpus))
+    archs, chosen_by = archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
+    plans = plan_all(request.spec, request.schedule, archs, chosen_by)
     if target is TargetOption.EMULATOR:
         from flashgen.emulator.toolchain import find_toolchain
 

@@ -11,7 +11,7 @@ from typer import Option
 from flashgen import pipeline
 from flashgen.cli.commands.builder import Narrator, build_kernel, plan_all
 from flashgen.cli.exits import UsageError
-from flashgen.cli.gpu.arrays import archs_to_build, find_gpus
+from flashgen.cli.gpu.arrays import archs_to_build, find_gpus, gpu_to_build_for
 from flashgen.cli.options import with_kernel_options
 from flashgen.cli.output import talk
 from flashgen.cli.request import Request
@@ -53,12 +53,13 @@ def show(
     ] = None,
 ) -> None:
     """Print a kernel's plan, source, PTX or SASS on stdout."""
-    archs = archs_to_build(request.archs, find_gpus() if not request.archs else ())
+    gpus = find_gpus() if not request.archs else ()
+    archs, gpu = archs_to_build(request.archs, gpus), gpu_to_build_for(request.archs, gpus)
     if len(request.archs) > 1:
         raise UsageError(f"show takes one --arch, and {len(request.archs)} are given; leave all but one out")
     if what is What.SASS:
         _require_disassembler()
-    plans = (_candidate(plan_all(request.spec, request.schedule, [arch])[0], fallback) for arch in archs)
+    plans = (_candidate(plan_all(request.spec, request.schedule, [arch], gpu)[0], fallback) for arch in archs)
     if what is What.PLAN and kernel is None:
         attention = next(plans)
         shown = attention.kernels
@@ -72,7 +73,10 @@ def show(
         return
     if fallback is None and any(each.role == "forward" for each in shown):
         _say_fallbacks(attention)
-    talk.print_text("\n\n".join(_view(what, each) for each in shown))
+    texts = [_view(what, each) for each in shown]
+    if what is What.PLAN and kernel is None and attention.tuning is not None:
+        texts.append(str(attention.tuning))
+    talk.print_text("\n\n".join(texts))
 
 
 def _candidate(attention: AttentionPlan, number: int | None) -> AttentionPlan:

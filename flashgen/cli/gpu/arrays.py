@@ -7,6 +7,11 @@ from flashgen.launch.driver.devices import Gpu as Gpu
 from flashgen.launch.driver.devices import find_gpus as find_gpus
 
 
+def gpu_to_build_for(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> Gpu | None:
+    """The GPU that chooses the architecture; None where options name one, or there is no GPU."""
+    return gpus[0] if gpus and not asked else None
+
+
 def archs_to_build(asked: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> tuple[Arch, ...]:
     """What was asked for, else the first GPU's, else the defaults."""
     if asked:

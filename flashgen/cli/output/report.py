@@ -73,6 +73,8 @@ def print_report(
     for attention in built:
         _line(console, "plan", describe_arch(attention.plan))
         _line(console, "", describe_algorithm(attention.plan.kernel("forward")))
+        if attention.plan.tuning is not None:
+            _line(console, "", attention.plan.tuning.headline)
         if attention.plan.has("main"):
             _line(console, "", f"backward: {describe_algorithm(attention.plan.kernel('main'))}")
         talk.print_rows(_kernel_rows(attention), LABEL_WIDTH, {COLUMNS[0]: "dim"})

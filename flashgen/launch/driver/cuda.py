@@ -86,6 +86,11 @@ class CudaDriver:
         minor = self.call("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)
         return 10 * int(major) + int(minor)
 
+    def device_name(self, device: int) -> str:
+        """A device's name, such as NVIDIA H200."""
+        name = bytes(self.call("cuDeviceGetName", 256, self._device(device)))
+        return name.split(b"\0")[0].decode(errors="replace")
+
     def multiprocessors(self, device: int) -> int:
         """How many multiprocessors a device has."""
         attribute = self.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT

@@ -33,7 +33,6 @@ def find_gpus() -> tuple[Gpu, ...]:
     gpus = []
     for ordinal in range(driver.device_count()):
         handle = driver.call("cuDeviceGet", ordinal)
-        name = bytes(driver.call("cuDeviceGetName", 256, handle)).split(b"\0")[0].decode(errors="replace")
         memory = int(driver.call("cuDeviceTotalMem", handle))
-        gpus.append(Gpu(ordinal, name, driver.capability(ordinal), memory))
+        gpus.append(Gpu(ordinal, driver.device_name(ordinal), driver.capability(ordinal), memory))
     return tuple(gpus)

@@ -13,6 +13,7 @@ from flashgen.plan.model.captured_work import CapturedWork
 from flashgen.plan.model.expressions import Expressions, ScoreForm
 from flashgen.plan.model.parts import Box, Constant, Param, ParamTable, Problem, SmemMap, SmemRegion, Workspace
 from flashgen.plan.model.sum_ring import SumRing
+from flashgen.plan.model.tuning import Tuning
 from flashgen.spec import AttentionSpec, Schedule
 
 __all__ = [
@@ -170,6 +171,8 @@ class AttentionPlan:
     schedule: Schedule
     arch: Arch
     kernels: tuple[KernelPlan, ...] = field(repr=False)
+    #: The search that the schedule comes from, if one was made on the GPU that it is planned for.
+    tuning: Tuning | None = field(default=None, repr=False, compare=False)
 
     @property
     def access_bytes(self) -> int:
@@ -203,7 +206,8 @@ class AttentionPlan:
         return _COLUMNS, *map(_cells, self.kernels)
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *_table(self.table)])
+        tuned = [] if self.tuning is None else ["", str(self.tuning)]
+        return "\n".join([self.title, *_table(self.table), *tuned])
 
     def _repr_html_(self) -> str:
         heads, *rows = self.table

@@ -35,7 +35,7 @@ def plan_forward(spec: AttentionSpec, schedule: Schedule, arch: Arch, access_byt
     def check(tiling: Tiling) -> str | None:
         return _fault(spec, arch, tiling, split_k, asynchronous)
 
-    rows = _SPLIT_K if split_k else tuple(_rows(spec, arch))
+    rows = _SPLIT_K if split_k else tuple(forward_rows(spec, arch))
     tiling = choose("forward", rows, _given(schedule), arch, check, lambda t: _smem(spec, t, split_k).bytes)
     smem = _smem(spec, tiling, split_k)
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
@@ -164,7 +164,7 @@ _SPLIT_K = (
 )
 
 
-def _rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
+def forward_rows(spec: AttentionSpec, arch: Arch) -> Iterator[Tiling]:
     """The schedule table: rows in order of preference, each with its reason."""
     dim = max(padded(spec.head_dim), padded(spec.head_dim_v))
     if not spec.element.is_half:

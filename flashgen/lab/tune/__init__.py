@@ -1,0 +1,1 @@
+"""Finding the fastest schedule of a spec on a GPU."""
