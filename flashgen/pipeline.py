@@ -10,7 +10,6 @@ less aligned arguments. ``api.build``, the command line, torch and the tests all
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 TargetName = Literal["gpu", "emulator"]
 Built = TypeVar("Built")
-logger = logging.getLogger("flashgen")
 
 
 class Observer:
@@ -50,7 +48,10 @@ class Observer:
 
     def tuned(self, message: str) -> None:
         """A tuned schedule takes the place of the plan's own."""
-        logger.debug(message)
+        # On use, as nearly no build needs it.
+        import logging
+
+        logging.getLogger("flashgen").info(message)
 
     def compiling(self, source: KernelSource) -> AbstractContextManager[object]:
         """The build needs a binary that the cache lacks; the context lasts until the binary is there."""

@@ -126,6 +126,7 @@ ZOO: Mapping[str, Any] = {
 }
 NUMBERS = ("NumPy float", "float", "huge", "NumPy int")
 IDS, BIAS = np.zeros((2, 8), np.int32), np.zeros((4, 8, 8), np.float32)
+TUNED = {"spec": fg.AttentionSpec(64), **dict.fromkeys("qkv", np.zeros((1, 8, 1, 64), np.float16))}
 Pass = Callable[[Any], Any]
 
 
@@ -146,6 +147,11 @@ def accepting(calls: dict[str, Pass], accepted: str = "") -> dict[str, tuple[Pas
 
 LENGTH_ONE = "True, NumPy int"
 CALLS: dict[str, tuple[Pass, set[str]]] = {
+    # Where all else is right, q is refused: it lies in host memory.
+    **accepting(fields(fg.tune, "spec q budget", **TUNED)),
+    **accepting(fields(fg.lab.cases, "lengths head_dims", lengths=(8,), head_dims=(8,)), "tuple, list, three"),
+    **accepting(fields(fg.lab.cases, "dtype masks passes", (8,), (8,))),
+    **accepting(fields(fg.lab.cases, "batch heads", (8,), (8,)), "None, hostile number"),
     **accepting(fields(fg.AttentionSpec, "head_dim"), "hostile number"),
     **accepting(fields(fg.AttentionSpec, "head_dim_v", 64), "zero, hostile number"),
     **accepting(fields(fg.AttentionSpec, "dtype", 64)),

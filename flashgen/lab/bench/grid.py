@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from flashgen.common.checks import is_one_of, is_whole
@@ -34,7 +34,8 @@ def cases(
         raise ArgumentError(f"dtype={show(dtype)} is unknown; use one of {', '.join(DTYPES)}")
     _check("lengths", lengths, lambda n: is_whole(n, 1, _MOST), f"whole numbers from 1 to {_MOST}")
     _check("head_dims", head_dims, lambda n: is_whole(n, 1, MAX_HEAD_DIM), f"whole numbers from 1 to {MAX_HEAD_DIM}")
-    _check("masks", masks, lambda m: is_one_of(m, ("full", "causal")), "full and causal")
+    _check("masks", masks, lambda m: is_one_of(m, ("full", "causal")), "'full' and 'causal'")
+    _check("passes", passes, lambda p: is_one_of(p, ("forward", "backward")), "'forward' and 'backward'")
     for name, number in (("batch", batch), ("heads", heads), ("tokens", tokens)):
         if number is not None and not is_whole(number, 1, _MOST):
             raise ArgumentError(f"{name}={show(number)} is out of range; use a whole number from 1 to {_MOST}")
@@ -77,7 +78,6 @@ def _items(name: str, text: str, read: Callable[[str], T], example: str) -> Iter
             raise ArgumentError(f"{name}={show(text)} is no list of numbers; write one such as {example}") from None
 
 
-def _check(name: str, values: Iterable[object], is_right: Callable[[object], bool], right: str) -> None:
-    listed = list(values)
-    if not listed or not all(map(is_right, listed)):
-        raise ArgumentError(f"{name}={show(listed)} is out of range; use {right}")
+def _check(name: str, values: object, is_right: Callable[[object], bool], right: str) -> None:
+    if not isinstance(values, list | tuple) or not values or not all(map(is_right, values)):
+        raise ArgumentError(f"{name}={show(values)} is out of range; use a list of {right}")
