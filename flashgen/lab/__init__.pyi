@@ -1,7 +1,7 @@
 """The names of the laboratory: type checkers read this file, and ``__init__.py`` loads each name on first use."""
 
 from flashgen.lab.bench.grid import cases as cases
-from flashgen.lab.bench.run import time_attention as time_attention
+from flashgen.lab.bench.on_gpu import time_algorithms as time_algorithms
 from flashgen.lab.bench.timings import Timings as Timings
 from flashgen.lab.estimator import Estimate as Estimate
 from flashgen.lab.estimator import estimate as estimate

@@ -12,7 +12,7 @@ from flashgen.launch.driver.devices import Gpu
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgen.cli.commands.bench.find_gpus", lambda: ())
+    monkeypatch.setattr("flashgen.lab.bench.on_gpu.find_gpus", lambda: ())
 
 
 @pytest.fixture
@@ -21,11 +21,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     from flashgen.lab.bench.ours import algorithms
     from flashgen.lab.timing.device import HostDevice
 
-    monkeypatch.setattr("flashgen.cli.commands.bench.find_gpus", lambda: (Gpu(0, "A GPU", 80, 2**34),))
-    monkeypatch.setattr("flashgen.cli.commands.bench._with_peers", lambda gpu, others: (HostDevice(gpu.name), others))
-    monkeypatch.setattr(
-        "flashgen.cli.commands.bench._candidates", lambda ours, others, gpu: (*algorithms(ours), *others)
-    )
+    monkeypatch.setattr("flashgen.lab.bench.on_gpu.find_gpus", lambda: (Gpu(0, "A GPU", 80, 2**34),))
+    monkeypatch.setattr("flashgen.lab.bench.on_gpu.with_peers", lambda gpu, others: (HostDevice(gpu.name), others))
+    monkeypatch.setattr("flashgen.lab.bench.on_gpu.algorithms", lambda names, arch: algorithms(names))
 
 
 def test_without_a_gpu_one_sentence_offers_the_emulator(flashgen: Any, no_gpu: None) -> None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit as Leave
 from typer import Option
 
 from flashgen.cli.exits import Exit, UsageError
-from flashgen.cli.gpu.arrays import Gpu, find_gpus
 from flashgen.cli.option_names import arguments_are_options
 from flashgen.cli.output import talk
-from flashgen.errors import NoGpuError
 
 if TYPE_CHECKING:
-    from flashgen.lab.bench.candidate import Candidate
-    from flashgen.lab.bench.case import Case
-    from flashgen.lab.timing.device import Device
     from flashgen.spec.schedule import Algorithm
 
 WHAT = "What to time"
@@ -79,7 +74,8 @@ def bench(
 ) -> None:
     """Time attention on this GPU: flashgen's algorithms and other libraries, interleaved in one run."""
     from flashgen.lab.bench.grid import cases, parse_lengths, parse_numbers
-    from flashgen.lab.bench.run import Plan, time_attention
+    from flashgen.lab.bench.on_gpu import first_gpu, time_algorithms
+    from flashgen.lab.bench.run import Effort
     from flashgen.lab.bench.timings import write_json
     from flashgen.lab.plotting import require_matplotlib
 
@@ -99,14 +95,13 @@ def bench(
         ours, others = parse_algorithms(algorithms), _peers(peers)
     if plots is not None:
         require_matplotlib()
-    gpu = gpu_or_advice(wanted[0])
-    device, others = _with_peers(gpu, others)
+    gpu = first_gpu(wanted)
     with talk.progress(f"timing on {gpu.name}", len(wanted)) as update:
-        timings = time_attention(
+        timings = time_algorithms(
             wanted,
-            _candidates(ours, others, gpu),
-            device,
-            plan=Plan(rounds, float(milliseconds)),
+            ours,
+            others,
+            effort=Effort(rounds, float(milliseconds)),
             progress=update,
             finished=lambda found: write_json(found.as_dict(), json) if json else None,
         )
@@ -119,31 +114,6 @@ def bench(
     if timings.wrong:
         talk.fail(f"{len(timings.wrong)} results are wrong, and were not timed")
         raise Leave(Exit.CHECK_FAILED)
-
-
-def gpu_or_advice(case: Case) -> Gpu:
-    """The first GPU; a NoGpuError that says what can be done without one."""
-    gpus = find_gpus()
-    if not gpus:
-        raise NoGpuError(
-            "there is no GPU here to time on; the emulator counts bytes instead: "
-            f"flashgen io --count --len {min(case.len, 512)} --head-dim {case.head_dim}"
-        )
-    return gpus[0]
-
-
-def _with_peers(gpu: Gpu, others: tuple[Candidate, ...]) -> tuple[Device, tuple[Candidate, ...]]:
-    """The GPU, with torch's tensors if torch runs there; and the peers that can use them."""
-    from flashgen.lab.timing.device import GpuDevice
-
-    on_gpu = [candidate.name for candidate in others if candidate.device is None]
-    if on_gpu:
-        from flashgen.lab.timing.torch_device import TorchDevice, sees_gpus
-
-        if sees_gpus():
-            return TorchDevice(gpu), others
-        talk.warn(f"the installed torch runs on no GPU, so {', '.join(on_gpu)} are left out")
-    return GpuDevice(gpu), tuple(candidate for candidate in others if candidate.device is not None)
 
 
 def parse_algorithms(text: str | None) -> tuple[Algorithm, ...]:
@@ -159,16 +129,9 @@ def parse_algorithms(text: str | None) -> tuple[Algorithm, ...]:
     return tuple(name for name in ALGORITHMS if name in names)
 
 
-def _peers(text: str) -> tuple[Candidate, ...]:
-    from flashgen.lab.bench.peers import installed, peers
+def _peers(text: str) -> tuple[str, ...]:
+    from flashgen.lab.bench.peers import check_peers, installed
 
     if text == "none":
         return ()
-    return peers(installed() if text == "auto" else [word.strip() for word in text.split(",")])
-
-
-def _candidates(ours: tuple[Any, ...], others: tuple[Candidate, ...], gpu: Gpu) -> tuple[Candidate, ...]:
-    from flashgen.arch import arch_for_capability
-    from flashgen.lab.bench.ours import algorithms
-
-    return (*algorithms(ours, arch_for_capability(gpu.capability)), *others)
+    return installed() if text == "auto" else check_peers(word.strip() for word in text.split(","))

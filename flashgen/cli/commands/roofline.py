@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from flashgen.cli.commands.bench import gpu_or_advice, parse_algorithms
+from flashgen.cli.commands.bench import parse_algorithms
 from flashgen.cli.option_names import arguments_are_options
 from flashgen.cli.output import talk
 
@@ -42,6 +42,7 @@ def roofline(
 ) -> None:
     """Measure this GPU's ceilings, and say which one binds each of flashgen's kernels."""
     from flashgen.lab.bench.grid import cases, parse_lengths, parse_numbers
+    from flashgen.lab.bench.on_gpu import first_gpu
     from flashgen.lab.bench.timings import write_json
     from flashgen.lab.plotting import require_matplotlib
     from flashgen.lab.roofline.measure import measure_roofline
@@ -57,9 +58,9 @@ def roofline(
         names = parse_algorithms(algorithms)
     if plot is not None:
         require_matplotlib()
-    gpu = gpu_or_advice(wanted[0])
+    gpu = first_gpu(wanted)
     with talk.progress(f"measuring {gpu.name}", len(wanted)) as update:
-        measured = measure_roofline(gpu, wanted, names, progress=update)
+        measured = measure_roofline(wanted, names, progress=update)
     talk.print_text(str(measured))
     if json is not None:
         write_json(measured.as_dict(), json)

@@ -37,16 +37,23 @@ def installed() -> tuple[str, ...]:
     return tuple(name for name in PEERS if missing(name) is None)
 
 
+def check_peers(names: Iterable[str]) -> tuple[str, ...]:
+    """The same names; an ArgumentError about one that is unknown or cannot run here."""
+    found = tuple(dict.fromkeys(names))
+    for name in found:
+        if name not in PEERS:
+            raise ArgumentError(f"peers={name!r} is unknown; use some of {', '.join(PEERS)}")
+        if reason := missing(name):
+            raise ArgumentError(f"peers={name!r} cannot run: {reason}; install it, or leave it out")
+    return found
+
+
 def peers(names: Iterable[str]) -> tuple[Candidate, ...]:
     """Candidates by name."""
-    return tuple(_candidate(name) for name in names)
+    return tuple(_candidate(name) for name in check_peers(names))
 
 
 def _candidate(name: str) -> Candidate:
-    if name not in PEERS:
-        raise ArgumentError(f"peers={name!r} is unknown; use some of {', '.join(PEERS)}")
-    if reason := missing(name):
-        raise ArgumentError(f"peers={name!r} cannot run: {reason}; install it, or leave it out")
     if name == "numpy":
         return Candidate(name, _numpy, peer=True, device=HostDevice())
     from flashgen.lab.bench.torch_peers import PREPARE

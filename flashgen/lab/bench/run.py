@@ -26,16 +26,12 @@ _LONGEST_REASON = 200
 Progress = Callable[[int, str], None]
 
 
-def _no_progress(done: int, text: str) -> None:
-    pass
-
-
-def _not_finished(timings: Timings) -> None:
-    pass
+def no_progress(done: int, text: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Effort:
     """How long a bench measures."""
 
     rounds: int = 5
@@ -50,16 +46,16 @@ def time_attention(
     candidates: Sequence[Candidate],
     device: Device,
     *,
-    plan: Plan = Plan(),
-    progress: Progress = _no_progress,
-    finished: Callable[[Timings], None] = _not_finished,
+    effort: Effort = Effort(),
+    progress: Progress = no_progress,
+    finished: Callable[[Timings], None] = lambda timings: None,
 ) -> Timings:
     """Times of all candidates for all cases, interleaved; ``finished`` gets what is known after each case."""
     rows: tuple[Row, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     shared = _SharedInputs(device)
     for done, case in enumerate(cases):
-        found = _OneCase(case, device, plan, lambda text, n=done: progress(n, text))  # type: ignore[misc]
+        found = _OneCase(case, device, effort, lambda text, n=done: progress(n, text))  # type: ignore[misc]
         found.measure(candidates, *shared.of(case))
         rows, skipped = (*rows, *found.rows), (*skipped, *found.skipped)
         finished(Timings(device.name, rows, skipped))
@@ -90,7 +86,7 @@ class _OneCase:
 
     case: Case
     device: Device
-    plan: Plan
+    effort: Effort
     say: Callable[[str], None]
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -131,10 +127,10 @@ class _OneCase:
             found = self._attempt(candidate, lambda c=call, d=device: d.times(c, 1)[0])  # type: ignore[misc]
             if found is not None:
                 estimates[name] = found
-        quick = {name: ms for name, ms in estimates.items() if ms <= self.plan.slow_ms}
-        self.say(f"{self.case}: {self.plan.rounds} rounds of {len(quick)} candidates")
+        quick = {name: ms for name, ms in estimates.items() if ms <= self.effort.slow_ms}
+        self.say(f"{self.case}: {self.effort.rounds} rounds of {len(quick)} candidates")
         times = {name: _times(calls[name], self.device) for name in quick}
-        timings = interleaved(times, quick, self.plan.rounds, self.plan.ms)
+        timings = interleaved(times, quick, self.effort.rounds, self.effort.ms)
         for name, estimate in estimates.items():
             candidate, call = calls[name]
             timing = timings.get(name) or Timing(estimate, 0.0, 1)

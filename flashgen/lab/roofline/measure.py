@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from flashgen.arch import arch_for_capability
 from flashgen.lab.bench.candidate import RefusedError
 from flashgen.lab.bench.case import Case
+from flashgen.lab.bench.on_gpu import first_gpu
 from flashgen.lab.bench.ours import algorithms, kernel_for
-from flashgen.lab.bench.run import Plan, Progress, time_attention
+from flashgen.lab.bench.run import Effort, Progress, no_progress, time_attention
 from flashgen.lab.roofline.ceilings import measure_ceilings
 from flashgen.lab.roofline.kernels import GpuLauncher
 from flashgen.lab.roofline.points import Measured, points_of
@@ -19,29 +20,24 @@ from flashgen.spec.schedule import ALGORITHMS, Algorithm
 
 if TYPE_CHECKING:
     from flashgen.arch import Arch
-    from flashgen.launch.driver.devices import Gpu
-
-
-def _no_progress(done: int, text: str) -> None:
-    pass
 
 
 def measure_roofline(
-    gpu: Gpu,
     cases: Sequence[Case],
     names: Sequence[Algorithm] = ALGORITHMS,
     *,
-    plan: Plan = Plan(),  # noqa: B008 (frozen)
-    progress: Progress = _no_progress,
+    effort: Effort = Effort(),  # noqa: B008 (frozen)
+    progress: Progress = no_progress,
 ) -> Measured:
-    """Ceilings first, and then each algorithm for each case."""
+    """The ceilings of this machine's first GPU, and then each algorithm for each case. A NoGpuError without a GPU."""
     from flashgen.launch.driver.cuda import get_driver
 
+    gpu = first_gpu(cases)
     arch, device = arch_for_capability(gpu.capability), GpuDevice(gpu)
     progress(0, "ceilings")
     multiprocessors = get_driver().multiprocessors(gpu.ordinal)
     ceilings = measure_ceilings(device, GpuLauncher(gpu.ordinal, arch, device.stream), arch, multiprocessors)
-    timings = time_attention(cases, algorithms(names, arch), device, plan=plan, progress=progress)
+    timings = time_attention(cases, algorithms(names, arch), device, effort=effort, progress=progress)
     return Measured(gpu.name, ceilings, points_of(timings, plans_of(names, cases, arch), ceilings))
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Run = Callable[[], object]
 #: The legacy default stream, on which torch and unplaced launches run.
 _DEFAULT_STREAM = 0
+#: The same by the name that arrays of our own know.
+_LEGACY_STREAM = 1
 
 
 class Device(Protocol):
@@ -74,6 +76,7 @@ class GpuDevice:
     """A GPU, with arrays of our own: no framework is needed."""
 
     def __init__(self, gpu: Gpu) -> None:
+        from flashgen.launch.arrays.device_array import DeviceArray
         from flashgen.launch.driver.cuda import get_driver
 
         self.name = gpu.name
@@ -83,8 +86,7 @@ class GpuDevice:
         handle = driver.call("cuDeviceGet", gpu.ordinal)
         # Twice the cache: writing it leaves nothing of an earlier call.
         self._flushed_bytes = 2 * int(driver.call("cuDeviceGetAttribute", attribute, handle))
-        with driver.on(gpu.ordinal):
-            self._flushed = int(driver.call("cuMemAlloc", self._flushed_bytes))
+        self._flushed = DeviceArray(driver, (self._flushed_bytes // 2,), "fp16", gpu.ordinal, _LEGACY_STREAM)
 
     @property
     def stream(self) -> int:
@@ -109,7 +111,7 @@ class GpuDevice:
         with driver.on(self.ordinal), self._events(2 * calls) as events:
             for start, end in zip(events[::2], events[1::2], strict=True):
                 # The GPU is busy with this while the host prepares the launch.
-                driver.call("cuMemsetD8Async", self._flushed, 0, self._flushed_bytes, stream)
+                driver.call("cuMemsetD8Async", self._flushed.info.pointer, 0, self._flushed_bytes, stream)
                 driver.call("cuEventRecord", start, stream)
                 run()
                 driver.call("cuEventRecord", end, stream)

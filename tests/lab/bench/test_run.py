@@ -13,7 +13,7 @@ from flashgen.lab.bench.candidate import Call, Candidate, RefusedError
 from flashgen.lab.bench.case import Case, Inputs, expected_all
 from flashgen.lab.bench.ours import algorithms
 from flashgen.lab.bench.peers import peers
-from flashgen.lab.bench.run import Plan, time_attention
+from flashgen.lab.bench.run import Effort, time_attention
 from flashgen.lab.bench.timings import Timings, write_json
 from flashgen.lab.timing.device import Device, HostDevice
 
@@ -69,8 +69,8 @@ class Bench:
 
         return Candidate(name, prepare, peer)
 
-    def run(self, *candidates: Candidate, cases: Any = (CASE,), **plan: Any) -> Timings:
-        return time_attention(cases, candidates, self.device, plan=Plan(**plan))
+    def run(self, *candidates: Candidate, cases: Any = (CASE,), **effort: Any) -> Timings:
+        return time_attention(cases, candidates, self.device, effort=Effort(**effort))
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_slow_call_is_timed_once(bench: Bench) -> None:
 def test_the_json_has_the_agreed_fields(bench: Bench, tmp_path: Path) -> None:
     seen: list[Timings] = []
     timings = time_attention(
-        (CASE, BACKWARD), [bench.candidate("fa2", 1.0)], bench.device, plan=Plan(2, 1.0), finished=seen.append
+        (CASE, BACKWARD), [bench.candidate("fa2", 1.0)], bench.device, effort=Effort(2, 1.0), finished=seen.append
     )
     # After each case, so that an interrupted run leaves its figures.
     assert [len(each.rows) for each in seen] == [1, 2]
@@ -170,7 +170,7 @@ def test_numpy_is_a_peer_with_a_clock_of_its_own(bench: Bench) -> None:
 def test_our_algorithms_run_on_the_emulator_or_say_why_not() -> None:
     device = HostDevice("the emulator")
     cases = (Case("backward", "fp16", 16, True, 20, 1, 2), Case("forward", "fp16", 16, True, 20, 1, 2))
-    timings = time_attention(cases, algorithms(("naive", "fa2", "fa3")), device, plan=Plan(1, 1.0, 0.0))
+    timings = time_attention(cases, algorithms(("naive", "fa2", "fa3")), device, effort=Effort(1, 1.0, 0.0))
     assert [(row.algorithm, row.case.pass_) for row in timings.rows] == [
         ("fa2", "backward"),
         ("naive", "forward"),

@@ -13,7 +13,7 @@ from flashgen.arch import arch_for_capability
 from flashgen.lab.bench.case import Case
 from flashgen.lab.bench.ours import algorithms
 from flashgen.lab.bench.peers import peers
-from flashgen.lab.bench.run import Plan, time_attention
+from flashgen.lab.bench.run import Effort, time_attention
 from flashgen.lab.timing.device import Device, GpuDevice
 from flashgen.launch.driver.devices import find_gpus
 
@@ -60,7 +60,7 @@ def test_all_algorithms_and_torch_are_right_and_timed() -> None:
     for device in devices():
         others = peers(("torch-math", "torch-flash")) if type(device) is not GpuDevice else ()
         forward = Case("forward", "bf16", 64, True, 300, 2, 3)
-        timings = time_attention((forward, CASE), (*algorithms(arch=arch), *others), device, plan=Plan(2, 1.0))
+        timings = time_attention((forward, CASE), (*algorithms(arch=arch), *others), device, effort=Effort(2, 1.0))
         assert not timings.wrong, str(timings)
         names = {row.algorithm for row in timings.rows if row.case == forward}
         assert {"naive", "grid1d", "grid2d", "fa2", *(other.name for other in others)} <= names, str(timings)

@@ -1,0 +1,63 @@
+"""``time_algorithms``: a bench on this machine's first GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from flashgen.arch import arch_for_capability
+from flashgen.errors import NoGpuError
+from flashgen.lab.bench.candidate import Candidate
+from flashgen.lab.bench.case import Case
+from flashgen.lab.bench.ours import algorithms
+from flashgen.lab.bench.peers import peers
+from flashgen.lab.bench.run import Effort, Progress, no_progress, time_attention
+from flashgen.lab.bench.timings import Timings
+from flashgen.lab.timing.device import Device, GpuDevice
+from flashgen.launch.driver.devices import Gpu, find_gpus
+from flashgen.spec.schedule import ALGORITHMS, Algorithm
+
+
+def time_algorithms(
+    cases: Sequence[Case],
+    names: Sequence[Algorithm] = ALGORITHMS,
+    peer_names: Iterable[str] = (),
+    *,
+    effort: Effort = Effort(),  # noqa: B008 (frozen)
+    progress: Progress = no_progress,
+    finished: Callable[[Timings], None] = lambda timings: None,
+) -> Timings:
+    """Times flashgen's algorithms, and other libraries by name, on this machine's first GPU.
+
+    Every result is checked first, and all that are right are timed in turn. ``finished`` gets what is known after each
+    case. A NoGpuError without a GPU.
+    """
+    gpu = first_gpu(cases)
+    device, others = with_peers(gpu, peers(peer_names))
+    ours = algorithms(names, arch_for_capability(gpu.capability))
+    return time_attention(cases, (*ours, *others), device, effort=effort, progress=progress, finished=finished)
+
+
+def first_gpu(cases: Sequence[Case]) -> Gpu:
+    """The first GPU; a NoGpuError that says what can be done without one."""
+    gpus = find_gpus()
+    if not gpus:
+        case = cases[0]
+        raise NoGpuError(
+            "there is no GPU here to time on; the emulator counts bytes instead: "
+            f"flashgen io --count --len {min(case.len, 512)} --head-dim {case.head_dim}"
+        )
+    return gpus[0]
+
+
+def with_peers(gpu: Gpu, others: tuple[Candidate, ...]) -> tuple[Device, tuple[Candidate, ...]]:
+    """The GPU, with torch's tensors if torch runs there; and the peers that can use them."""
+    on_gpu = [candidate.name for candidate in others if candidate.device is None]
+    if on_gpu:
+        from flashgen.lab.timing.torch_device import TorchDevice, sees_gpus
+
+        if sees_gpus():
+            return TorchDevice(gpu), others
+        names = ", ".join(on_gpu)
+        logging.getLogger("flashgen").warning("the installed torch runs on no GPU, so %s are left out", names)
+    return GpuDevice(gpu), tuple(candidate for candidate in others if candidate.device is not None)
