@@ -24,19 +24,20 @@ _KEYS_AROUND = (0, -16, 16, -32, 32, -48, 48)
 
 
 def schedules(spec: AttentionSpec, arch: Arch, pass_: Pass) -> tuple[Schedule, ...]:
-    """Schedules of one pass, the plan's own choice first; no two give the same kernels."""
-    if pass_ == "forward":
-        spec = replace(spec, direction="forward")
-        asked: Iterator[Schedule] = _forward(spec, arch)
-    else:
-        asked = _backward(spec, arch)
-    found: dict[object, Schedule] = {}
-    for schedule in (Schedule(), *asked):
+    """Schedules of one pass, the plan's own choice first; no two give the same kernels.
+
+    The kernels of the other pass stay as they are: a forward schedule of FlashAttention-2 takes that backward, too.
+    """
+    other: Pass = "backward" if pass_ == "forward" else "forward"
+    default = plan(spec, Schedule(), arch)
+    found: dict[object, Schedule] = {_kernels(default, pass_): Schedule()}
+    for schedule in _forward(spec, arch) if pass_ == "forward" else _backward(spec, arch):
         try:
             made = plan(spec, schedule, arch)
         except (PlanError, SpecError):
             continue
-        found.setdefault(_kernels(made, pass_), schedule)
+        if _kernels(made, other) == _kernels(default, other):
+            found.setdefault(_kernels(made, pass_), schedule)
     return tuple(found.values())
 
 
