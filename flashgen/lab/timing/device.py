@@ -17,6 +17,9 @@ Run = Callable[[], object]
 _DEFAULT_STREAM = 0
 #: The same by the name that arrays of our own know.
 _LEGACY_STREAM = 1
+#: One flush is enough for the cache. Several keep the GPU busy while the host prepares the next launch: frameworks
+#: take up to about 100 us for that, which would else count as time of short kernels.
+_FLUSHES = 4
 
 
 class Device(Protocol):
@@ -110,8 +113,8 @@ class GpuDevice:
         driver, stream = self._driver, self.stream
         with driver.on(self.ordinal), self._events(2 * calls) as events:
             for start, end in zip(events[::2], events[1::2], strict=True):
-                # The GPU is busy with this while the host prepares the launch.
-                driver.call("cuMemsetD8Async", self._flushed.info.pointer, 0, self._flushed_bytes, stream)
+                for _ in range(_FLUSHES):
+                    driver.call("cuMemsetD8Async", self._flushed.info.pointer, 0, self._flushed_bytes, stream)
                 driver.call("cuEventRecord", start, stream)
                 run()
                 driver.call("cuEventRecord", end, stream)
