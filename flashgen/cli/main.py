@@ -10,18 +10,18 @@ from typing import Annotated
 import typer
 
 from flashgen import settings
-from flashgen.cli.commands.bench import bench
 from flashgen.cli.commands.build import build
 from flashgen.cli.commands.cache import app as cache_app
 from flashgen.cli.commands.cache import list_kernels
 from flashgen.cli.commands.check import check
 from flashgen.cli.commands.doctor import doctor
 from flashgen.cli.commands.explain import explain
-from flashgen.cli.commands.io import io
-from flashgen.cli.commands.report import report
-from flashgen.cli.commands.roofline import roofline
+from flashgen.cli.commands.lab.bench import bench
+from flashgen.cli.commands.lab.io import io
+from flashgen.cli.commands.lab.report import report
+from flashgen.cli.commands.lab.roofline import roofline
+from flashgen.cli.commands.lab.tune import tune
 from flashgen.cli.commands.show import show
-from flashgen.cli.commands.tune import tune
 from flashgen.cli.exits import Exit, exit_code
 from flashgen.cli.option_names import in_options
 from flashgen.cli.output import talk

@@ -23,9 +23,9 @@ TUNING = Tuning(A100.name, (512,), CHOSEN, (Trial("forward", Schedule(), (2.0,))
     [
         ((), 3, "there is no GPU here to tune on"),
         (("--lengths", "x"), 2, "--lengths 'x' is no list of numbers"),
-        (("--budget", "soon"), 2, "--budget 'soon' is no time; write one such as 60s or 5m"),
+        (("--budget", "soon"), 2, "--budget 'soon' is not a duration; write one such as 60s or 5m"),
         (("--budget", "0s"), 2, "--budget 0.0 is out of range"),
-        (("--tile-q", "64"), 2, "leave the options of schedules out"),
+        (("--tile-q", "64"), 2, "leave out --arch and the options that set a schedule"),
         (("--varlen",), 2, "lengths of its own"),
         (("--score", "s + x[q, k]", "--captured", "x=float32[2]"), 2, "tune from Python: flashgen.tune(spec, q, k, v)"),
     ],
@@ -33,7 +33,7 @@ TUNING = Tuning(A100.name, (512,), CHOSEN, (Trial("forward", Schedule(), (2.0,))
 def test_what_cannot_be_tuned_is_one_sentence(
     flashgen: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: int, message: str
 ) -> None:
-    monkeypatch.setattr("flashgen.cli.commands.tune.find_gpus", lambda: ())
+    monkeypatch.setattr("flashgen.cli.commands.lab.tune.find_gpus", lambda: ())
     said = flashgen("tune", *OPTIONS, *options)
     assert said.code == code
     assert message in said.err
@@ -67,7 +67,7 @@ def test_the_environment_turns_it_off(
 def test_what_was_tuned_can_be_forgotten(
     flashgen: Any, machine: list[Any], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashgen.cli.commands.tune.find_gpus", lambda: (A100,))
+    monkeypatch.setattr("flashgen.cli.commands.lab.tune.find_gpus", lambda: (A100,))
     tuned.remember(SPEC, TUNING)
     assert flashgen("tune", *OPTIONS, "--forget").out.startswith("forgotten: head_dim 64")
     assert flashgen("tune", *OPTIONS, "--forget").out.startswith("nothing was tuned: ")

@@ -19,7 +19,7 @@ from tests.docs.marked_tables import marked_tables, table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 #: The commands that take the options which describe a kernel.
-OF_A_KERNEL = ("flashgen build", "flashgen check", "flashgen show", "flashgen explain", "flashgen report", "flashgen tune")
+OF_A_KERNEL = tuple(f"flashgen {name}" for name in ("build", "check", "show", "explain", "report", "tune"))
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -52,7 +52,7 @@ def check(
         Option("--case", metavar="TEXT", help="Run this one case, as a failure printed it.", rich_help_panel=CHECK),
     ] = None,
     target: Annotated[
-        TargetOption, Option("--target", help="Where to run them.", rich_help_panel=CHECK)
+        TargetOption, Option("--target", help="Where to run them; default emulator.", rich_help_panel=CHECK)
     ] = TargetOption.EMULATOR,
     json: Annotated[bool, Option("--json", help="Print one JSON object on stdout.", rich_help_panel=CHECK)] = False,
 ) -> None:

@@ -37,7 +37,7 @@ class What(str, Enum):
 @with_kernel_options
 def show(
     request: Request,
-    what: Annotated[What, Option("--what", help="Which step to show.", rich_help_panel=VIEW)] = What.PLAN,
+    what: Annotated[What, Option("--what", help="Which step to show; default plan.", rich_help_panel=VIEW)] = What.PLAN,
     kernel: Annotated[
         str | None,
         Option(

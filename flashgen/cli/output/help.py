@@ -15,11 +15,11 @@ _LONGEST_USAGE_ERROR = LONGEST_MESSAGE // 2
 
 
 class Command(TyperCommand):
-    """A command whose flags show no type."""
+    """A command whose flags show no type, and whose help names defaults in words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options."""
-        return _without_types_of_flags(super().get_params(ctx))
+        return _plainly(super().get_params(ctx))
 
 
 class Group(TyperGroup):
@@ -37,7 +37,7 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options."""
-        return _without_types_of_flags(super().get_params(ctx))
+        return _plainly(super().get_params(ctx))
 
 
 @contextmanager
@@ -53,8 +53,10 @@ def _short_usage_errors() -> Iterator[None]:
         raise
 
 
-def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+def _plainly(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
+        # The text of an option names its default, for the pages of the documentation too.
+        parameter.show_default = False
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             # Some releases of typer write <bool>.
             parameter.metavar = ""

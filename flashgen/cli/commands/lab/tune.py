@@ -30,26 +30,28 @@ def tune(
         str, Option("--budget", help="How long to search; default 60s.", metavar="TIME", rich_help_panel=TUNE)
     ] = "60s",
     batch: Annotated[
-        int | None, Option("--batch", help="Sequences; default --tokens / length.", rich_help_panel=TUNE)
+        int | None, Option("--batch", help="Batch size; default --tokens / length.", rich_help_panel=TUNE)
     ] = None,
     heads: Annotated[
-        int | None, Option("--heads", help="Heads; default 2048 / head dim.", rich_help_panel=TUNE)
+        int | None, Option("--heads", help="Heads; default 2048 / head dimension.", rich_help_panel=TUNE)
     ] = None,
-    tokens: Annotated[int, Option("--tokens", help="Tokens of a batch; default 16384.", rich_help_panel=TUNE)] = 16384,
+    tokens: Annotated[int, Option("--tokens", help="Tokens in a batch; default 16384.", rich_help_panel=TUNE)] = 16384,
     forget: Annotated[
-        bool, Option("--forget", help="Remove what was found for this spec before.", rich_help_panel=TUNE)
+        bool, Option("--forget", help="Remove the tuned schedule of this spec, and search none.", rich_help_panel=TUNE)
     ] = False,
     json: Annotated[
-        Path | None, Option("--json", help="Write all trials here.", metavar="FILE", rich_help_panel=TUNE)
+        Path | None, Option("--json", help="Write all trials to this file.", metavar="FILE", rich_help_panel=TUNE)
     ] = None,
 ) -> None:
-    """Search the fastest schedule on this GPU; builds for this GPU then use it."""
+    """Find the fastest schedule on this GPU. Later builds for this GPU use it."""
     from flashgen import tuned
     from flashgen.lab.bench.grid import cases, parse_lengths
     from flashgen.lab.tune.tuning import check_budget, check_spec, problems_of, tune_on
 
     if request.schedule is not None or request.archs:
-        raise UsageError("tune chooses the schedule, for the GPU that is here; leave the options of schedules out")
+        raise UsageError(
+            "tune finds a schedule for this machine's GPU; leave out --arch and the options that set a schedule"
+        )
     with arguments_are_options():
         wanted = parse_lengths(lengths)
         cases(wanted, (request.spec.head_dim,), batch=batch, heads=heads, tokens=tokens)
@@ -93,4 +95,4 @@ def _seconds(text: str) -> float:
             raise ValueError
         return float(number) * unit
     except ValueError:
-        raise UsageError(f"--budget {show(text)} is no time; write one such as 60s or 5m") from None
+        raise UsageError(f"--budget {show(text)} is not a duration; write one such as 60s or 5m") from None

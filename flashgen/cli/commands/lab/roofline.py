@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from flashgen.cli.commands.bench import parse_algorithms
+from flashgen.cli.commands.lab.bench import parse_algorithms
 from flashgen.cli.option_names import arguments_are_options
 from flashgen.cli.output import talk
 
@@ -18,26 +18,35 @@ OUTPUT = "Output"
 def roofline(
     algorithms: Annotated[
         str | None,
-        Option("--algorithms", help="As in bench. Default: all.", metavar="LIST", rich_help_panel=WHAT),
+        Option(
+            "--algorithms",
+            help="flashgen's algorithms, as in bench; default all.",
+            metavar="LIST",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
     lengths: Annotated[
         str, Option("--lengths", help="Sequence lengths; default 4k.", metavar="LIST", rich_help_panel=WHAT)
     ] = "4k",
     head_dims: Annotated[
-        str, Option("--head-dims", help="Head dims; default 64,128.", metavar="LIST", rich_help_panel=WHAT)
+        str, Option("--head-dims", help="Head dimensions; default 64,128.", metavar="LIST", rich_help_panel=WHAT)
     ] = "64,128",
     dtype: Annotated[
-        str, Option("--dtype", help="bf16 (default), fp16 or fp32.", metavar="NAME", rich_help_panel=WHAT)
+        str, Option("--dtype", help="bf16, fp16 or fp32; default bf16.", metavar="NAME", rich_help_panel=WHAT)
     ] = "bf16",
     masks: Annotated[
-        str, Option("--masks", help="full (default), causal, or both.", metavar="LIST", rich_help_panel=WHAT)
+        str, Option("--masks", help="full, causal, or both; default full.", metavar="LIST", rich_help_panel=WHAT)
     ] = "full",
-    backward: Annotated[bool, Option("--backward", help="The backward pass, too.", rich_help_panel=WHAT)] = False,
+    backward: Annotated[
+        bool, Option("--backward", help="Measure the backward pass, too.", rich_help_panel=WHAT)
+    ] = False,
     json: Annotated[
-        Path | None, Option("--json", help="Write every figure here.", metavar="FILE", rich_help_panel=OUTPUT)
+        Path | None,
+        Option("--json", help="Write all measurements to this file.", metavar="FILE", rich_help_panel=OUTPUT),
     ] = None,
     plot: Annotated[
-        Path | None, Option("--plot", help="Draw a plot here (.svg, .png).", metavar="FILE", rich_help_panel=OUTPUT)
+        Path | None,
+        Option("--plot", help="Draw a plot into this file (.svg, .png).", metavar="FILE", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
     """Measure this GPU's ceilings, and say which one binds each of flashgen's kernels."""
@@ -52,13 +61,13 @@ def roofline(
             parse_lengths(lengths),
             parse_numbers("head_dims", head_dims),
             dtype=dtype,
-            masks=masks.split(","),
+            masks=[word.strip() for word in masks.split(",")],
             passes=("forward", "backward") if backward else ("forward",),
         )
         names = parse_algorithms(algorithms)
     if plot is not None:
         require_matplotlib()
-    gpu = first_gpu(wanted)
+    gpu = first_gpu()
     with talk.progress(f"measuring {gpu.name}", len(wanted)) as update:
         measured = measure_roofline(wanted, names, progress=update)
     talk.print_text(str(measured))

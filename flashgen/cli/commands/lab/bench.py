@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from flashgen.spec.schedule import Algorithm
 
 WHAT = "What to time"
-HOW = "How"
+HOW = "How to time"
 OUTPUT = "Output"
-DEFAULT_LENGTHS = "512,1k,2k,4k"
 
 
 def bench(
@@ -26,7 +25,7 @@ def bench(
         str | None,
         Option(
             "--algorithms",
-            help="flashgen's, in a list: standard,naive,fa1,grid1d,grid2d,fa2,fa3. Default: all.",
+            help="flashgen's algorithms: standard, naive, fa1, grid1d, grid2d, fa2, fa3; default all.",
             metavar="LIST",
             rich_help_panel=WHAT,
         ),
@@ -35,41 +34,45 @@ def bench(
         str,
         Option(
             "--peers",
-            help="Other libraries: all that are installed (auto), none, or a list: torch-math, torch-efficient, "
-            "torch-cudnn, torch-flash, flex, flash-attn, flash-attn-3, flash-attn-4, numpy.",
+            help="Other libraries: torch-math, torch-efficient, torch-cudnn, torch-flash, flex, flash-attn, "
+            "flash-attn-3, flash-attn-4, numpy; default auto, all that are installed.",
             metavar="auto|none|LIST",
             rich_help_panel=WHAT,
         ),
     ] = "auto",
     lengths: Annotated[
-        str, Option("--lengths", help="Sequence lengths; k is 1024.", metavar="LIST", rich_help_panel=WHAT)
-    ] = DEFAULT_LENGTHS,
+        str, Option("--lengths", help="Sequence lengths; default 512,1k,2k,4k.", metavar="LIST", rich_help_panel=WHAT)
+    ] = "512,1k,2k,4k",
     head_dims: Annotated[
-        str, Option("--head-dims", help="Head dims.", metavar="LIST", rich_help_panel=WHAT)
+        str, Option("--head-dims", help="Head dimensions; default 64,128.", metavar="LIST", rich_help_panel=WHAT)
     ] = "64,128",
     dtype: Annotated[
-        str, Option("--dtype", help="bf16 (default), fp16 or fp32.", metavar="NAME", rich_help_panel=WHAT)
+        str, Option("--dtype", help="bf16, fp16 or fp32; default bf16.", metavar="NAME", rich_help_panel=WHAT)
     ] = "bf16",
     masks: Annotated[
-        str, Option("--masks", help="full, causal, or both in a list.", metavar="LIST", rich_help_panel=WHAT)
+        str, Option("--masks", help="full, causal; default both.", metavar="LIST", rich_help_panel=WHAT)
     ] = "full,causal",
-    backward: Annotated[bool, Option("--backward", help="The backward pass, too.", rich_help_panel=WHAT)] = False,
+    backward: Annotated[bool, Option("--backward", help="Time the backward pass, too.", rich_help_panel=WHAT)] = False,
     batch: Annotated[
-        int | None, Option("--batch", help="Sequences; default --tokens / length.", rich_help_panel=WHAT)
+        int | None, Option("--batch", help="Batch size; default --tokens / length.", rich_help_panel=WHAT)
     ] = None,
     heads: Annotated[
-        int | None, Option("--heads", help="Heads; default 2048 / head dim.", rich_help_panel=WHAT)
+        int | None, Option("--heads", help="Heads; default 2048 / head dimension.", rich_help_panel=WHAT)
     ] = None,
-    tokens: Annotated[int, Option("--tokens", help="Tokens of a batch; default 16384.", rich_help_panel=WHAT)] = 16384,
-    rounds: Annotated[int, Option("--rounds", help="Rounds of each case; default 5.", rich_help_panel=HOW)] = 5,
+    tokens: Annotated[int, Option("--tokens", help="Tokens in a batch; default 16384.", rich_help_panel=WHAT)] = 16384,
+    rounds: Annotated[
+        int, Option("--rounds", help="Rounds of timing for each case; default 5.", rich_help_panel=HOW)
+    ] = 5,
     milliseconds: Annotated[
-        int, Option("--milliseconds", help="Of each candidate in a round; default 25.", rich_help_panel=HOW)
+        int, Option("--milliseconds", help="GPU time of each candidate in a round; default 25.", rich_help_panel=HOW)
     ] = 25,
     json: Annotated[
-        Path | None, Option("--json", help="Write every figure here.", metavar="FILE", rich_help_panel=OUTPUT)
+        Path | None,
+        Option("--json", help="Write all measurements to this file.", metavar="FILE", rich_help_panel=OUTPUT),
     ] = None,
     plots: Annotated[
-        Path | None, Option("--plots", help="Draw plots here (SVG).", metavar="DIR", rich_help_panel=OUTPUT)
+        Path | None,
+        Option("--plots", help="Draw plots into this directory, as SVG.", metavar="DIR", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
     """Time attention on this GPU: flashgen's algorithms and other libraries, interleaved in one run."""
@@ -86,7 +89,7 @@ def bench(
             parse_lengths(lengths),
             parse_numbers("head_dims", head_dims),
             dtype=dtype,
-            masks=masks.split(","),
+            masks=[word.strip() for word in masks.split(",")],
             passes=("forward", "backward") if backward else ("forward",),
             batch=batch,
             heads=heads,
@@ -95,7 +98,7 @@ def bench(
         ours, others = parse_algorithms(algorithms), _peers(peers)
     if plots is not None:
         require_matplotlib()
-    gpu = first_gpu(wanted)
+    gpu = first_gpu()
     with talk.progress(f"timing on {gpu.name}", len(wanted)) as update:
         timings = time_algorithms(
             wanted,

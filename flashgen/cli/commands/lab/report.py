@@ -20,7 +20,8 @@ REPORT = "Report"
 def report(
     request: Request,
     out: Annotated[
-        Path, Option("--out", "-o", help="The page to write.", metavar="FILE", rich_help_panel=REPORT)
+        Path,
+        Option("--out", "-o", help="The page to write; default report.html.", metavar="FILE", rich_help_panel=REPORT),
     ] = Path("report.html"),
     bench: Annotated[
         Path | None,
