@@ -149,7 +149,7 @@ def test_what_is_forgotten_is_gone_and_the_kernel_cache_keeps_the_table(table: P
     assert tuned.recall(SPEC, name) is None
 
 
-class Told(pipeline.Observer):
+class Recorder(pipeline.Observer):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -158,7 +158,7 @@ class Told(pipeline.Observer):
 
 
 def planned(schedule: Schedule | None = None, *, gpu: Any = name) -> tuple[Any, list[str]]:
-    observer = Told()
+    observer = Recorder()
     (found,) = pipeline.plans(SPEC, schedule, [get_arch("sm_80")], observer, gpu=gpu)
     return found, observer.said
 

@@ -27,11 +27,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_one_sentence_offers_the_emulator(flashgen: Any, no_gpu: None) -> None:
-    said = flashgen("bench", "--lengths", "4k", "--head-dims", "128")
+    said = flashgen("bench", "--lengths", "4k")
     assert (said.code, said.out) == (3, "")
     assert said.err == (
         "error: there is no GPU here to time on; the emulator counts bytes instead: "
-        "flashgen io --count --len 512 --head-dim 128\n"
+        "flashgen io --head-dim 64 --len 256 --count\n"
     )
 
 
@@ -73,11 +73,15 @@ def test_missing_matplotlib_is_said_before_anything_is_timed(
 
 
 def test_a_bench_prints_a_table_and_writes_json(flashgen: Any, emulated: None, tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    options = "--algorithms fa2,naive --peers numpy --lengths 20 --head-dims 16 --dtype fp16 --masks causal"
+    file = tmp_path / "new" / "bench.json"
+    options = "--algorithms fa2,naive,fa3 --peers numpy --lengths 20 --head-dims 16 --dtype fp16 --masks causal"
     options += " --batch 1 --heads 2 --rounds 1 --milliseconds 1"
     said = flashgen("bench", *options.split(), "--json", str(file))
     assert said.code == 0, said.err
     assert said.out.startswith("A GPU\n\nforward, fp16, D=16, causal\nlength  algorithm  ms")
     assert "best peer" in said.out
     assert [row["algorithm"] for row in json.loads(file.read_text())["rows"]] == ["naive", "fa2", "numpy"]
+    page = tmp_path / "page.html"
+    said = flashgen("report", "--head-dim", "16", "--causal", "--bench", str(file), "--out", str(page))
+    assert said.code == 0, said.err
+    assert "numpy" in page.read_text()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashgen.dtypes import DTYPES
+from flashgen.errors import ArgumentError
 from flashgen.lab.bench.candidate import Call, Candidate, RefusedError
 from flashgen.lab.bench.case import Case, Inputs, distance, expected, last_head, sampled
 from flashgen.lab.bench.timings import Row, Skipped, Timings
@@ -146,7 +147,8 @@ class _OneCase:
         """What the work returns; None, and the reason noted, where a candidate cannot do it."""
         try:
             return work()
-        except RefusedError as error:
+        except (RefusedError, ArgumentError) as error:
+            # A kernel refuses sizes that are too large for it by an ArgumentError.
             reason, wrong = str(error), False
         except _WrongError as error:
             reason, wrong = str(error), True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashgen.common.columns import columns
 from flashgen.lab.bench.case import Case
 from flashgen.lab.timing.rounds import Timing
 
@@ -124,15 +125,9 @@ def reasons(skipped: Iterable[Skipped]) -> Iterator[str]:
         yield f"not timed: {algorithm} ({found[0]}{more}): {reason}"
 
 
-def columns(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Lines in which the cells of each column start at the same place."""
-    listed = list(rows)
-    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
-    return ("  ".join(map(str.ljust, row, widths)).rstrip() for row in listed)
-
-
 def write_json(value: dict[str, Any], path: Path) -> None:
-    """Writes a file so that a reader finds the old one or the whole new one."""
+    """Writes a file so that a reader finds the old one or the whole new one; makes its directory."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     partial.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, path)

@@ -41,8 +41,11 @@ def _sdpa(backend: SDPBackend, case: Case, q: torch.Tensor, k: torch.Tensor, v: 
 def _flex() -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # Each case has sizes of its own, and few programs are kept by default.
-    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 512)
+    # Each case has its own sizes, and torch keeps only eight programs by default.
+    torch._dynamo.config.cache_size_limit = torch._dynamo.config.accumulated_cache_size_limit = 1024
+    # The backward pass runs again and again, so it must not overwrite what the forward pass saved.
+    if hasattr(torch._functorch.config, "donated_buffer"):
+        torch._functorch.config.donated_buffer = False
     return torch.compile(flex_attention, dynamic=False), create_block_mask
 
 

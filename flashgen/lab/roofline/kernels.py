@@ -1,4 +1,4 @@
-"""The kernels that measure ceilings, and how each is launched: on a GPU, or on the emulator for tests."""
+"""The kernels that measure ceilings, and how a GPU runs them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class GpuLauncher:
         cubin = compile_text(kernel.symbol, kernel.text, self._arch)
         with driver.on(self._ordinal):
             function = driver.function(driver.load(cubin), kernel.symbol, kernel.smem_bytes)
-        memory = ctypes.create_string_buffer(_packed(*(array.info.pointer for array in arrays), number))
+        memory = ctypes.create_string_buffer(packed(*(array.info.pointer for array in arrays), number))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
         shape = (function, blocks, 1, 1, THREADS, 1, 1, kernel.smem_bytes)
 
@@ -122,26 +122,6 @@ class GpuLauncher:
         return launch
 
 
-class EmulatorLauncher:
-    """Runs the same texts on the CPU, over NumPy arrays."""
-
-    def prepared(self, kernel: CeilingKernel, blocks: int, arrays: Sequence[Any], number: int) -> Callable[[], object]:
-        """A launch on the emulator."""
-        from flashgen.emulator import Buffer, EmulatedKernel
-
-        emulated = EmulatedKernel(kernel.symbol, kernel.text, threads=THREADS, smem_bytes=kernel.smem_bytes)
-        buffers = [
-            Buffer(name, array.ctypes.data, array.nbytes, writable)
-            for name, array, writable in zip(("source", "target"), arrays, (False, True), strict=True)
-        ]
-        params = _packed(*(array.ctypes.data for array in arrays), number)
-
-        # The arrays stay alive with this function.
-        def launch(kept: object = arrays) -> None:
-            emulated.launch(blocks, params, buffers)
-
-        return launch
-
-
-def _packed(*words: int) -> bytes:
+def packed(*words: int) -> bytes:
+    """The parameters of a kernel: addresses of its arrays, and a number."""
     return struct.pack(f"<{len(words)}q", *words)

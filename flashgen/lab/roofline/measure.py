@@ -32,7 +32,7 @@ def measure_roofline(
     """The ceilings of this machine's first GPU, and then each algorithm for each case. A NoGpuError without a GPU."""
     from flashgen.launch.driver.cuda import get_driver
 
-    gpu = first_gpu(cases)
+    gpu = first_gpu()
     arch, device = arch_for_capability(gpu.capability), GpuDevice(gpu)
     progress(0, "ceilings")
     multiprocessors = get_driver().multiprocessors(gpu.ordinal)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from flashgen.common.columns import columns
 from flashgen.dtypes import DTYPES
 from flashgen.lab.bench.case import Case
-from flashgen.lab.bench.timings import Timings, columns
+from flashgen.lab.bench.timings import Timings
 from flashgen.lab.roofline.ceilings import BOUNDS, NAMES, Bound, Ceilings
 from flashgen.plan import workspaces
 from flashgen.plan.model.plans import AttentionPlan, Problem

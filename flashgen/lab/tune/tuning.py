@@ -13,7 +13,7 @@ from flashgen.common.show import show
 from flashgen.errors import ArgumentError, SpecError
 from flashgen.lab.timing.device import Device, GpuDevice
 from flashgen.lab.tune.search import Progress, Search
-from flashgen.lab.tune.workbench import Arrays, KernelWorkbench
+from flashgen.lab.tune.workbench import Arrays, KernelWorkbench, call_options
 from flashgen.plan.candidates import schedules
 from flashgen.plan.model.plans import Pass
 from flashgen.plan.model.tuning import Trial, Tuning
@@ -39,8 +39,10 @@ def tune(spec: AttentionSpec, q: Any, k: Any, v: Any, *, budget: float = DEFAULT
     """
     check_spec(spec)
     seconds = check_budget(budget)
-    device = _device_of(q)
-    return tune_on(_gpu(device.ordinal), device, spec, {int(q.shape[1]): Arrays(q, k, v)}, seconds)
+    gpu, device = _gpu_of(q, k, v)
+    # Arguments that a call refuses are refused here, and not after a minute of building.
+    api.build_on(gpu.ordinal, spec)(q, k, v, **call_options(spec))
+    return tune_on(gpu, device, spec, {int(q.shape[1]): Arrays(q, k, v)}, seconds)
 
 
 def tune_on(
@@ -125,26 +127,23 @@ def _bare(spec: AttentionSpec) -> AttentionSpec:
     return spec.declared() if spec.tensors else spec
 
 
-def _device_of(q: Any) -> GpuDevice:
-    """The GPU that an array lies on."""
-    from flashgen.launch.arrays.frameworks import framework_of
-
-    framework = framework_of(q)
-    if framework.name == "NumPy" or (framework.name == "torch" and not q.is_cuda):
-        raise ArgumentError(f"q is a {framework.name} array in host memory; pass arrays on the GPU to tune for")
-    shape = tuple(getattr(q, "shape", ()))
-    if len(shape) != 4:
-        raise ArgumentError(f"q has shape {shape}; pass q as (batch, length, heads, head_dim)")
-    if framework.name != "torch":
-        from flashgen.launch.driver.cuda import current_device
-
-        return GpuDevice(_gpu(current_device()))
-    from flashgen.lab.timing.torch_device import TorchDevice
-
-    return TorchDevice(_gpu(q.device.index))
-
-
-def _gpu(ordinal: int) -> Gpu:
+def _gpu_of(q: Any, k: Any, v: Any) -> tuple[Gpu, GpuDevice]:
+    """The GPU that the arrays lie on, and a device that holds arrays of the same library."""
+    from flashgen.launch.arrays.array import HOST
+    from flashgen.launch.arrays.frameworks import UNREADABLE, common_framework, unreadable
     from flashgen.launch.driver.devices import find_gpus
 
-    return next(gpu for gpu in find_gpus() if gpu.ordinal == ordinal)
+    names, arrays = ("q", "k", "v"), (q, k, v)
+    framework = common_framework(names, arrays)
+    try:
+        found = framework.describe(names, framework.signature(arrays, None)[0])[0]
+    except UNREADABLE as error:
+        raise unreadable(names, arrays, framework, error) from None
+    if found.device == HOST:
+        raise ArgumentError(f"q is a {framework.name} array in host memory; pass arrays on the GPU to tune for")
+    gpu = next(gpu for gpu in find_gpus() if gpu.ordinal == found.device)
+    if framework.name != "torch":
+        return gpu, GpuDevice(gpu)
+    from flashgen.lab.timing.torch_device import TorchDevice
+
+    return gpu, TorchDevice(gpu)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from flashgen.arch import Arch
+from flashgen.common.columns import columns
 from flashgen.common.html import markup, table
 from flashgen.plan.model.budget import Choice
 from flashgen.plan.model.captured_work import CapturedWork
@@ -207,7 +207,7 @@ class AttentionPlan:
 
     def __str__(self) -> str:
         tuned = [] if self.tuning is None else ["", str(self.tuning)]
-        return "\n".join([self.title, *_table(self.table), *tuned])
+        return "\n".join([self.title, *columns(self.table), *tuned])
 
     def _repr_html_(self) -> str:
         heads, *rows = self.table
@@ -237,8 +237,3 @@ def _grid(kernel: KernelPlan) -> str:
     if kernel.is_persistent:
         return f"as many blocks as run at once, for {tiles} * {heads} * {batch} tiles"
     return f"({tiles}, {heads}, {batch})"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

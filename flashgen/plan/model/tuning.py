@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from flashgen.common.columns import columns
 from flashgen.spec import BackwardSchedule, Schedule
 
 
@@ -63,7 +64,7 @@ class Tuning:
         return {"schema": 1, "device": self.gpu, "lengths": list(self.lengths), "schedule": chosen, "trials": trials}
 
     def __str__(self) -> str:
-        return "\n".join([self.headline, *_aligned(self._rows())])
+        return "\n".join([self.headline, *columns(self._rows())])
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         yield ("pass", "schedule", *(f"ms at {length}" for length in self.lengths), "of the default", "")
@@ -94,9 +95,3 @@ def describe_schedule(schedule: Schedule) -> str:
     ]
     words += ["backward " + ", ".join(backward)] if backward else []
     return ", ".join(words) or "default"
-
-
-def _aligned(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    listed = list(rows)
-    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
-    return ("  ".join(map(str.ljust, row, widths)).rstrip() for row in listed)

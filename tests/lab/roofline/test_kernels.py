@@ -21,13 +21,13 @@ from flashgen.lab.roofline.kernels import (
     THREADS,
     WGMMA_TILE,
     CeilingKernel,
-    EmulatorLauncher,
     product_flops,
     product_source,
     product_values,
     products_of,
     swizzled,
 )
+from tests.lab.roofline.emulated import EmulatorLauncher
 
 BLOCKS = 2
 

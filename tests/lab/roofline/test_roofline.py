@@ -10,14 +10,16 @@ import pytest
 from flashgen.arch import get_arch
 from flashgen.lab.bench.case import Case
 from flashgen.lab.bench.timings import Row, Timings, write_json
+from flashgen.lab.page.measurements import read_roofline
 from flashgen.lab.roofline.ceilings import Ceilings, Scale, measure_ceilings
-from flashgen.lab.roofline.kernels import CeilingKernel, EmulatorLauncher
+from flashgen.lab.roofline.kernels import CeilingKernel
 from flashgen.lab.roofline.measure import plans_of
 from flashgen.lab.roofline.points import Measured, Work, point, points_of
 from flashgen.lab.timing.device import HostDevice
 from flashgen.lab.timing.rounds import Timing
 from flashgen.plan import plan
 from flashgen.spec import Schedule
+from tests.lab.roofline.emulated import EmulatorLauncher
 
 CEILINGS = Ceilings(copy_gbps=4000.0, matrix_tflops=800.0, exp_gops=4000.0)
 CASE = Case("forward", "bf16", 64, False, 1024, 2, 4)
@@ -94,6 +96,7 @@ def test_the_json_and_the_table_hold_ceilings_and_kernels(tmp_path: Path) -> Non
     value = json.loads((tmp_path / "roofline.json").read_text())
     assert (value["schema"], value["device"]) == (1, "A GPU")
     assert value["ceilings"] == {"copy_gbps": 4000.0, "matrix_tflops": 800.0, "exp_gops": 4000.0}
+    assert read_roofline(tmp_path / "roofline.json").kernels[0].bound == measured.points[0].bound
     (kernel,) = value["kernels"]
     assert {name: type(x) for name, x in kernel.items()} == {
         "name": str,

@@ -26,7 +26,7 @@ TILES = (Schedule(), Schedule(tile_q=32, tile_kv=32, stages=1, warps=WarpPartiti
 
 def test_a_search_on_the_emulator_times_only_verified_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_module, "schedules", lambda spec, arch, pass_: TILES)
-    # A second passes whenever somebody looks at the clock.
+    # Each look at the clock takes a second.
     monkeypatch.setattr(tune_module, "KernelWorkbench", partial(KernelWorkbench, clock=count().__next__))
     device = HostDevice("the emulator")
     problems = problems_of(SPEC, (40,), device, tokens=40, batch=1, heads=1)
@@ -56,7 +56,6 @@ def test_a_kernel_that_is_wrong_has_a_fault(monkeypatch: pytest.MonkeyPatch) -> 
 
     workbench = bench()
     built = workbench.build(TILES[1])
-    assert workbench.fault(built, thorough=False) is None
     fault = workbench.fault(Half(built), thorough=False)  # type: ignore[arg-type]
     assert fault is not None
     assert fault.startswith("FAILED: o of many tiles")
