@@ -16,6 +16,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache: a page shows the registers of kernels that the cache holds."""
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "cache"))

@@ -12,6 +12,8 @@ import flashgen as fg
 from tests.lab.browser import Browser
 from tests.lab.test_page import BENCH, HOSTILE, ROOFLINE, explained, written
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 MASKS = {
     "full": fg.full(),
     "causal": fg.causal(),

@@ -17,6 +17,8 @@ from flashgen.arch import get_arch
 from flashgen.cache import default_cache
 from flashgen.compile import Binary, Resources
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 HOSTILE = "</script><script>alert(1)</script>'\"><img src=x onerror=alert(1)>{{7*7}}<!--"
 BENCH = {
     "schema": 1,
