@@ -81,7 +81,7 @@ def _decoded(image: bytes) -> Tuning | None:
             return None
         return msgspec.convert(value["tuning"], Tuning)
     except (ValueError, KeyError, TypeError, SpecError, msgspec.MsgspecError):
-        # Whole, but not ours: as good as none.
+        # Another version wrote this entry, so it counts as missing.
         return None
 
 

@@ -32,19 +32,19 @@ class Case:
 
     @property
     def spec(self) -> AttentionSpec:
-        """As flashgen names the problem."""
+        """The spec of the problem."""
         mask = causal() if self.causal else full()
         direction = "both" if self.pass_ == "backward" else "forward"
         return AttentionSpec(self.head_dim, dtype=self.dtype, mask=mask, direction=direction)  # type: ignore[arg-type]
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key, half of them under a causal mask, as FlashAttention's papers count."""
+        """Pairs of a query and a key. A causal mask halves them, as in FlashAttention's papers."""
         return float(self.len) ** 2 * self.heads * self.batch * (0.5 if self.causal else 1.0)
 
     @property
     def flops(self) -> float:
-        """By the same papers: two products forward, and five backward."""
+        """As the papers count: two matrix products forward, and five backward."""
         return self.pairs * self.head_dim * (4.0 if self.pass_ == "forward" else 10.0)
 
     @property
@@ -55,12 +55,12 @@ class Case:
 
     @property
     def mask(self) -> str:
-        """In a word."""
+        """``causal`` or ``full``."""
         return "causal" if self.causal else "full"
 
     @property
     def title(self) -> str:
-        """What cases of several lengths share."""
+        """The case without its length, batch size and heads."""
         return f"{self.pass_}, {self.dtype}, D={self.head_dim}, {self.mask}"
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def expected(case: Case, inputs: Inputs) -> tuple[NDArray[np.float32], ...]:
 
 
 def expected_all(case: Case, inputs: Inputs) -> tuple[NDArray[np.float32], ...]:
-    """The same of all heads: attention by NumPy."""
+    """O, or dQ, dK and dV, of every head, in float32 by NumPy."""
     made = [np.empty(inputs.q.shape, np.float32) for _ in range(1 if case.pass_ == "forward" else 3)]
     for b, h in np.ndindex(case.batch, case.heads):
         for array, part in zip(made, _one_head(case, inputs, b, h), strict=True):

@@ -68,7 +68,7 @@ class HostDevice:
         return found
 
     def peak_bytes(self, run: Run) -> int:
-        """Unknown."""
+        """Always 0: nothing counts the memory of the host."""
         return 0
 
     def release(self) -> None:
@@ -123,7 +123,7 @@ class GpuDevice:
             return [float(driver.call("cuEventElapsedTime", start, end)) for start, end in pairs]
 
     def peak_bytes(self, run: Run) -> int:
-        """As the driver's memory pool counts them."""
+        """The peak of the driver's memory pool."""
         driver = self._driver
         attributes = driver.api.CUmemPool_attribute
         pool = driver.call("cuDeviceGetDefaultMemPool", driver.call("cuDeviceGet", self.ordinal))

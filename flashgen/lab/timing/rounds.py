@@ -11,7 +11,7 @@ from typing import TypeVar
 Name = TypeVar("Name")
 #: ``times(n)`` gives the milliseconds of each of n calls.
 Times = Callable[[int], list[float]]
-#: More calls than this in one round say no more.
+#: More calls in one round do not make the median more precise.
 _MOST_CALLS = 200
 
 
@@ -25,7 +25,7 @@ class Timing:
 
     @classmethod
     def of(cls, rounds: Iterable[float]) -> Timing:
-        """Of one number for each round."""
+        """The timing of rounds, each given by one number."""
         found = list(rounds)
         middle = statistics.median(found)
         return cls(middle, (max(found) - min(found)) / middle if middle else 0.0, len(found))

@@ -34,7 +34,7 @@ class TorchDevice(GpuDevice):
         return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if host.dtype is torch.bfloat16 else host.numpy()
 
     def peak_bytes(self, run: Run) -> int:
-        """As torch's allocator counts them."""
+        """The peak of torch's allocator."""
         torch.cuda.synchronize(self.ordinal)
         torch.cuda.reset_peak_memory_stats(self.ordinal)
         before = torch.cuda.memory_allocated(self.ordinal)

@@ -13,7 +13,7 @@ from flashgen.plan.model.plans import Pass
 from flashgen.plan.model.tuning import Trial
 from flashgen.spec import Schedule
 
-#: Schedules that are faster than the default by less are no better: runs differ by as much.
+#: The least gain over the default. Runs of one schedule differ by about as much.
 WORTH = 0.01
 #: The share of the time in which schedules are built and verified; the rest is for timing.
 _BUILDING = 0.6
@@ -21,7 +21,7 @@ _MOST_CALLS = 64
 
 
 class RefusedError(Exception):
-    """A schedule gives no kernels; the text says why."""
+    """A schedule gives no kernels, or none that fit into memory; the text says why."""
 
 
 class Workbench(Protocol):
@@ -34,7 +34,7 @@ class Workbench(Protocol):
         """What is wrong with their results on small problems; None if all are right."""
 
     def times(self, built: Any, length: int, calls: int) -> list[float]:
-        """Milliseconds of each of some calls."""
+        """Milliseconds of each of some calls; a RefusedError where they need more memory than there is."""
 
     def clock(self) -> float:
         """Seconds."""
@@ -126,8 +126,13 @@ class Search:
             order = list(left)
             random.Random(number).shuffle(order)
             for entry in order:
-                found[id(entry)].append(statistics.median(self.bench.times(entry.built, length, calls)))
-        for entry in left:
+                if entry.is_out:
+                    continue
+                try:
+                    found[id(entry)].append(statistics.median(self.bench.times(entry.built, length, calls)))
+                except RefusedError as error:
+                    entry.drop(f"refused: {error}")
+        for entry in self._left:
             entry.ms = tuple(found[id(entry)])
 
     def _winner(self) -> Schedule:

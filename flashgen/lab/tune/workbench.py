@@ -110,7 +110,7 @@ class KernelWorkbench:
             if not is_out_of_memory(error):
                 raise
             self._device.release()
-            return [float("inf")] * calls
+            raise RefusedError("a call needs more memory than there is") from error
 
     def _call(self, kernel: Kernel, x: Arrays) -> Callable[[], object]:
         if self._pass == "forward":

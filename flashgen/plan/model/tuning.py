@@ -50,12 +50,12 @@ class Tuning:
         return f"tuned on {self.gpu} for lengths {lengths}: {describe_schedule(self.schedule)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as for JSON; a time that is not known is null."""
+        """Plain values, as for JSON."""
         trials = [
             {
                 "pass": trial.pass_,
                 "schedule": trial.describe(),
-                "ms": [each if math.isfinite(each) else None for each in trial.ms],
+                "ms": list(trial.ms),
                 "note": trial.note,
             }
             for trial in self.trials

@@ -17,8 +17,17 @@ DEFAULT, *OTHERS = [Schedule(), *(Schedule(tile_q=16 * n) for n in range(1, 9))]
 class Bench:
     """Schedules by their milliseconds; building takes a second, and each call its time."""
 
-    def __init__(self, ms: dict[Schedule, float], *, refused: Any = (), wrong: Any = (), wrong_in_the_end: Any = ()):
+    def __init__(
+        self,
+        ms: dict[Schedule, float],
+        *,
+        refused: Any = (),
+        wrong: Any = (),
+        wrong_in_the_end: Any = (),
+        too_large: Any = (),
+    ) -> None:
         self.ms, self.refused, self.wrong, self.wrong_in_the_end = ms, refused, wrong, wrong_in_the_end
+        self.too_large = too_large
         self.now = 0.0
         self.log: list[tuple[Any, ...]] = []
 
@@ -36,6 +45,8 @@ class Bench:
         return "o is off" if built in (self.wrong_in_the_end if thorough else self.wrong) else None
 
     def times(self, built: Schedule, length: int, calls: int) -> list[float]:
+        if built in self.too_large and length == max(LENGTHS):
+            raise RefusedError("a call needs more memory than there is")
         self.log.append(("time", built, length, calls))
         # The longer, the slower, for all alike.
         ms = self.ms[built] * length / 512
@@ -98,6 +109,15 @@ def test_a_refusal_is_noted() -> None:
     bench = Bench({DEFAULT: 2.0, OTHERS[0]: 1.0}, refused=(OTHERS[0],))
     winner, trials = run(bench, [DEFAULT, OTHERS[0]])
     assert (winner, trials[OTHERS[0]].note) == (DEFAULT, "refused: too few registers")
+
+
+@pytest.mark.parametrize("too_large", [(DEFAULT,), (OTHERS[0],), (DEFAULT, OTHERS[0])])
+def test_a_schedule_that_runs_out_of_memory_has_no_time(too_large: tuple[Schedule, ...]) -> None:
+    bench = Bench({DEFAULT: 2.0, OTHERS[0]: 1.0}, too_large=too_large)
+    winner, trials = run(bench, [DEFAULT, OTHERS[0]])
+    assert winner == (DEFAULT if OTHERS[0] in too_large else OTHERS[0])
+    for schedule in too_large:
+        assert trials[schedule] == Trial("forward", schedule, (), "refused: a call needs more memory than there is")
 
 
 def test_a_default_that_is_wrong_gives_way() -> None:
