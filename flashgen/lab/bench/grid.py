@@ -56,6 +56,12 @@ def cases(
     )
 
 
+def check_cases(cases: object) -> None:
+    """An ArgumentError for what is not a list of cases."""
+    if not isinstance(cases, list | tuple) or not all(isinstance(case, Case) for case in cases):
+        raise ArgumentError(f"cases={show(cases)} is not a list of cases; write flashgen.lab.cases((1024,), (64,))")
+
+
 def parse_lengths(text: str) -> tuple[int, ...]:
     """Numbers from a list such as ``512,1k,8k``; k is 1024."""
     return tuple(_items("lengths", text, _length, "512,1k,8k"))

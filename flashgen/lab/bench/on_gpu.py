@@ -9,6 +9,7 @@ from flashgen.arch import arch_for_capability
 from flashgen.errors import NoGpuError
 from flashgen.lab.bench.candidate import Candidate
 from flashgen.lab.bench.case import Case
+from flashgen.lab.bench.grid import check_cases
 from flashgen.lab.bench.ours import algorithms
 from flashgen.lab.bench.peers import peers
 from flashgen.lab.bench.run import Effort, Progress, no_progress, time_attention
@@ -32,6 +33,7 @@ def time_algorithms(
     Every result is checked first, and all that are right are timed in turn. ``finished`` gets what is known after each
     case. A NoGpuError without a GPU.
     """
+    check_cases(cases)
     gpu = first_gpu()
     device, others = with_peers(gpu, peers(peer_names))
     ours = algorithms(names, arch_for_capability(gpu.capability))

@@ -157,10 +157,11 @@ class _OneCase:
                 self.device.release()
                 reason, wrong = "it needs more memory than there is", False
             elif candidate.peer:
-                reason, wrong = f"{type(error).__name__}: {' '.join(str(error).split())}", False
+                reason, wrong = f"{type(error).__name__}: {error}", False
             else:
                 raise
-        self.skipped.append(Skipped(candidate.name, self.case, reason[:_LONGEST_REASON], wrong))
+        line = " ".join(reason.split())[:_LONGEST_REASON]
+        self.skipped.append(Skipped(candidate.name, self.case, line, wrong))
         return None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flashgen.arch import arch_for_capability
 from flashgen.lab.bench.candidate import RefusedError
 from flashgen.lab.bench.case import Case
+from flashgen.lab.bench.grid import check_cases
 from flashgen.lab.bench.on_gpu import first_gpu
 from flashgen.lab.bench.ours import algorithms, kernel_for
 from flashgen.lab.bench.run import Effort, Progress, no_progress, time_attention
@@ -32,6 +33,7 @@ def measure_roofline(
     """The ceilings of this machine's first GPU, and then each algorithm for each case. A NoGpuError without a GPU."""
     from flashgen.launch.driver.cuda import get_driver
 
+    check_cases(cases)
     gpu = first_gpu()
     arch, device = arch_for_capability(gpu.capability), GpuDevice(gpu)
     progress(0, "ceilings")

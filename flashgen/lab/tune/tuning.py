@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,9 @@ def tune_on(
     """The same for several lengths at once, with arrays of the device."""
     arch = arch_for_capability(gpu.capability)
     found = searched(spec, gpu.name, arch, device, problems, budget, say, ordinal=gpu.ordinal)
-    tuned.remember(_bare(spec), found)
+    if not tuned.remember(_bare(spec), found):
+        message = "the tuned schedule is not kept: no cache directory can be written; set FLASHGEN_CACHE_DIR"
+        logging.getLogger("flashgen").warning(message)
     for each in (spec, replace(spec, direction="forward")):
         api.forget(_bare(each))
     return found

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from flashgen.errors import ArgumentError
 from flashgen.lab.bench.case import Case, distance, expected, expected_all
 from flashgen.lab.bench.grid import cases, parse_lengths
+from flashgen.lab.bench.on_gpu import time_algorithms
+from flashgen.lab.roofline.measure import measure_roofline
 from flashgen.oracle import backward, forward
+
+CASE = Case("forward", "bf16", 64, False, 1024, 2, 4)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -49,6 +55,13 @@ def test_without_sizes_all_cases_have_as_many_tokens_and_columns() -> None:
 def test_a_wrong_size_is_named(changes: dict[str, object], named: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{named}="):
         cases(**{"lengths": (64,), "head_dims": (64,), **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, "1k", 1024, (1024,), CASE])
+@pytest.mark.parametrize("measure", [time_algorithms, measure_roofline])
+def test_what_is_no_list_of_cases_is_refused(measure: Any, wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^cases=.* is not a list of cases; write flashgen.lab.cases"):
+        measure(wrong)
 
 
 def test_a_wrong_length_is_shown_with_an_example() -> None:
