@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from flashgen.arch import Arch, get_arch
@@ -10,6 +12,7 @@ from flashgen.plan.cache import plan_cache, with_cache
 from flashgen.plan.captured.gradients import plan_captured
 from flashgen.plan.captured.survey import plan_survey, with_tables
 from flashgen.plan.clear_gaps import plan_clear_gaps
+from flashgen.plan.differences import with_differences_in_names
 from flashgen.plan.dropout import with_dropout
 from flashgen.plan.expressions import expressions_of, with_captures
 from flashgen.plan.hopper.backward import plan_backward_sm90, why_not_backward
@@ -22,7 +25,7 @@ from flashgen.plan.portable.backward import chosen_backward, plan_backward, work
 from flashgen.plan.portable.forward import chosen_schedule, plan_forward
 from flashgen.plan.score_form import score_form
 from flashgen.plan.varlen import with_varlen
-from flashgen.spec import AttentionSpec, Schedule
+from flashgen.spec import AttentionSpec, Schedule, WarpPartition
 
 __all__ = ["AttentionPlan", "KernelPlan", "Problem", "default_access_bytes", "plan", "workspaces"]
 
@@ -51,6 +54,26 @@ def plan(
             f"access_bytes={access} does not divide the rows of {spec.describe()}; "
             f"use a power of two from {spec.element.bytes} to {default_access_bytes(spec)}."
         )
+    made = _plan(spec, asked, row, access)
+    if (asked, access) == (Schedule(), default_access_bytes(spec)):
+        return made
+    return with_differences_in_names(made, _defaults(spec, asked, row, access))
+
+
+def _defaults(spec: AttentionSpec, asked: Schedule, arch: Arch, access: int) -> Iterator[KernelPlan]:
+    """The kernels of the variant that the schedule names, those without a schedule, and those of contiguous arrays."""
+    algorithm = asked.algorithm if asked.algorithm in LINEAGE else None
+    split_k = WarpPartition("split_k") if asked.warps is not None and asked.warps.kind == "split_k" else None
+    softmax = asked.softmax if asked.softmax == "running-max" else None
+    variant = Schedule(algorithm=algorithm, warps=split_k, softmax=softmax)
+    plans = ((variant, access), (Schedule(), access), (Schedule(), default_access_bytes(spec)))
+    for schedule, access_bytes in dict.fromkeys(plans):
+        # Perhaps only the explicit sizes fit.
+        with suppress(PlanError):
+            yield from _plan(spec, schedule, arch, access_bytes).kernels
+
+
+def _plan(spec: AttentionSpec, asked: Schedule, row: Arch, access: int) -> AttentionPlan:
     expressions = expressions_of(spec)
     kernels: tuple[KernelPlan, ...]
     if asked.algorithm in LINEAGE:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from flashgen.plan import plan
 from flashgen.plan.calls import takes_call
 from flashgen.plan.hopper.forward_table import FALLBACK_TILE_KV
-from flashgen.plan.model.naming import name_with
 from flashgen.plan.model.plans import AttentionPlan, KernelPlan, Pass, Problem
 from flashgen.plan.portable.forward import chosen_schedule, copies_asynchronously, plan_forward
 from flashgen.spec import BackwardSchedule, Schedule
@@ -31,10 +30,10 @@ def fallbacks(attention: AttentionPlan) -> Iterator[AttentionPlan]:
     access = forward.access_bytes
     least = FALLBACK_TILE_KV[forward.spec.head_dim, forward.spec.head_dim_v]
     if least < int(forward.constant("tile_kv")):
-        yield _planned_by(replace(asked, tile_kv=least), attention, access, f"kv{least}")
+        yield plan(forward.spec, replace(asked, tile_kv=least), forward.arch, access_bytes=access)
     # algorithm="fa2" would apply to both passes; a partition of warps is of the forward kernel alone.
     portable = chosen_schedule(plan_forward(forward.spec, asked, forward.arch, access))
-    yield _planned_by(replace(asked, warps=portable.warps), attention, access, "fa2")
+    yield plan(forward.spec, replace(asked, warps=portable.warps), forward.arch, access_bytes=access)
 
 
 def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
@@ -47,7 +46,7 @@ def for_alignment(attention: AttentionPlan, access_bytes: int) -> AttentionPlan:
         asked = Schedule(backward=asked.backward)
     if not copies_asynchronously(attention.arch, access_bytes):
         asked = _with_one_stage(asked)
-    return _planned_by(asked, attention, access_bytes, f"align{access_bytes}")
+    return plan(attention.spec, asked, attention.arch, access_bytes=access_bytes)
 
 
 def access_without_maps(attention: AttentionPlan) -> int:
@@ -74,24 +73,3 @@ def _with_one_stage(asked: Schedule) -> Schedule:
     if (backward.stages or 1) > 1:
         backward = replace(backward, stages=None)
     return replace(asked, stages=None if (asked.stages or 1) > 1 else asked.stages, backward=backward)
-
-
-def _planned_by(schedule: Schedule, attention: AttentionPlan, access_bytes: int, word: str) -> AttentionPlan:
-    """The plan by another schedule. Its kernels that differ from those they replace have ``word`` in their names.
-
-    Else an override of one would be launched with the parameters of the other.
-    """
-    made = plan(attention.spec, schedule, attention.arch, access_bytes=access_bytes)
-    replaced = {kernel.name: _text_of(kernel) for kernel in attention.kernels}
-    kernels = tuple(
-        kernel
-        if replaced.get(kernel.name) in (None, _text_of(kernel))
-        else replace(kernel, name=name_with(kernel.name, word))
-        for kernel in made.kernels
-    )
-    return replace(made, kernels=kernels)
-
-
-def _text_of(kernel: KernelPlan) -> KernelPlan:
-    """The kernel without what its source does not depend on."""
-    return replace(kernel, schedule=None, reasons=(), access_bytes=0, algorithm="")

@@ -51,6 +51,7 @@ def plan_survey(forward: KernelPlan, expressions: Expressions) -> KernelPlan:
         ),
         params=with_captures(ParamTable(()), own, writes_tables=True),
         smem=SmemLayout().then("scratch", 8 * _WARPS, "two numbers for each warp").map() if is_searched else SmemMap(),
+        grid_tile=0,
         fixed_blocks=_BLOCKS,
         is_persistent=False,
         overlaps_predecessor=False,

@@ -92,12 +92,11 @@ def plan_fa1_backward(spec: AttentionSpec, schedule: Schedule, arch: Arch, acces
     base = plan_backward(replace(spec, deterministic=False), replace(schedule, backward=backward), arch, access_bytes)
 
     def of_fa1(kernel: KernelPlan) -> KernelPlan:
+        own = replace(kernel, name=kernel_name(kernel.spec, kernel.role, arch, "fa1"), algorithm=_NAME)
         if kernel.role != "main":
-            return replace(kernel, algorithm=_NAME)
+            return own
         return replace(
-            kernel,
-            name=kernel_name(replace(spec, deterministic=False), "main", arch, "fa1"),
-            algorithm=_NAME,
+            own,
             template="lineage/fa1_backward.cu.j2",
             grid_over="heads",
             switches=kernel.switches - {"ring"},

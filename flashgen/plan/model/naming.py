@@ -1,4 +1,4 @@
-"""Kernel names: what a reader needs to tell files apart, e.g. ``forward_d128_causal_sm80``."""
+"""Kernel names, e.g. ``forward_d128_causal_sm80``: what a reader needs to tell files apart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEMS: dict[Role, str] = {
 
 
 def kernel_name(spec: AttentionSpec, role: Role, arch: Arch, *words: str) -> str:
-    """The ``extern "C"`` symbol and file stem; ``words`` tell of an unusual schedule."""
+    """The ``extern "C"`` symbol and file stem; ``words`` name a variant of the algorithm."""
     dims = f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}x{spec.head_dim_v}"
     stem = _STEMS.get(role, f"backward_{role}")
     parts = [stem, dims, spec.dtype if spec.dtype != "bf16" else "", _mask_word(spec.mask)]
@@ -46,7 +46,7 @@ def name_with(name: str, word: str) -> str:
 
 
 def _digest(plain: object) -> str:
-    """Enough of a digest to tell expressions apart; captured numbers are no part of it."""
+    """Enough of a digest to tell expressions apart. The values of captured numbers do not change it."""
     return hashlib.sha256(repr(plain).encode(), usedforsecurity=False).hexdigest()[:6]
 
 
