@@ -58,7 +58,7 @@ def _smaller_cases(case: Case) -> Iterator[Case]:
         q, k, v, do = layouts
         yield replace(case, layouts=(q, k, v, do))
     yield replace(case, fill="normal")
-    yield replace(case, bad="nothing")
+    yield replace(case, non_finite="nothing")
     yield replace(case, scale=None)
     yield replace(case, seed=0)
     yield replace(case, p=0.25)

@@ -48,7 +48,7 @@ def parse_trial(text: str) -> Trial:
         fill=reader.take("fill", _one_of(FILLS), "normal"),
         scale=reader.take("scale", _scale, None),
         layouts=tuple(reader.take(name, _one_of(LAYOUTS), "contiguous") for name in _ARRAYS),
-        bad=reader.take("bad", _one_of(NON_FINITE_VALUES), "nothing"),
+        non_finite=reader.take("non-finite", _one_of(NON_FINITE_VALUES), "nothing"),
         seed=reader.take("seed", _seed, 0),
         p=reader.take("p", _probability, 0.25),
         dlse=reader.take_flag("dlse"),
@@ -74,8 +74,8 @@ def _words(trial: Trial) -> Iterator[str]:
     for name, layout, plain in zip(_ARRAYS, case.layouts, PLAIN, strict=True):
         if layout != plain:
             yield f"{name}={layout}"
-    if case.bad != "nothing":
-        yield f"bad={case.bad}"
+    if case.non_finite != "nothing":
+        yield f"non-finite={case.non_finite}"
     if case.seed:
         yield f"seed={case.seed}"
     if case.p != 0.25:
@@ -125,7 +125,7 @@ class _Reader:
 
     def check(self) -> None:
         """Raises SpecError if anything was wrong."""
-        values = ("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "bad", "seed", "p", "schedule", "guard")
+        values = ("Sq", "Sk", "B", "H", "fill", "scale", *_ARRAYS, "non-finite", "seed", "p", "schedule", "guard")
         known = f"{', '.join(values)}, {' and '.join(_FLAGS)}"
         self._wrong += [f"the case has the unknown word {show(name)}; it knows {known}" for name in self._values]
         if self._wrong:

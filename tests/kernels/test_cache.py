@@ -164,7 +164,7 @@ def test_drawn_cases_are_within_their_bounds(name: str) -> None:
             assert [str(r.describe()) for r in run_case(run, spec, expected) if not r.check.ok] == []
 
 
-def test_splits_differ_by_rounding_alone_and_bad_values_stay_where_they_belong() -> None:
+def test_splits_differ_by_rounding_alone_and_contain_non_finite_values() -> None:
     kernel, random = kernel_of(PAGED), np.random.default_rng(3)
     pages = [random.standard_normal((9, 7, 1, DIM), dtype=np.float32) for _ in range(2)]
     pages[1][4, 6] = np.nan  # key 13: the queries from the second on see it

@@ -192,7 +192,7 @@ def test_no_kernels_for_them_without_a_backward_pass() -> None:
 
 
 @pytest.mark.parametrize("name", some(["alibi", "bias of all four", "rows and two loads"], "rows and two loads"))
-def test_bad_values_in_keys_that_nobody_attends_to_reach_nothing(name: str) -> None:
+def test_non_finite_keys_that_no_query_attends_to_change_no_result(name: str) -> None:
     padding = masks.key_padding(np.array([50, 50], np.int32))
     case = CASES[name]
     kernel = built(Case(case.score, Mask.of(case.mask) & padding, case.len_q, case.len_kv))

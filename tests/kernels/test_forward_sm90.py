@@ -116,7 +116,7 @@ def drawn_case(random: Random, spec: fg.AttentionSpec, tile_q: int, tile_kv: int
         heads_kv=heads_kv,
         fill=random.choice(fills),
         scale=None if spec.score else random.choice((None, None, 1.0, 0.01)),
-        bad="nothing" if spec.mask.is_full else random.choice(("nothing", "nothing", "keys", "queries")),
+        non_finite="nothing" if spec.mask.is_full else random.choice(("nothing", "nothing", "keys", "queries")),
         seed=random.randrange(2**16),
     )
 
@@ -207,7 +207,7 @@ BY_WORDS = [(64, name) for name in MASKS] + [(128, "either order"), (192, "prefi
 )
 def test_masks_are_obeyed_by_words_and_by_pairs(dim: int, name: str) -> None:
     spec = forward_spec(dim, mask=MASKS[name])
-    case = Case("words", 203, 333, batch=2, heads=2, bad="keys")
+    case = Case("words", 203, 333, batch=2, heads=2, non_finite="keys")
     check(spec, expect(spec, case, any_values=True))
 
 

@@ -191,7 +191,7 @@ def trials(draw: st.DrawFn, build: Build) -> Trial:
     heads_kv = min(draw(st.sampled_from([1, 2, 0])), room // max(batch, 1))
     group = min(draw(st.sampled_from([1, 2, 3])), room // max(batch * heads_kv, 1))
     layouts = st.sampled_from(LAYOUTS)
-    bad_values = st.sampled_from(["nothing", "nothing", "keys", "queries"])
+    non_finite = st.sampled_from(["nothing", "nothing", "keys", "queries"])
     case = Case(
         "drawn",
         len_q,
@@ -203,7 +203,7 @@ def trials(draw: st.DrawFn, build: Build) -> Trial:
         scale=draw(st.sampled_from([None, 1.0, 0.01])),
         layouts=(draw(layouts), draw(layouts), draw(layouts), draw(layouts)),
         # With nothing masked, a key that is not finite reaches everything, and nothing is left to compare.
-        bad="nothing" if build.spec.mask.is_full else draw(bad_values),
+        non_finite="nothing" if build.spec.mask.is_full else draw(non_finite),
         seed=draw(st.integers(0, 2**16 - 1)),
         dlse=build.spec.needs_backward and draw(st.booleans()),
     )
@@ -283,7 +283,10 @@ SMALLEST: dict[str, tuple[Callable[[Case], bool], Case]] = {
     "any": (lambda case: True, ONE),
     "several tiles": (lambda case: case.len_kv > 40 and case.len_q > 0, replace(ONE, len_q=1, len_kv=41)),
     "a group": (lambda case: case.heads > case.heads_kv, replace(ONE, heads=2)),
-    "bad keys": (lambda case: case.bad == "keys" and case.batch == 2, replace(ONE, bad="keys", batch=2)),
+    "non-finite keys": (
+        lambda case: case.non_finite == "keys" and case.batch == 2,
+        replace(ONE, non_finite="keys", batch=2),
+    ),
 }
 REACHED: dict[str, Callable[[Build, Trial], bool]] = {
     **{arch: lambda build, trial, arch=arch: build.arch == arch for arch in ARCHS},

@@ -164,8 +164,7 @@ def test_warps_that_split_the_keys_take_masks_and_scores() -> None:
 @pytest.mark.parametrize(
     ("name", "deterministic"), diagonal(["causal documents", "chunked", "padding", "global"], [False, True])
 )
-def test_a_bad_key_stays_where_it_is_attended_to(name: str, deterministic: bool) -> None:
-    """NaN and infinity in a key reach the queries that may attend to it, and no other."""
+def test_a_non_finite_key_reaches_only_the_queries_that_attend_to_it(name: str, deterministic: bool) -> None:
     mask = masks.key_padding(np.array([70, 78], np.int32)) if name == "padding" else MASKS[name]
     spec = fg.AttentionSpec(32, mask=mask, deterministic=deterministic)
     kernel = fg.build(spec, target="emulator")

@@ -51,7 +51,7 @@ def test_heads_batches_layouts_and_values_are_all_there():
     for i in range(4):
         assert {case.layouts[i] for case in drawn} == set(LAYOUTS)
     assert {case.fill for case in drawn} == {"normal", "spread", "huge", "large_logits", "flat", "sparse"}
-    assert {case.bad for case in drawn} == {"nothing", "keys", "queries"}
+    assert {case.non_finite for case in drawn} == {"nothing", "keys", "queries"}
     assert {case.scale for case in drawn} == {None, 1.0, 0.01}
 
 
@@ -105,7 +105,7 @@ def test_a_loss_that_depends_on_the_log_sum_exp_is_drawn_where_there_is_a_gradie
 def test_rows_that_may_attend_to_nothing_are_drawn():
     empty = 0
     for case in cases(count=60):
-        if case.bad == "nothing" and case.heads_kv and case.len_q:
+        if case.non_finite == "nothing" and case.heads_kv and case.len_q:
             x = case.inputs(SPEC)
             _, lse = oracle.forward(SPEC, x.q, x.k, x.v)
             empty += int(np.isneginf(lse).any())
@@ -114,8 +114,8 @@ def test_rows_that_may_attend_to_nothing_are_drawn():
 
 def test_without_a_mask_no_value_is_bad():
     spec = AttentionSpec(16, mask=full())
-    assert {case.bad for case in cases(spec)} == {"nothing"}
-    assert {case.bad for case in cases(AttentionSpec(16, mask=window(3, 3)))} == {"nothing", "keys", "queries"}
+    assert {case.non_finite for case in cases(spec)} == {"nothing"}
+    assert {case.non_finite for case in cases(AttentionSpec(16, mask=window(3, 3)))} == {"nothing", "keys", "queries"}
 
 
 def test_tiles_are_those_of_the_plan():

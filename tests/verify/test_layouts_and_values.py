@@ -105,11 +105,11 @@ def test_other_values_are_as_their_names_say():
     assert 0.8 < (filled["sparse"].v == 0).mean() < 0.97
 
 
-def test_bad_values_put_what_is_not_finite_where_it_says():
+def test_non_finite_values_lie_where_the_case_says():
     found = {"keys": np.zeros(4, bool), "queries": np.zeros(4, bool), "nothing": np.zeros(4, bool)}
-    for bad, places in found.items():
+    for where, places in found.items():
         for seed in range(20):
-            x = replace(CASE, bad=bad, seed=seed).inputs(SPEC)
+            x = replace(CASE, non_finite=where, seed=seed).inputs(SPEC)
             places |= [not np.isfinite(a).all() for a in (x.q, x.k, x.v, x.do)]
     assert found["keys"].tolist() == [False, True, True, False]
     assert found["queries"].tolist() == [True, False, False, True]
@@ -118,7 +118,7 @@ def test_bad_values_put_what_is_not_finite_where_it_says():
 
 def test_nan_in_a_query_is_not_held_against_the_gradients_of_keys():
     assert CASE.compared == ("o", "lse", "dq", "dk", "dv")
-    assert replace(CASE, bad="queries").compared == ("o", "lse", "dq")
+    assert replace(CASE, non_finite="queries").compared == ("o", "lse", "dq")
 
 
 def test_the_gradient_of_lse_is_float32_and_there_only_if_it_is_asked_for():
@@ -132,5 +132,5 @@ def test_the_gradient_of_lse_is_float32_and_there_only_if_it_is_asked_for():
 @pytest.mark.parametrize("fill", ["hidden_nan", "huge", "large_logits", "sparse"])
 @pytest.mark.parametrize("sizes", [{"len_q": 0}, {"len_kv": 0}, {"batch": 0}, {"heads": 0, "heads_kv": 0}])
 def test_empty_arrays_can_hold_any_values(fill, sizes):
-    x = replace(CASE, fill=fill, bad="keys", **sizes).inputs(SPEC)
+    x = replace(CASE, fill=fill, non_finite="keys", **sizes).inputs(SPEC)
     assert x.q.size * x.k.size == 0

@@ -13,7 +13,7 @@ LARGE = Trial(
         fill="huge",
         scale=0.01,
         layouts=("reversed", "unaligned", "one-batch", "wide-rows"),
-        bad="keys",
+        non_finite="keys",
         seed=9,
         dlse=True,
     ),
@@ -40,7 +40,7 @@ def test_only_what_the_failure_needs_is_left():
     assert found.case.heads // found.case.heads_kv == 3
     assert found.case.heads_kv == found.case.batch == 1
     assert found.case.layouts == ("contiguous", "unaligned", "contiguous", "contiguous")
-    assert (found.case.fill, found.case.bad, found.case.scale, found.case.seed) == ("normal", "nothing", None, 0)
+    assert (found.case.fill, found.case.non_finite, found.case.scale, found.case.seed) == ("normal", "nothing", None, 0)
     assert found.mode == Mode("random", 77, race=True)
 
 

@@ -27,7 +27,7 @@ def scaled(spec, output, factor):
 @functools.cache
 def expectations(spec):
     # The kernel in NumPy handles infinite values only in V.
-    cases = (replace(draw(spec, Tiles(), 0, index), bad="nothing") for index in range(CASES))
+    cases = (replace(draw(spec, Tiles(), 0, index), non_finite="nothing") for index in range(CASES))
     return [expect(spec, case, any_values=True) for case in cases]
 
 
@@ -100,7 +100,7 @@ def test_a_correct_kernel_passes_with_few_cases(name, dtype):
         for seed in range(6):
             tally = Tally()
             for index in range(1 + seed):
-                case = replace(draw(spec, Tiles(32, 32, 32, 32), seed, index), bad="nothing")
+                case = replace(draw(spec, Tiles(32, 32, 32, 32), seed, index), non_finite="nothing")
                 tally.add(run_case(run, spec, expect(spec, case, any_values=True)))
             assert tally.systematic() == (), [report.describe_slope() for report in tally.systematic()]
 

@@ -19,13 +19,13 @@ def test_the_text_of_a_trial_is_short_where_it_is_plain():
         fill="huge",
         scale=0.01,
         layouts=("contiguous", "wide-rows", "contiguous", "reversed"),
-        bad="keys",
+        non_finite="keys",
         seed=7,
         p=0.1,
         dlse=True,
     )
     trial = Trial(case, Mode("random", 5, True, "begin"))
-    text = "Sq=37 Sk=53 B=2 H=6/2 fill=huge scale=0.01 k=wide-rows do=reversed bad=keys seed=7 p=0.1 dlse"
+    text = "Sq=37 Sk=53 B=2 H=6/2 fill=huge scale=0.01 k=wide-rows do=reversed non-finite=keys seed=7 p=0.1 dlse"
     assert trial_text(trial) == f"{text} schedule=random:5 guard=begin race"
     assert parse_trial(trial_text(trial)) == trial
 
@@ -69,7 +69,7 @@ def test_the_order_of_words_does_not_matter():
         ("Sq=1 Sk=2 H=4/2/1", "HEADS/KV_HEADS"),
         ("Sq=1 Sk=2 fill=odd", "fill=odd, which is not one of normal, spread"),
         ("Sq=1 Sk=2 q=upside-down", "which is not one of contiguous, heads-first"),
-        ("Sq=1 Sk=2 bad=all", "one of nothing, keys, queries"),
+        ("Sq=1 Sk=2 non-finite=all", "one of nothing, keys, queries"),
         ("Sq=1 Sk=2 scale=0", "scale=0, which is not a number above 0"),
         ("Sq=1 Sk=2 scale=nan", "scale=nan"),
         ("Sq=1 Sk=2 scale=-1.0", "scale=-1.0"),

@@ -40,7 +40,7 @@ class Case:
     fill: Fill = "normal"
     scale: float | None = None
     layouts: Layouts = PLAIN
-    bad: NonFiniteValues = "nothing"
+    non_finite: NonFiniteValues = "nothing"
     seed: int = 0
     #: With which probability pairs are dropped, if the spec drops any.
     p: float = 0.25
@@ -71,7 +71,7 @@ class Case:
     @property
     def compared(self) -> tuple[str, ...]:
         """The results that mean something: NaN in a query reaches every key's gradient."""
-        return ("o", "lse", "dq") if self.bad == "queries" else TENSORS
+        return ("o", "lse", "dq") if self.non_finite == "queries" else TENSORS
 
     def inputs(self, spec: AttentionSpec) -> Inputs:
         """The arrays, in the spec's dtype; the same for the same case and spec."""
@@ -87,7 +87,7 @@ class Case:
         fill_values(self.fill, values, spec, self.scale_for(spec), random)
         dtype = spec.element.numpy()
         arrays = [laid_out(x, layout, dtype) for x, layout in zip(values, self.layouts, strict=True)]
-        put_non_finite(self.bad, arrays, random)
+        put_non_finite(self.non_finite, arrays, random)
         q, k, v, do = arrays
         return Inputs(q, k, v, do, self._gradient_of_lse() if spec.needs_backward else None)
 

@@ -86,7 +86,7 @@ def draw(spec: AttentionSpec, tiles: Tiles, seed: int, index: int) -> Case:
         scale=random.choice((None, None, 1.0, 0.01)),
         layouts=layouts,
         # With nothing masked, a key that is not finite reaches everything, and nothing is left to compare.
-        bad="nothing" if spec.mask.is_full else random.choice(_NON_FINITE_VALUES),
+        non_finite="nothing" if spec.mask.is_full else random.choice(_NON_FINITE_VALUES),
         seed=random.randrange(2**16),
         p=random.choice(probabilities) if spec.dropout else 0.25,
         dlse=spec.needs_backward and random.random() < 0.3,

@@ -1,5 +1,4 @@
-"""NaN and infinity in keys and values, in Hopper's kernels on the emulator: seen where a query attends to them, and
-nowhere else."""
+"""NaN and infinity in the inputs of Hopper's kernels, on the emulator: only what depends on them changes."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ def combined(dims: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "dims"), combined(some(HEAD_DIMS, *HEAD_DIMS[::2])))
-def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: tuple[int, int]) -> None:
-    """NaN and infinity in a key reach the queries that may attend to it, and no other, whose bits stay as they were."""
+def test_a_non_finite_key_reaches_exactly_the_queries_that_attend_to_it(name: str, dims: tuple[int, int]) -> None:
+    """The bits of all other queries' results are those without the NaN or infinity."""
     dim, dim_v = dims
     spec = forward_spec(dim, dim_v, **SPECS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
@@ -61,17 +60,16 @@ def test_a_bad_key_reaches_results_of_those_that_attend_to_it(name: str, dims: t
         assert found[~reached].tobytes() == before[~reached].tobytes()
 
 
-#: Keys of the first head of the first sequence: of its tile that is worked on first, or last, and of all.
-BAD_KEYS = {"first": [450], "last": [3], "all": list(range(0, 460, 37))}
+#: Keys of the first head of the first sequence: in the tile that is computed first, in the last one, and in all.
+NON_FINITE_KEYS = {"first": [450], "last": [3], "all": list(range(0, 460, 37))}
 MODES = [Mode("random", seed=3), Mode(race=True), Mode("priority", seed=4, race=True)]
-BAD_KEY_CASES = list(product(NAMES, BAD_KEYS, MODES))
-BAD_KEY_CASES = some(BAD_KEY_CASES, *zip(NAMES, BAD_KEYS, MODES, strict=True))
+NON_FINITE_CASES = list(product(NAMES, NON_FINITE_KEYS, MODES))
+NON_FINITE_CASES = some(NON_FINITE_CASES, *zip(NAMES, NON_FINITE_KEYS, MODES, strict=True))
 
 
 @pytest.mark.parametrize("dims", some(HEAD_DIMS, *HEAD_DIMS[::2]))
-def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int, int]) -> None:
-    """Rows of such queries say nothing of values, and some of a warp's or all of its first eight are; others keep their
-    bits where no non-finite value reaches them."""
+def test_nan_in_values_is_detected_when_some_queries_are_nan_too(dims: tuple[int, int]) -> None:
+    """The kernel detects NaN in V by the outputs it makes NaN. A NaN query makes them NaN by itself."""
     dim, dim_v = dims
     kernel = fg.build(forward_spec(dim, dim_v, mask=fg.causal()), arch="sm_90a", target="emulator")
     dtype, random = kernel.plan.spec.element.numpy(), np.random.default_rng(6)
@@ -91,22 +89,22 @@ def test_bad_values_are_seen_beside_queries_that_are_no_numbers(dims: tuple[int,
     assert lse.tobytes() == clean_lse.tobytes()
 
 
-@pytest.mark.parametrize(("name", "where", "mode"), BAD_KEY_CASES, ids=str)
-def test_tiles_with_reported_bad_values_are_recomputed(name: str, where: str, mode: Mode) -> None:
-    """Blocks work on more tiles than their list holds. Only what non-finite values reach is not finite."""
+@pytest.mark.parametrize(("name", "where", "mode"), NON_FINITE_CASES, ids=str)
+def test_tiles_with_reported_non_finite_values_are_recomputed(name: str, where: str, mode: Mode) -> None:
+    """Blocks work on more tiles than the recompute list holds."""
     spec = forward_spec(64, 64, **SPECS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(6)
     q, k, v = (random.standard_normal((2, 460, h, 64)).astype(dtype) for h in (6, 2, 2))
     clean, clean_lse = kernel(q, k, v)
-    v[0, BAD_KEYS[where], 0, 5] = np.nan
+    v[0, NON_FINITE_KEYS[where], 0, 5] = np.nan
     with launches(kernel, mode) as done:
         out, lse = kernel(q, k, v)
     assert done == {NAME}
     rules = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v))
     reached = np.zeros(out.shape, bool)
     for head in range(3):
-        reached[0, :, head, 5] = rules.allowed(0, head)[:, BAD_KEYS[where]].any(axis=1)
+        reached[0, :, head, 5] = rules.allowed(0, head)[:, NON_FINITE_KEYS[where]].any(axis=1)
     assert reached.any()
     assert not np.isfinite(out[reached].astype(np.float32)).any()
     assert out[~reached].tobytes() == clean[~reached].tobytes()
@@ -115,8 +113,8 @@ def test_tiles_with_reported_bad_values_are_recomputed(name: str, where: str, mo
 
 @pytest.mark.parametrize("mode", MODES[:2], ids=str)
 @pytest.mark.parametrize("dims", some(HEAD_DIMS, *HEAD_DIMS[::5]))
-def test_under_a_cap_each_value_of_a_tile_differs_from_all_others(dims: tuple[int, int], mode: Mode) -> None:
-    """Tiles have other sizes there. Of each key another column is bad, or none: few, some or all of those of a tile."""
+def test_with_a_softcap_each_non_finite_column_reaches_only_its_own_outputs(dims: tuple[int, int], mode: Mode) -> None:
+    """A softcap changes the tile sizes. Each key has NaN in another column, or in none."""
     dim, dim_v = dims
     spec = forward_spec(dim, dim_v, mask=fg.window(90, 0), score=fg.softcap(30.0))
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
@@ -137,7 +135,7 @@ def test_under_a_cap_each_value_of_a_tile_differs_from_all_others(dims: tuple[in
     assert lse.tobytes() == clean_lse.tobytes()
 
 
-#: Masks of which it takes long to find out what they allow, so that it is kept: with whole tiles and without.
+#: Masks that are costly to evaluate, so that kernels keep their bits: with full tiles and without.
 COSTLY = {
     "blocks": lambda: fg.causal() & fg.block_sparse(np.tri(8, dtype=bool) ^ (np.arange(8) % 3 == 1), 64),
     "every third": lambda: fg.window(150, 30) & fg.dilated(3),
@@ -148,8 +146,10 @@ COSTLY = {
 @pytest.mark.parametrize(
     ("dims", "mask"), some(product(HEAD_DIMS, COSTLY), *zip([(64, 64), (128, 128), (256, 256)], COSTLY, strict=True))
 )
-def test_what_a_costly_mask_allows_says_which_results_bad_values_reach(dims: tuple[int, int], mask: str) -> None:
-    """All keys have a non-finite value, each in a column of its own, or few."""
+def test_with_a_costly_mask_non_finite_values_reach_exactly_the_allowed_queries(
+    dims: tuple[int, int], mask: str
+) -> None:
+    """In one head all keys have a NaN, each in a column of its own; in the other head only three have one."""
     dim, dim_v = dims
     spec = forward_spec(dim, dim_v, mask=COSTLY[mask]())
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
@@ -173,16 +173,16 @@ def test_what_a_costly_mask_allows_says_which_results_bad_values_reach(dims: tup
 MANY_STEPS = {"causal": fg.causal(), "window": fg.window(700, 100)}
 
 
-@pytest.mark.parametrize(("name", "where"), diagonal(list(MANY_STEPS), list(BAD_KEYS)))
+@pytest.mark.parametrize(("name", "where"), diagonal(list(MANY_STEPS), list(NON_FINITE_KEYS)))
 def test_blocks_whose_tiles_have_many_steps_end_without_recomputing(name: str, where: str) -> None:
-    """A block scrubs V for its first tile, and what it finds decides whether it scrubs for the second one."""
+    """A block scrubs V for its first tile. Whether it found anything decides whether it scrubs for the second one."""
     spec = forward_spec(256, 256, mask=MANY_STEPS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(8)
     q, k, v = (random.standard_normal((1, 800, h, 256)).astype(dtype) for h in (2, 1, 1))
     rules = oracle.Rules(spec, oracle.problem.read_problem(spec, q, k, v))
     clean, clean_lse = kernel(q, k, v)
-    keys = [790] if where == "first" else BAD_KEYS[where]
+    keys = [790] if where == "first" else NON_FINITE_KEYS[where]
     v[0, keys, 0, 5] = np.inf
     for mode in (Mode("random", seed=3), Mode(race=True)):
         with launches(kernel, mode) as done:
@@ -198,8 +198,7 @@ def test_blocks_whose_tiles_have_many_steps_end_without_recomputing(name: str, w
 
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 @pytest.mark.parametrize("name", ["causal", "documents"])
-def test_rows_without_keys_are_zero_where_nothing_is_a_number(name: str, which: str) -> None:
-    """However much is bad, a kernel comes to its end."""
+def test_rows_without_keys_are_zero_when_a_whole_input_is_nan(name: str, which: str) -> None:
     spec = forward_spec(128, 128, **SPECS[name])
     kernel = fg.build(spec, arch="sm_90a", target="emulator")
     dtype, random = spec.element.numpy(), np.random.default_rng(7)
@@ -221,24 +220,23 @@ def test_rows_without_keys_are_zero_where_nothing_is_a_number(name: str, which: 
 
 
 @pytest.mark.parametrize(("name", "dim"), combined(some(DIMS, *DIMS[::2])))
-def test_a_bad_value_reaches_gradients_of_those_that_attend_to_it(name: str, dim: int) -> None:
-    """NaN and infinities in V reach dQ of queries that may attend to their keys, and what these reach; no other bit."""
+def test_a_non_finite_value_reaches_exactly_the_gradients_that_depend_on_it(name: str, dim: int) -> None:
     spec = fg.AttentionSpec(dim, **SPECS[name])
-    stays_where_it_is_attended_to(spec, "v", Mode("random", seed=dim), 200)
+    assert_reaches_only_dependent_gradients(spec, "v", Mode("random", seed=dim), 200)
 
 
 WIDTHS_AND_MASKS = [(64, "causal"), (96, "window"), (128, "documents"), (192, "documents"), (256, "causal")]
 
 
 @pytest.mark.parametrize(("dim", "name"), some(WIDTHS_AND_MASKS, *WIDTHS_AND_MASKS[::4]))
-def test_a_bad_key_reaches_gradients_of_those_that_attend_to_it(dim: int, name: str) -> None:
-    stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
+def test_a_non_finite_key_reaches_exactly_the_gradients_that_depend_on_it(dim: int, name: str) -> None:
+    assert_reaches_only_dependent_gradients(fg.AttentionSpec(dim, **SPECS[name]), "k", Mode("random", seed=dim), 130)
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
 @pytest.mark.parametrize("name", ["top-left", "softcap, top-left", "holes"])
-def test_a_bad_value_that_nobody_attends_to_is_not_seen(name: str, which: str) -> None:
-    """Neither where a mask would allow queries beyond the last to attend to it."""
+def test_nan_in_a_row_that_no_query_attends_to_changes_no_gradient(name: str, which: str) -> None:
+    """The masks would allow the row to queries beyond the last one."""
     fields = {"top-left": {"mask": fg.causal("top-left")}, "holes": {"mask": fg.causal("top-left") & fg.document(IDS)}}
     spec = fg.AttentionSpec(64, **fields.get(name, {"mask": fg.causal("top-left"), "score": fg.softcap(3.0)}))
     random = np.random.default_rng(5)
@@ -255,8 +253,8 @@ def test_a_bad_value_that_nobody_attends_to_is_not_seen(name: str, which: str) -
         assert within_rounding(gradient, expected)
 
 
-def test_nothing_of_a_bad_value_is_lost_where_probabilities_vanish() -> None:
-    """Most are 0 in float32; times what is no number they are none either."""
+def test_nan_reaches_gradients_even_where_probabilities_underflow() -> None:
+    """Most probabilities are 0 in float32, and 0 times NaN is NaN."""
     spec = fg.AttentionSpec(64, **SPECS["causal"])
     x = Case("vanishing", 100, 100, fill="huge").inputs(spec)
     x.v[:, 95, :, 3] = np.nan
@@ -268,11 +266,11 @@ def test_nothing_of_a_bad_value_is_lost_where_probabilities_vanish() -> None:
 
 
 @pytest.mark.parametrize(("dim", "role"), [(128, "main"), (256, "query")])
-def test_a_bad_key_is_worked_on_without_a_race(dim: int, role: str) -> None:
-    stays_where_it_is_attended_to(fg.AttentionSpec(dim, **SPECS["causal"]), "k", Mode(race=True), 60, role)
+def test_the_backward_pass_handles_a_non_finite_key_without_a_race(dim: int, role: str) -> None:
+    assert_reaches_only_dependent_gradients(fg.AttentionSpec(dim, **SPECS["causal"]), "k", Mode(race=True), 60, role)
 
 
-def stays_where_it_is_attended_to(
+def assert_reaches_only_dependent_gradients(
     spec: fg.AttentionSpec, which: str, mode: Mode, length: int, role: str = "main"
 ) -> None:
     kernel = built(spec)
@@ -293,7 +291,7 @@ def stays_where_it_is_attended_to(
     assert not queries.all()
     exact = oracle.backward(spec, x["q"], x["k"], x["v"], x["do"], captured=captured)
     for gradient, before, expected, reached in zip(found, clean, exact, (queries, keys, keys), strict=True):
-        # The other head has nothing of it.
+        # The other head does not depend on it.
         assert within_rounding(gradient[:, :, 1], before[:, :, 1])
         assert within_rounding(gradient[:, ~reached, 0], before[:, ~reached, 0])
         assert (np.isfinite(gradient.astype(np.float64)) == np.isfinite(expected)).all()
@@ -302,7 +300,7 @@ def stays_where_it_is_attended_to(
 
 
 def within_rounding(a: Any, b: Any) -> bool:
-    """Tiles with bad keys are computed otherwise, and dQ is summed in any order."""
+    """Tiles with non-finite keys take another path, and dQ is summed in any order."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     return bool(np.abs(a - b).max(initial=0.0) <= 0.02 * np.abs(b).max(initial=1.0))
 
