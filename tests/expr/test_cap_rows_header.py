@@ -64,7 +64,7 @@ def rows(
     before: Array | None = None,
     of_sum: float = 0.25,
     cap: float = 200.0,
-    foresees: bool = False,
+    bounds_growth: bool = False,
 ) -> Found:
     """With a tile that has these highest logits for each lane's two rows. Sums that lanes had before are relative to
     `before`."""
@@ -76,7 +76,7 @@ def rows(
     results = (("found", found), ("references", references))
     buffers += [Buffer(name, x.ctypes.data, x.nbytes, True) for name, x in results]
     params = struct.pack("QQQQfff4x", *(x.ctypes.data for x in (*given, found, references)), cap, SLOPE, of_sum)
-    source = SOURCE.replace("REGROWTH", "foreseen" if foresees else "never")
+    source = SOURCE.replace("REGROWTH", "bounded" if bounds_growth else "never")
     EmulatedKernel("rows", source).launch(1, params, buffers, threads=32)
     assert (found == found[0]).all()
     assert np.array_equal(references.reshape(8, 4, ROWS), references.reshape(8, 4, ROWS)[:, :1].repeat(4, axis=1))
@@ -90,17 +90,17 @@ def logits(of_rows: float) -> Array:
     return made
 
 
-@pytest.mark.parametrize("foresees", [False, True])
-def test_a_row_has_the_keys_of_its_four_lanes(foresees: bool) -> None:
+@pytest.mark.parametrize("bounds_growth", [False, True])
+def test_a_row_has_the_keys_of_its_four_lanes(bounds_growth: bool) -> None:
     """Under a cap of 200 its logarithm has to be 2."""
-    assert rows(logits(2.1), foresees=foresees).may_be_shares
+    assert rows(logits(2.1), bounds_growth=bounds_growth).may_be_shares
     # 1.8 and the logarithm of 4, of 2 and of 1.
-    assert rows(logits(1.8), foresees=foresees).may_be_shares
+    assert rows(logits(1.8), bounds_growth=bounds_growth).may_be_shares
     two, one = logits(1.8), logits(1.8)
     two[np.arange(LANES) % 4 > 1, 1] = one[np.arange(LANES) % 4 > 0, 1] = -np.inf
-    assert rows(two, foresees=foresees).may_be_shares
-    assert not rows(one, foresees=foresees).may_be_shares
-    assert not rows(logits(0.5), foresees=foresees).may_be_shares
+    assert rows(two, bounds_growth=bounds_growth).may_be_shares
+    assert not rows(one, bounds_growth=bounds_growth).may_be_shares
+    assert not rows(logits(0.5), bounds_growth=bounds_growth).may_be_shares
 
 
 def test_a_row_so_far_below_zero_that_it_stays_there_is_as_far_from_it() -> None:
@@ -119,12 +119,12 @@ def test_one_row_that_is_small_holds_up_its_warp() -> None:
     assert rows(small).may_be_shares
 
 
-@pytest.mark.parametrize("foresees", [False, True])
+@pytest.mark.parametrize("bounds_growth", [False, True])
 @pytest.mark.parametrize("had", [0.5, 4.0])
-def test_what_a_row_had_before_counts(had: float, foresees: bool) -> None:
+def test_what_a_row_had_before_counts(had: float, bounds_growth: bool) -> None:
     """Four lanes with a sum of a quarter each, and a further key that is far below."""
     highest, before = logits(-50.0), np.full((LANES, ROWS), had)
-    assert rows(highest, before, foresees=foresees).may_be_shares == (had > 2)
+    assert rows(highest, before, bounds_growth=bounds_growth).may_be_shares == (had > 2)
 
 
 def test_only_rows_that_are_above_zero_keep_taking_shares_without_being_asked() -> None:
@@ -150,11 +150,11 @@ def test_reference_maxima_are_maxima_or_ahead_by_what_rows_may_grow() -> None:
     np.testing.assert_allclose(of_row[2:, 0], 3.0 / math.log(2), rtol=1e-5)
     np.testing.assert_allclose(of_row[0], [120.0 / math.log(2), 3.0 / math.log(2)], rtol=1e-5)
     assert of_row[1, 0] < -1e38
-    ahead = rows(highest, foresees=True).references[::4]
+    ahead = rows(highest, bounds_growth=True).references[::4]
     assert ahead[1, 0] < -1e38
     assert ahead[0, 0] == pytest.approx(top - 58.5, abs=0.51)
     # Nearer to zero they are no further ahead than rows below the polynomial's end grow.
     assert ahead[0, 1] == pytest.approx(0.265 * top - 58.5, abs=0.51)
     # Nor do they move for less.
     before = np.full((LANES, ROWS), 90.0)
-    np.testing.assert_allclose(rows(highest, before, foresees=True).references[4:], 90.0 / math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(rows(highest, before, bounds_growth=True).references[4:], 90.0 / math.log(2), rtol=1e-6)

@@ -25,7 +25,7 @@ FLASHGEN_KERNEL(128, 1) rows(FLASHGEN_GRID_CONSTANT Params p) {
   const Cap cap = Cap::of(50.0f, 0.02f);
   const float limit = CapPolynomial::of(cap).limit;
   const i32 warp = thread_idx() / 32;
-  ReferenceMaxSoftmax<bfloat16_t, 64, Regrowth::foreseen, true> softmax;
+  ReferenceMaxSoftmax<bfloat16_t, 64, Regrowth::bounded, true> softmax;
   softmax.reset();
   for (i32 row = 0; row < 2; ++row)
     if (p.sinks[warp] < 0.0f) softmax.rows.reference_max[row] = p.sinks[warp];

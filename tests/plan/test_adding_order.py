@@ -20,10 +20,10 @@ def test_dq_is_added_in_order_where_that_is_promised_and_nowhere_else(mask: str)
         prepare, main = made.kernel("prepare"), made.kernel("main")
         assert main.algorithm == "FlashAttention-3"
         tiles = -(-1000 // int(main.constant("tile_q")))
-        found = workspaces(made, Problem(3, 8, 2, 1000, 77)).get("turns", 0)
+        found = workspaces(made, Problem(3, 8, 2, 1000, 77)).get("dq_semaphore", 0)
         assert found == (3 * 8 * tiles if promised else 0)
         for kernel in (prepare, main):
-            assert ("ordered" in kernel.switches) == ("turns" in kernel.params.names) == promised
+            assert ("ordered" in kernel.switches) == ("dq_semaphore" in kernel.params.names) == promised
         regions = {region.name for region in main.smem.regions}
         assert ({"dq_barriers", "sum"} <= regions) == promised
         assert ("added_slowly" in regions) == (promised and mask != "full")

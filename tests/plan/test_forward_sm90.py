@@ -110,8 +110,8 @@ def test_the_next_tile_is_drawn_late_where_it_is_known_how_many_keys_are_left() 
     # Beside three consumers a producer has no registers for it where a band has two sides.
     assert not forward(64, mask=MASKS["window"]).constant("draws_late")
     wide = forward(256)
-    assert (wide.constant("draws_late"), wide.constant("keys_lead")) == (False, False)
-    assert {s for s in (2, 3) if forward(schedule=fg.Schedule(stages=s)).constant("keys_lead")} == {2}
+    assert (wide.constant("draws_late"), wide.constant("prefetches_next_k")) == (False, False)
+    assert {s for s in (2, 3) if forward(schedule=fg.Schedule(stages=s)).constant("prefetches_next_k")} == {2}
 
 
 def test_tensor_maps_describe_the_tiles_of_the_plan() -> None:
@@ -168,7 +168,7 @@ def test_a_running_maximum_is_another_kernel_with_a_name_of_its_own() -> None:
 def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
     plain, softcap = (forward(dims[0], head_dim_v=dims[1], score=score) for score in (None, fg.softcap(30.0)))
     assert "capped" in softcap.switches
-    assert softcap.constant("foresees")
+    assert softcap.constant("bounds_growth")
     assert "recompute_scores" not in softcap.switches
     # Where registers allow it scores are kept, and looked at only while exponentials are taken of them.
     assert ("keeps_scores" in softcap.switches) == (
@@ -178,7 +178,7 @@ def test_softcaps_have_no_scores_computed_twice(dims: tuple[int, int]) -> None:
         assert "capped" not in forward(dims[0], head_dim_v=dims[1], score=score).switches
     running = forward(dims[0], head_dim_v=dims[1], score=fg.softcap(30.0), schedule=fg.Schedule(softmax="running-max"))
     assert not running.switches & {"recompute_scores", "keeps_scores"}
-    assert not running.constant("foresees")
+    assert not running.constant("bounds_growth")
 
 
 HEAD_CAPS = np.array([30.0, 5.0], np.float32)
@@ -232,7 +232,7 @@ def test_rows_under_a_high_cap_use_the_running_max_unless_asked_for_the_referenc
     )
     assert [k.constant("running_maximum") for k in (low, high, reference, running)] == [False, True, False, True]
     assert high.switches == running.switches == reference.switches
-    assert [kernel.constant("foresees") for kernel in (high, running, reference)] == [False, False, True]
+    assert [kernel.constant("bounds_growth") for kernel in (high, running, reference)] == [False, False, True]
     assert [any("use the running maximum" in reason for reason in k.reasons) for k in (low, high, reference)] == [
         False,
         True,

@@ -245,7 +245,7 @@ def backward_outputs(
         Output("dq_accum", (workspaces.get("dq_accum", 0),), "fp32"),
         Output("row_stats", (workspaces.get("row_stats", 0),), "fp32"),
         Output("head_counts", (workspaces.get("head_counts", 0),), "fp32"),
-        Output("turns", (workspaces.get("turns", 0),), "fp32"),
+        Output("dq_semaphore", (workspaces.get("dq_semaphore", 0),), "fp32"),
     )
 
 

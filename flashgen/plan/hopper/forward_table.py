@@ -83,7 +83,7 @@ class Row:
         return ROWS * self.consumers
 
     @property
-    def keys_lead(self) -> bool:
+    def prefetches_next_k(self) -> bool:
         """Whether the next tile's first keys are loaded before the last values of the tile before."""
         # With more stages both are loaded early anyway. With ends_alone the values are needed first.
         return self.stages == 2 and not self.ends_alone

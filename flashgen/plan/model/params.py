@@ -36,7 +36,7 @@ _NOTES = {
     "q_tiles": "tiles of queries of one head",
     "tiles": "tiles of all heads of all sequences",
     "kv_tiles": "tiles of keys of one head",
-    "turns": "per tile of queries: 1 + the last tile of keys that has added to its dQ",
+    "dq_semaphore": "per tile of queries: 1 + the last tile of keys that has added to its dQ",
     "row_stats": "per tile of queries: -L in units of S, then -D",
 }
 _SIZES = ("heads_q", "heads_kv", "len_q", "len_kv", "group", "band_lower", "band_upper")
@@ -131,7 +131,7 @@ def _main_sm90(*reads: str, row_reads: tuple[str, ...] = (), ordered: bool = Fal
         ),
         scales=("scale", "scale_log2"),
         maps=("q", "k", "v", "dout", "row_stats", "dk", "dv", *(("dq",) if ordered else ("dq_accum", "dq"))),
-        counts=("counter", "turns" if ordered else "head_counts"),
+        counts=("counter", "dq_semaphore" if ordered else "head_counts"),
     )
 
 
@@ -187,7 +187,7 @@ PREPARE_SM90 = _prepare_sums()
 #: With cut tiles of keys.
 PREPARE_SM90_PARTS = _prepare_sums("part_counts", "batch")
 #: dQ is not cleared: the first tile of keys that adds to it stores.
-PREPARE_SM90_ORDERED = _prepare_sm90(counts=("turns",))
+PREPARE_SM90_ORDERED = _prepare_sm90(counts=("dq_semaphore",))
 #: Wide heads have no dQ workspace.
 PREPARE_WIDE_SM90 = _prepare_sm90()
 MAIN = _table(

@@ -76,10 +76,11 @@ FLASHGEN_DEVICE bool FineCapRows::follow(Softmax& softmax, const Cap& cap, const
   // Whether several keys have products near or beyond the limit: lanes in different positions have different
   // keys. In the first tile one product near the limit suffices, because others are then likely beyond it.
   const bool are_many = (stage >= kHadSome) | are_several_large;
-  bool begins = Softmax::foresees & are_safe & (is_first ? are_some_near : are_some & are_many);
+  bool begins = Softmax::bounds_growth & are_safe & (is_first ? are_some_near : are_some & are_many);
   // wgmma waits for the slowest warp of a warpgroup, and the code of both branches exceeds the instruction
   // cache. So all warps take shares if one does, except those whose exponentials might overflow.
-  if (Softmax::foresees && are_new()) begins = named_barrier_any(barrier, kWarpgroupSize, begins) & are_safe;
+  if (Softmax::bounds_growth && are_new())
+    begins = named_barrier_any(barrier, kWarpgroupSize, begins) & are_safe;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {
     const bool grows = softmax.has_grown_to(found[row], row);
@@ -136,7 +137,7 @@ FLASHGEN_DEVICE bool CapRows::may_be_shares(const Softmax& softmax, const CapSha
   const float peaks[2] = {maximum(softmax.rows.reference_max[0], share.logit(of_rows[0])),
                           maximum(softmax.rows.reference_max[1], share.logit(of_rows[1]))};
   // Usually one logit per row is large enough, if reference maxima are not ahead of it.
-  if (!Softmax::foresees && !warp_any(peaks[0] < least || peaks[1] < least)) return are_large = true;
+  if (!Softmax::bounds_growth && !warp_any(peaks[0] < least || peaks[1] < least)) return are_large = true;
   bool is_large = true, is_exact = true;
 #pragma unroll
   for (i32 row = 0; row < 2; ++row) {

@@ -30,11 +30,11 @@ struct ForwardSm90Config {
   bool longest_first;
   bool running_maximum;
   bool keeps_scores;
-  bool foresees;
-  bool holds_waits;
-  bool packs_finished;
+  bool bounds_growth;
+  bool computes_before_wait;
+  bool packs_statistics;
   bool ends_alone;
-  bool keys_lead;
+  bool prefetches_next_k;
   bool draws_late;
   bool has_lower;
   bool has_upper;
@@ -56,12 +56,12 @@ struct ForwardSm90Shape {
   using Probabilities = Rounded<cfg.tile_kv>;
   using Output = Strip<cfg.head_dim_v>;
   static constexpr Regrowth regrowth = cfg.running_maximum ? Regrowth::never
-                                       : cfg.foresees
-                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::foreseen)
+                                       : cfg.bounds_growth
+                                           ? (cfg.keeps_scores ? Regrowth::checked : Regrowth::bounded)
                                        : cfg.keeps_scores ? Regrowth::keeps_scores
                                                           : Regrowth::recomputes_scores;
-  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.holds_waits, Logits>;
-  using Finished = FinishedRows<cfg.packs_finished>;
+  using Softmax = ReferenceMaxSoftmax<T, cfg.tile_kv, regrowth, cfg.computes_before_wait, Logits>;
+  using Finished = FinishedRows<cfg.packs_statistics>;
   // Arrivals that empty a slot: one of each warp that reads it.
   static constexpr u32 consumer_warps = 4 * cfg.consumers;
   static constexpr u32 q_readers = consumer_warps / q_parts;

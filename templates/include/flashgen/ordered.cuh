@@ -147,8 +147,9 @@ FLASHGEN_DEVICE i32 end_of_adding(const Mask& mask, i32 query_tile, i32 end, Thr
   return 0;
 }
 
-// What `turns` says of a tile of queries when a tile of keys may add to it: one more than the tile of keys
-// that adds there before it; 0 if there is none. All lanes of a warp call, and get the same.
+// The value of `dq_semaphore` at which a tile of keys may add to a tile of queries: one more than the
+// previous tile of keys that adds there, or 0 if there is none. All lanes of a warp call this and get the
+// same value.
 template <BackwardSm90Config cfg, class Mask>
 FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile, Thread thread) {
   static_assert(cfg.order_group == 0 || (cfg.has_upper && !cfg.has_lower && !Mask::has_holes),
@@ -166,17 +167,17 @@ FLASHGEN_DEVICE u32 awaited_turn(const Mask& mask, i32 query_tile, i32 key_tile,
   }
 }
 
-// What `turns` says when all have added, of `tiles` tiles of keys; 0 if none does.
+// The value of `dq_semaphore` when all of `tiles` tiles of keys have added; 0 if none does.
 template <BackwardSm90Config cfg, class Mask>
 FLASHGEN_DEVICE u32 last_turn(const Mask& mask, i32 query_tile, i32 tiles, Thread thread) {
   const i32 end = end_of_adding<cfg>(mask, query_tile, tiles, thread);
   return static_cast<u32>(AddingOrder<cfg.order_group>::last_turn(end));
 }
 
-// Waits until `turns` says `turn`. Bulk additions that this thread issues afterwards are ordered after those
-// of the previous tiles of keys.
-FLASHGEN_DEVICE void wait_for_turn(const u32* turns, u32 turn) {
-  while (load_acquire(turns) != turn) {
+// Waits until the semaphore has the value `turn`. Bulk additions that this thread issues afterwards are
+// ordered after those of the previous tiles of keys.
+FLASHGEN_DEVICE void wait_for_turn(const u32* semaphore, u32 turn) {
+  while (load_acquire(semaphore) != turn) {
   }
   fence_proxy_async_global();
 }

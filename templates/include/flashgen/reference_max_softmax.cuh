@@ -56,7 +56,7 @@ enum class Regrowth {
   // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
   never,
   // It cannot happen: reference maxima move where a bound on logits says that they might have to.
-  foreseen,
+  bounded,
   // Exponentials have registers of their own. They are recomputed where such a bound requires it.
   checked,
   // Exponentials have registers of their own. Too large ones are recomputed from the scores.
@@ -67,15 +67,17 @@ enum class Regrowth {
 
 // The steps for a tile: update_reference_max(), exponentiate(), both again where has_grown() and not
 // watches(), and add().
-template <class T, i32 columns, Regrowth regrowth, bool holds_waits, class Logits = ScaledProducts>
+template <class T, i32 columns, Regrowth regrowth, bool computes_before_wait, class Logits = ScaledProducts>
 struct ReferenceMaxSoftmax {
   static constexpr float kNowhere = Logits::kNowhere;
   static constexpr bool in_place = regrowth != Regrowth::keeps_scores && regrowth != Regrowth::checked;
-  static constexpr bool foresees = regrowth == Regrowth::foreseen || regrowth == Regrowth::checked;
+  static constexpr bool bounds_growth = regrowth == Regrowth::bounded || regrowth == Regrowth::checked;
   static constexpr bool checks = regrowth == Regrowth::checked;
 
   // How far a row's maximum may exceed its reference maximum, in powers of two.
-  static constexpr float span = regrowth == Regrowth::never ? 0.0f : foresees ? kScaledSpan<T> : kSpan<T>;
+  static constexpr float span = regrowth == Regrowth::never ? 0.0f
+                                : bounds_growth             ? kScaledSpan<T>
+                                                            : kSpan<T>;
 
   RowStatistics rows;
   // See update_reference_max().
@@ -142,7 +144,7 @@ struct ReferenceMaxSoftmax {
   // Whether a reference maximum is so near the highest logit that no exponential can be infinite before it is
   // checked.
   FLASHGEN_DEVICE static bool is_near(float highest, float reference_max) {
-    return foresees && reference_max >= highest - kFinite;
+    return bounds_growth && reference_max >= highest - kFinite;
   }
   // Whether one of a lane's two rows has no reference maximum yet.
   FLASHGEN_DEVICE bool has_no_reference_max() const {
@@ -191,7 +193,7 @@ struct ReferenceMaxSoftmax {
   // What is subtracted from a row's logits. A row without a reference maximum subtracts 0 if exponentials are
   // taken before all rows have reference maxima, or if kNowhere is -inf: -inf - -inf would be NaN.
   FLASHGEN_DEVICE float shift(i32 row) const {
-    return foresees || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
+    return bounds_growth || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
   }
   // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
@@ -244,7 +246,7 @@ struct ReferenceMaxSoftmax {
 
   // Whether this lane has a row that exceeds its reference maximum too far, with no check before.
   FLASHGEN_DEVICE bool has_outgrown(bool are_scaled) const {
-    return foresees && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
+    return bounds_growth && are_scaled && (tile_sum[0] > kGrown<T> || tile_sum[1] > kGrown<T>);
   }
   // Moves the reference maxima of such rows, and scales a tile's exponentials with them. The output so far is
   // then to be multiplied by `factor`, as it may have been before.
@@ -270,7 +272,7 @@ struct ReferenceMaxSoftmax {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
     // Sums that are looked at hold waits for products as it is.
-    if constexpr (holds_waits && (regrowth == Regrowth::never || foresees))
+    if constexpr (computes_before_wait && (regrowth == Regrowth::never || bounds_growth))
       wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
   }
 

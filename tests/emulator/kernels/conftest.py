@@ -216,7 +216,7 @@ class Run:
             source = KernelSource(kernel, edit(source.text))
         for name in results_of(kernel):
             self.arrays[name][...] = np.nan
-        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "turns", "counter"}
+        workspaces = {"dsum", "dq_accum", "row_stats", "head_counts", "dq_semaphore", "counter"}
         workspaces |= {stored.name for stored in kernel.workspaces}
         writable = {*results_of(kernel), *workspaces}
         early = kernel.overlaps_predecessor

@@ -43,7 +43,7 @@ class Bug(NamedTuple):
 
 
 BUGS = {
-    "nobody waits for a turn": Bug(full(), "void add_in_order(", "wait_for_turn(turns, turn);", ""),
+    "nobody waits for a turn": Bug(full(), "void add_in_order(", "wait_for_turn(semaphore, turn);", ""),
     "the next one's turn comes before the addition is complete": Bug(
         full(), "void add_in_order(", "bulk_wait<0>();", ""
     ),
