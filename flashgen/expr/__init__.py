@@ -31,7 +31,7 @@
 ``sides``
     ``split(roots, {"query": [...], "key": [...]})``: what each of two sides brings to the trees by itself.
 ``orders``
-    ``orders(mask)``: what it asks of the order of keys, which has a word for an answer, and what besides.
+    ``orders(mask)``: its comparisons of the key, which give the bits of many keys at once, and the rest.
 ``starts``
     ``with_starts(roots)``: scores whose whole numbers are turned into floats at one pair, for those near it.
 ``constants``

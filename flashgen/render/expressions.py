@@ -63,13 +63,13 @@ class Code:
     has_angles: bool
     tensors: tuple[CapturedTensor, ...]
     surveys: tuple[Survey, ...]
-    #: Whether a tile between the first and the last may hold no allowed pair.
+    #: Whether a tile between the first and the last one may have no allowed pair.
     has_holes: bool
-    #: Whether the mask asks more of a pair than how keys are ordered; and whether that is so little that code for
-    #: each of them may stand by itself.
-    asks_besides: bool
+    #: Whether the mask is more than comparisons of the key.
+    has_rest: bool
+    #: Whether that rest is short enough to unroll over the pairs of a lane.
     is_light: bool
-    #: Whether nothing of it takes long, as divisions and loads do.
+    #: Whether it has no slow operations, such as divisions and loads.
     is_quick: bool
     bodies: Mapping[str, Body]
     #: Elements of captured tensors that the score of a pair may be given.
@@ -92,7 +92,7 @@ def expression_code(plan: KernelPlan) -> Code:
     bodies: dict[str, Body] = {}
     facts: dict[str, tuple[Fact, ...]] = {}
     is_light = is_quick = True
-    asks_besides = False
+    has_rest = False
     if e.mask is not None and e.rule is not None:
         mask = with_keys_apart(e.mask)
         by_order = orders(mask)
@@ -104,8 +104,8 @@ def expression_code(plan: KernelPlan) -> Code:
             for name, root in sides.roots.items():
                 bodies[name] = body_of({name: root}, names | places)
         bodies["ordered"] = _ordered_keys(by_order.ordered, pairs, names | _OF_PAIR)
-        besides = pairs.roots["besides"]
-        asks_besides, is_light, is_quick = besides is not Const(True), is_light_tree(besides), is_quick_tree(besides)
+        rest = pairs.roots["rest"]
+        has_rest, is_light, is_quick = rest is not Const(True), is_light_tree(rest), is_quick_tree(rest)
         bodies["whole_may"] = body_of({"may": e.rule.may}, names)
         bodies["whole_full"] = body_of({"full": e.rule.full}, names)
         bodies["key_tiles"] = body_of({"begin": e.rule.key_begin, "end": e.rule.key_end}, names)
@@ -126,7 +126,7 @@ def expression_code(plan: KernelPlan) -> Code:
         tensors=e.tensors,
         surveys=tuple(_survey(table, e) for table in e.tables),
         has_holes=e.rule is not None and not e.rule.hull_exact,
-        asks_besides=asks_besides,
+        has_rest=has_rest,
         is_light=is_light,
         is_quick=is_quick,
         bodies=bodies,
@@ -217,7 +217,7 @@ def _pairs(mask: Node, by_order: Orders) -> Split:
     from flashgen.expr import Index, split
     from flashgen.expr.analysis.key_orders import leaves
 
-    roots = {"allows": mask, "besides": by_order.besides}
+    roots = {"allows": mask, "rest": by_order.rest}
     roots |= {f"of_row{number}": leaf for number, leaf in enumerate(leaves(by_order.ordered).values())}
     return split(roots, {"query": [Index("q")], "key": [Index("k")]}, ("q", "k", "lane"))
 

@@ -1,5 +1,8 @@
-"""Masks by the order of keys: which keys come before or after a number that is the same for a row is a bit for each of
-them, found for many at once, while all else is asked of one pair after another."""
+"""Splits masks into comparisons of the key and a rest.
+
+A comparison of the key with a value that is the same for a row gives the bits of many keys at once. The rest is
+evaluated pair by pair.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Orders:
 
     #: Made of comparisons of the key and conditions without it.
     ordered: Node
-    besides: Node
+    rest: Node
 
 
 def orders(mask: Node) -> Orders:

@@ -112,7 +112,7 @@ def compares_few_keys(spec: AttentionSpec) -> bool:
     from flashgen.expr.analysis.key_orders import leaves
 
     by_order = _orders(spec)
-    return by_order.besides is Const(True) and len(leaves(by_order.ordered)) <= _MAX_KEY_COMPARISONS
+    return by_order.rest is Const(True) and len(leaves(by_order.ordered)) <= _MAX_KEY_COMPARISONS
 
 
 def mask_ops_per_pair(spec: AttentionSpec) -> int:
@@ -127,11 +127,11 @@ def mask_ops_per_pair(spec: AttentionSpec) -> int:
     from flashgen.expr.tree.nodes import USES, Binary
 
     by_order = _orders(spec)
-    besides = by_order.besides
-    if besides is Const(True) or (compares_documents(spec) and isinstance(besides, Binary) and besides.op == "=="):
+    rest = by_order.rest
+    if rest is Const(True) or (compares_documents(spec) and isinstance(rest, Binary) and rest.op == "=="):
         return 0
     asked = 0
-    for node in postorder(besides):
+    for node in postorder(rest):
         if not node.children or not node.uses & USES["k"]:
             continue
         # A divisor that is no constant takes a dozen instructions.

@@ -10,20 +10,20 @@ struct Range {
   FLASHGEN_DEVICE bool has(i32 i) const { return begin <= i && i < end; }
 };
 
-// The tiles that rows (or columns) from `begin`, at least 0, to `end` lie in.
+// The tiles that contain rows (or columns) from `begin`, which is not negative, to `end`.
 FLASHGEN_DEVICE Range tiles_of(i32 begin, i32 end, i32 tile) {
   return {begin / tile, larger(begin / tile, ceil_div(larger(end, 0), tile))};
 }
 
-// Which sides of the band exist is known when the kernel is generated; where they lie, at launch.
+// The plan says which bounds exist. Their values are kernel parameters.
 template <bool has_lower, bool has_upper>
 struct Band {
-  // Every tile between the first and the last that are visited is.
+  // The tiles that hold allowed pairs are consecutive.
   static constexpr bool has_holes = false;
   i32 lower, upper;
   i32 len_q, len_kv;
 
-  // The mask of one head of one sequence, from a kernel's parameters; a band is the same for all of them.
+  // All heads and sequences have the same band.
   template <class Params>
   FLASHGEN_DEVICE static Band of(const Params& p, i32 /*sequence*/, i32 /*head*/) {
     return {p.band_lower, p.band_upper, p.len_q, p.len_kv};
@@ -37,7 +37,7 @@ struct Band {
     return tiles_of(begin, end, tile);
   }
 
-  // Tiles of keys every one of which all queries of [q_begin, q_end) may attend to, as far as it exists.
+  // Tiles of keys that all queries of [q_begin, q_end) may attend to. The last one may reach beyond len_kv.
   FLASHGEN_DEVICE Range full_key_tiles(i32 q_begin, i32 q_end, i32 tile) const {
     i32 begin = 0, end = ceil_div(len_kv, tile);
     if constexpr (has_lower) begin = ceil_div(larger(0, q_end - 1 + lower), tile);
@@ -94,15 +94,13 @@ FLASHGEN_DEVICE void mask_pairs(Accumulator<row_blocks, column_blocks>& values, 
   }
 }
 
-// Of the columns of which a lane has two of every eight, bit 2n + c for column 8n + c, those from `column`
-// on.
+// A lane has two of every eight columns. Bit 2n + c stands for column 8n + c; those from `column` on are set.
 FLASHGEN_DEVICE u32 bits_from(i32 column) {
   const u32 c = static_cast<u32>(smaller(larger(column, 0), 128));
   return static_cast<u32>(~u64{0} << (c / 8 * 2 + (c % 8 < 2 ? c % 8 : 2)));
 }
 
-// Which keys from `key` on, a lane's first one, a band allows for a query: two numbers, and made of these a
-// bit for each.
+// The keys that a band allows for a query, as bits_from() counts them from `key`, the lane's first one.
 template <bool has_lower, bool has_upper>
 FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, i32 key) {
   i32 end = mask.len_kv - key;
@@ -112,8 +110,8 @@ FLASHGEN_DEVICE u32 allowed_keys(const Band<has_lower, has_upper>& mask, i32 q, 
   return allowed;
 }
 
-// The same for a band, for rows of queries that exist or whose results nobody looks at. Of bits assemblers
-// test seven at once.
+// As mask_pairs(), for a band. Rows beyond the last query may get any values. The assembler tests seven bits
+// at once.
 template <bool has_lower, bool has_upper, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value,
                                const Band<has_lower, has_upper>& mask, i32 first_q, i32 first_key,
@@ -130,11 +128,10 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Bits of a warp's pairs that any mask forbids, for a lane's rows of queries that exist. What it asks of the
-// order of keys is bits from the beginning. What it asks of keys besides is found for 32 of them at a time, a
-// lane for each, and handed around; where it asks much of every pair in a loop, or, where registers are
-// scarce, for 16 keys at a time: so much code would stand there otherwise, and so much of it at once, that
-// nothing else found room.
+// Sets the bits of a lane's pairs that a mask forbids. Rows beyond the last query may get any bits. The
+// mask's bounds on keys give a word of bits at once. The rest of the mask is evaluated pair by pair. Each
+// lane first loads what the rest reads of one of 32 keys, and the lanes exchange these by shuffles. A costly
+// mask is evaluated in a loop over single columns: unrolled, it takes too much code and too many registers.
 template <i32 column_blocks, class Mask>
 FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 first_q, i32 first_key,
                                     Thread thread) {
@@ -145,13 +142,13 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   const i32 first_column = first_key + thread.column();
   const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
 #pragma unroll
-  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_keys(queries[h], from) & ~from(mask.len_kv));
-  if constexpr (Mask::asks_besides) {
+  for (i32 h = 0; h < 2; ++h) forbidden[h] = ~(mask.ordered_bits(queries[h], from) & ~from(mask.len_kv));
+  if constexpr (Mask::has_rest) {
 #pragma unroll 1
     for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
       const i32 key = first_key + 8 * first;
       const typename Mask::Key own = mask.key_at(key + thread.lane);
-      // A lane's columns of 16 keys: those of 32 have addresses for which wide heads have no registers.
+      // Four columns are a lane's share of 16 keys. The addresses for 32 keys need too many registers.
       constexpr i32 at_once = Mask::is_light ? 4 : 1;
       static_assert(column_blocks % 2 == 0, "tiles are of 16 keys");
       const i32 count = 2 * smaller(blocks_at_once, column_blocks - first);
@@ -163,7 +160,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
           const typename Mask::Key of_column = own.of_lane(column, key + column);
 #pragma unroll
           for (i32 h = 0; h < 2; ++h) {
-            if (!mask.allows_besides(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
+            if (!mask.allows_rest(queries[h], of_column)) forbidden[h] |= 1u << (2 * first + i);
           }
         }
       }
@@ -171,7 +168,7 @@ FLASHGEN_DEVICE void find_forbidden(u32 (&forbidden)[2], const Mask& mask, i32 f
   }
 }
 
-// Puts `value` where the bits of a lane's two rows are set: of bits assemblers test seven at once.
+// Puts `value` where the bits of a lane's two rows are set. The assembler tests seven bits at once.
 template <i32 column_blocks>
 FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float value, const u32 (&bits)[2]) {
 #pragma unroll
@@ -183,7 +180,7 @@ FLASHGEN_DEVICE void put_where(Accumulator<1, column_blocks>& values, float valu
   }
 }
 
-// Bits of those that it allows; of a band they are known by themselves.
+// Sets the bits of a lane's pairs that a mask allows.
 template <i32 column_blocks, class Mask>
 FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Mask& mask, i32 first_q, i32 first_key,
                                   Thread thread) {
@@ -199,29 +196,28 @@ FLASHGEN_DEVICE void find_allowed(u32 (&allowed)[2], const Band<has_lower, has_u
     allowed[h] = allowed_keys(mask, first_q + thread.row() + 8 * h, first_key + thread.column());
 }
 
-// Whether a mask asks so little of keys besides their order, and nothing that takes long, that the answers
-// need not be bits first. Else bits are worth keeping.
+// Whether a mask is so cheap that pairs are masked as they are evaluated. The bits of a costlier mask are
+// computed first, and are worth keeping for the next use.
 template <class Mask>
 constexpr bool kIsDirect = Mask::is_light && Mask::is_quick && !Mask::in_groups;
 template <class Mask>
-constexpr bool kIsWorthKeeping = Mask::asks_besides && !kIsDirect<Mask>;
+constexpr bool kIsWorthKeeping = Mask::has_rest && !kIsDirect<Mask>;
 
-// The same for any mask.
+// As mask_pairs(), for a mask that is not a band.
 template <class Mask, i32 column_blocks>
 FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float value, const Mask& mask,
                                i32 first_q, i32 first_key, Thread thread) {
   static_assert(column_blocks <= 16, "a lane's share of a row has a bit for each column");
   constexpr i32 blocks_at_once = kWarpSize / 8;
-  if constexpr (Mask::asks_besides && kIsDirect<Mask>) {
+  if constexpr (Mask::has_rest && kIsDirect<Mask>) {
     const typename Mask::Query queries[2] = {mask.query_at(first_q + thread.row()),
                                              mask.query_at(first_q + thread.row() + 8)};
     const i32 first_column = first_key + thread.column();
     const auto from = [&](i32 k) { return bits_from(larger(k, 0) - first_column); };
-    const auto allowed_in_order = [&](i32 h) {
-      return mask.ordered_keys(queries[h], from) & ~from(mask.len_kv);
+    const auto allowed_by_order = [&](i32 h) {
+      return mask.ordered_bits(queries[h], from) & ~from(mask.len_kv);
     };
-    // Bit 2n + c for column 8n + c.
-    const u32 allowed[2] = {allowed_in_order(0), allowed_in_order(1)};
+    const u32 allowed[2] = {allowed_by_order(0), allowed_by_order(1)};
 #pragma unroll
     for (i32 first = 0; first < column_blocks; first += blocks_at_once) {
       const i32 key = first_key + 8 * first;
@@ -233,7 +229,7 @@ FLASHGEN_DEVICE void mask_keys(Accumulator<1, column_blocks>& values, float valu
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) {
           const bool in_order = (allowed[h] & 1u << (2 * first + i)) != 0;
-          if (!(in_order & mask.allows_besides(queries[h], of_column)))
+          if (!(in_order & mask.allows_rest(queries[h], of_column)))
             values[0][first + i / 2][2 * h + i % 2] = value;
         }
       }

@@ -1,12 +1,12 @@
-// Gradients of captured tensors: dS = P (dP - D) of each pair, times the slope of the score with respect to
-// the element that the pair loads, added up for each element.
+// Gradients of captured tensors. The gradient of an element is the sum, over the pairs that load it, of
+// dS = P (dP - D) times the derivative of the score with respect to the element.
 //
-// A share is one load of a tensor:
+// A share is the part of the gradient that comes from one load of a tensor:
 //
-//     Share::over             over which pairs of a sequence and head the element is the same
+//     Share::over             the pairs of a sequence and head that load the same element
 //     slope(s, q, k)          d score / d element
-//     element(q, k)           its number in the gradient, which is contiguous
-//     add(q, k, x)            adds to its exact sum
+//     element(q, k)           the element's index in the gradient, which is contiguous
+//     add(q, k, x)            adds to the element's exact sum
 #pragma once
 #include "flashgen/accumulator.cuh"
 #include "flashgen/expression.cuh"
@@ -17,7 +17,7 @@ namespace flashgen {
 
 enum class Over { kBlock, kRows, kColumns, kDiagonals, kPairs };
 
-// The number of an element when the tensor is contiguous. Indices are moved into it, as those of loads are.
+// The index of an element in a contiguous tensor. Indices are clamped, as loads clamp theirs.
 template <class T, i32 rank, class... Indices>
 FLASHGEN_DEVICE i64 element_of(const Captured<T, rank>& tensor, Indices... indices) {
   i64 element = 0;
@@ -27,22 +27,22 @@ FLASHGEN_DEVICE i64 element_of(const Captured<T, rank>& tensor, Indices... indic
   return element;
 }
 
-// Rounds to the element type; to 16 bits by way of a float.
+// Rounds to the element type. Rounding to 16 bits goes through float.
 FLASHGEN_DEVICE void store_as(double* to, double x) { *to = x; }
 FLASHGEN_DEVICE void store_as(float* to, double x) { *to = static_cast<float>(x); }
 FLASHGEN_DEVICE void store_as(half_t* to, double x) { to->bits = to_half_bits(static_cast<float>(x)); }
 FLASHGEN_DEVICE void store_as(bfloat16_t* to, double x) {
-  // Not every GPU that may hold such a tensor has the instruction.
+  // sm_75 lacks the instruction, but may have tensors of bfloat16.
   const float value = static_cast<float>(x);
   const u32 bits = bits_of(value);
   to->bits = value != value ? 0x7fff : static_cast<u16>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// A pair that the mask forbids adds nothing, whatever the slope is there.
+// The slope of a masked pair may be NaN or infinite, and must not matter.
 FLASHGEN_DEVICE float term(float ds, float slope) { return ds == 0.0f ? 0.0f : ds * slope; }
 
-// Turns products into scaled logits, and dP into dS = P (dP - D), the gradient of the scores. L and D are
-// those of the warp's rows.
+// Replaces products by scaled logits, and dP by dS = P (dP - D). `lse` and `dsum` are L and D of the warp's
+// rows.
 template <class Score, i32 row_blocks, i32 column_blocks>
 FLASHGEN_DEVICE void differentiate_scores(Accumulator<row_blocks, column_blocks>& products,
                                           Accumulator<row_blocks, column_blocks>& dp, const Score& score,
@@ -119,9 +119,9 @@ FLASHGEN_DEVICE void add_block_sum(const Share& share, float total, float* scrat
   share.add(0, 0, sum);
 }
 
-// Adds up a share's terms, as far as that can be done before an element's sum is touched: over a block, over
-// rows from one tile of keys to the next, over the columns or diagonals of a tile. Every warp owns whole rows
-// of the tile of `rows` queries and `columns` keys.
+// Adds up a share's terms before they go to the element's sum in memory: over all pairs of a block, over the
+// keys of a row, or over the columns or diagonals of a tile. Every warp owns whole rows of the tile of `rows`
+// queries and `columns` keys.
 template <class Share, i32 rows, i32 columns, i32 warps>
 struct Gather {
   static constexpr i32 row_blocks = rows / (16 * warps), column_blocks = columns / 8;
@@ -130,7 +130,7 @@ struct Gather {
   static constexpr i32 line_stride = columns + 8;
   using Product = Accumulator<row_blocks, column_blocks>;
 
-  // The terms of all pairs so far, or of those of each of the lane's rows.
+  // Over::kBlock: the lane's sum so far. Over::kRows: the lane's sums so far, by row.
   float total;
   float row_totals[row_blocks][2];
 
@@ -139,7 +139,8 @@ struct Gather {
     for (i32 m = 0; m < row_blocks; ++m) row_totals[m][0] = row_totals[m][1] = 0.0f;
   }
 
-  // The terms of a tile that begins at (first_q, first_key), all threads together; `lines` is shared memory.
+  // Adds the terms of the tile that begins at (first_q, first_key). All threads call it. `lines` is shared
+  // memory.
   FLASHGEN_DEVICE void take(const Share& share, const Product& logits, const Product& ds, i32 first_q,
                             i32 first_key, float* lines, Thread thread) {
     const i32 row = thread.warp * (16 * row_blocks) + thread.row(), column = thread.column();
@@ -170,7 +171,7 @@ struct Gather {
     }
   }
 
-  // What is left when the last tile is done, all threads together; `scratch` holds a float for each warp.
+  // Adds the sums of the block or its rows to memory. All threads call it. `scratch` holds a float per warp.
   FLASHGEN_DEVICE void finish(const Share& share, i32 first_q, float* scratch, Thread thread) {
     if constexpr (Share::over == Over::kBlock) {
       add_block_sum<warps>(share, total, scratch, thread);
@@ -197,7 +198,7 @@ struct Gather {
     constexpr i32 count = diagonal ? rows + columns - 1 : columns;
 #pragma unroll 1
     for (i32 line = thread.index(); line < count; line += threads) {
-      // A diagonal's column, less its row.
+      // On a diagonal, column - row is constant.
       const i32 shift = diagonal ? line - (rows - 1) : 0;
       const i32 begin = diagonal ? larger(0, -shift) : 0,
                 end = diagonal ? smaller(rows, columns - shift) : rows;

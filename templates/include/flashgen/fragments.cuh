@@ -1,12 +1,12 @@
-// A strip of accumulators in memory as its lanes hold it: four floats for each lane, block of 16 x 8 after
-// block. What a lane writes the same lane of a warp reads, 16 bytes at a time.
+// Accumulators of a warp's 16 rows in memory, in the layout of its lanes: for each block of 16 x 8, four
+// floats per lane. Each lane reads what the same lane of a warp wrote, 16 bytes at a time.
 #pragma once
 #include "flashgen/element.cuh"
 #include "flashgen/primitives.cuh"
 
 namespace flashgen {
 
-// The columns from `first` to `end`, ...
+// Writes the columns from `first` to `end`.
 template <i32 count>
 FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32 first, i32 end,
                                    Thread thread) {
@@ -17,7 +17,7 @@ FLASHGEN_DEVICE void write_columns(float* part, const float (&strip)[count], i32
         Vec16{{bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])}};
   }
 }
-// ... or all of them.
+// Writes all columns.
 template <i32 count>
 FLASHGEN_DEVICE void write_fragments(float* part, const float (&strip)[count], Thread thread) {
   write_columns(part, strip, 0, 2 * count, thread);

@@ -1,17 +1,17 @@
-// Walking over the tiles of queries of a group of heads, for kernels that keep a tile of keys.
+// The loop over the tiles of queries of a group of heads, for kernels whose block keeps one tile of keys.
 #pragma once
 #include "flashgen/walk.cuh"
 
 namespace flashgen {
 
-// A step of the loop over the query tiles of a group of heads: a tile of a member of the group.
+// A step of the loop: a tile of queries of one head of the group.
 struct Step {
   i32 member;
   i32 tile;
 };
 
-// Goes over the steps: for each member of the group, those tiles of queries of which some query may attend to
-// a key of [k_begin, k_end). `mask_of(member)` is the mask of a head of the group.
+// Visits, for each head of the group, the tiles with a query that may attend to a key of [k_begin, k_end).
+// `mask_of(member)` is the mask of a head of the group.
 template <class Mask, i32 tile_q>
 struct QueryWalk {
   i32 k_begin, k_end;
@@ -31,9 +31,9 @@ struct QueryWalk {
   }
   template <class MaskOf>
   FLASHGEN_DEVICE void advance(Thread thread, const MaskOf& mask_of) {
-    // The question to the mask stands here once: it is long.
+    // A loop, so that the code that evaluates the mask is inlined only once.
     while (true) {
-      if (member >= 0) go_on(thread, mask_of);
+      if (member >= 0) advance_within_head(thread, mask_of);
       if (!tiles.over() || ++member >= members) return;
       tiles = Walk<Mask::has_holes>(mask_of(member).query_tiles(k_begin, k_end, tile_q));
     }
@@ -41,7 +41,7 @@ struct QueryWalk {
 
  private:
   template <class MaskOf>
-  FLASHGEN_DEVICE void go_on(Thread thread, const MaskOf& mask_of) {
+  FLASHGEN_DEVICE void advance_within_head(Thread thread, const MaskOf& mask_of) {
     const Mask mask = mask_of(member);
     tiles.advance(thread, [&](i32 tile) {
       return !mask.is_empty(tile * tile_q, smaller((tile + 1) * tile_q, mask.len_q), k_begin, k_end);
@@ -49,7 +49,7 @@ struct QueryWalk {
   }
 };
 
-// A band is the same for every head, and its tiles follow one another: this walk is two counters.
+// A band is the same for every head, and its tiles are consecutive, so two counters suffice.
 template <bool has_lower, bool has_upper, i32 tile_q>
 struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
   i32 k_begin, k_end;
@@ -70,7 +70,7 @@ struct QueryWalk<Band<has_lower, has_upper>, tile_q> {
     left *= tiles.size();
     tile = tiles.begin;
   }
-  // Of a walk that has just started, one of several parts that are as long as one another, but for a step.
+  // Restricts a walk that has just started to one of `parts` parts, whose lengths differ by at most one step.
   FLASHGEN_DEVICE void take_part(i32 part, i32 parts) {
     const i32 first = left * part / parts;
     left = left * (part + 1) / parts - first;

@@ -29,11 +29,11 @@ constexpr float kScaledSpan = 59.0f;
 template <>
 constexpr float kScaledSpan<half_t> = 13.0f;
 
-// By how many powers of two a reference maximum is placed ahead of the maximum, so that it rarely has to
-// move. It must leave exponentials enough significant bits, small as they are. The further ahead, the less
-// exact is the logarithm of a sum. So the distance is `little` where logits are near zero, `more` where they
-// are not, and `most` where they are shares of a cap: logarithms of their sums are large, and rows may go on
-// to that cap. Rows whose first logits are at least `wide` above zero are likely to outgrow any of these.
+// By how many powers of two a reference maximum is placed above the maximum, so that it rarely has to move.
+// Exponentials must keep enough significant bits, and the logarithm of their sum loses accuracy with the
+// distance. So the distance is `little` where logits are near zero, `more` where they are not, and `most`
+// where they are shares of a cap: there logarithms are large, and rows may grow up to the cap. Rows whose
+// first logits are at least `wide` above zero are likely to outgrow any of these.
 template <class T>
 struct Ahead {
   static constexpr float little = 24.0f, more = 60.0f, most = 90.0f, wide = 120.0f;
@@ -53,9 +53,9 @@ constexpr float kMostAtOnce = 120.0f;
 
 // How to handle a row that grows far above its reference maximum.
 enum class Regrowth {
-  // It cannot happen: the reference maximum is the exact running maximum, which takes a pass over all scores.
+  // It cannot happen: the reference maximum is the running maximum. This takes a pass over all scores.
   never,
-  // It cannot happen: reference maxima move where a bound on logits says that they might have to.
+  // It cannot happen: reference maxima move whenever a bound on the logits permits growth.
   bounded,
   // Exponentials have registers of their own. They are recomputed where such a bound requires it.
   checked,
@@ -155,16 +155,14 @@ struct ReferenceMaxSoftmax {
     return found > rows.reference_max[row] + distance;
   }
   FLASHGEN_DEVICE void move_reference_max(i32 row, float reference_max, const Logits& logits = {}) {
-    // Where reference maxima move in most tiles there is no branch for those that stay, whose factor is 1 as
-    // well.
+    // Reference maxima that move in most tiles do not branch: the formula gives a factor of 1 if they stay.
     const bool stays = regrowth != Regrowth::never && reference_max == rows.reference_max[row];
     factor[row] = stays ? 1.0f : exp2_approx(logits.powers(rows.reference_max[row] - reference_max));
     rows.reference_max[row] = reference_max;
     rows.sum[row] *= factor[row];
   }
-  // The reference maximum for a row in which a logit was found: as far ahead of it as it may be, but not so
-  // far that the row, as high as it might get, would still not be far above it. By a whole power of two, so
-  // that a probability of 1 is not rounded.
+  // The reference maximum for a row with logit `found` that may grow to `highest`. It is no further ahead
+  // than the growth requires, and by a whole power of two, so that a probability of 1 is not rounded.
   FLASHGEN_DEVICE static float reference_max_ahead(float found, float highest, bool is_little = false) {
     if constexpr (regrowth == Regrowth::never) return found;
     const float most = is_little ? Ahead<T>::little : Ahead<T>::most;
@@ -172,8 +170,8 @@ struct ReferenceMaxSoftmax {
     return found + static_cast<float>(static_cast<i32>(room < most ? maximum(room, 0.0f) : most));
   }
 
-  // The same for a row that may have one, which it is not moved below; and no further at once than what the
-  // row has so far can be scaled by, if that counts.
+  // The same for a row that may already have one. It never moves down. It moves up by at most what the row's
+  // sum and output can be scaled by at once, unless `found` requires more.
   FLASHGEN_DEVICE float reference_max_ahead_in(i32 row, float found, float highest) const {
     const float reference_max = rows.reference_max[row],
                 ahead = maximum(reference_max, reference_max_ahead(found, highest));
@@ -181,8 +179,8 @@ struct ReferenceMaxSoftmax {
     return ahead < most ? ahead : most;
   }
 
-  // The same where nothing bounds them: further where they are far from zero, as rows then grow further, and
-  // have logarithms that are rounded by as much.
+  // The same without a bound on logits. It is further ahead where logits are far from zero: such rows grow
+  // further, and their logarithms are rounded more coarsely anyway.
   FLASHGEN_DEVICE static float ahead_of(float found, const Logits& logits) {
     const float powers = logits.powers(found);
     const float apart = maximum(maximum(powers, -powers), Ahead<T>::little);
@@ -195,13 +193,13 @@ struct ReferenceMaxSoftmax {
   FLASHGEN_DEVICE float shift(i32 row) const {
     return bounds_growth || kNowhere == -kInfinity ? finite_shift(row) : rows.reference_max[row];
   }
-  // The same in any softmax, where what is forbidden has a logit that is far below zero and no infinity.
+  // The same where masked logits are finite and far below zero.
   FLASHGEN_DEVICE float finite_shift(i32 row) const {
     return rows.reference_max[row] == kNowhere ? 0.0f : rows.reference_max[row];
   }
 
-  // Exponentials of a tile, and their sums: rounded in `probabilities` where scores are kept, else in their
-  // place.
+  // Computes a tile's exponentials and their sums. The exponentials go to `probabilities`, rounded, if scores
+  // are kept, and otherwise replace the scores.
   template <class AnyLogits>
   FLASHGEN_DEVICE void exponentiate(Strip<columns>& scores, Rounded<columns>& probabilities,
                                     AnyLogits& logits) {
@@ -226,7 +224,7 @@ struct ReferenceMaxSoftmax {
     for (i32 h = 0; h < 2; ++h) tile_sum[h] = total[h][0] + total[h][1];
   }
 
-  // The same exponentials, which are in the place of scores, once some have been taken out.
+  // Recomputes the sums of exponentials that have replaced the scores, after some were removed.
   FLASHGEN_DEVICE void add_up(const Strip<columns>& exponentials) {
     tile_sum[0] = tile_sum[1] = 0.0f;
 #pragma unroll
@@ -271,7 +269,7 @@ struct ReferenceMaxSoftmax {
   FLASHGEN_DEVICE void add(u32 scratch) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) rows.sum[h] += tile_sum[h];
-    // Sums that are looked at hold waits for products as it is.
+    // Other variants test the sums, which keeps the arithmetic before the wait anyway.
     if constexpr (computes_before_wait && (regrowth == Regrowth::never || bounds_growth))
       wgmma_compute_before_wait(rows.sum[0] + rows.sum[1], scratch);
   }
@@ -287,14 +285,14 @@ struct ReferenceMaxSoftmax {
   }
 
  private:
-  // What may be due: some row needs a reference maximum; and maxima are checked in so many tiles. The checks
-  // cost about half as much as recomputing a tile.
+  // Bits of `due`: some row needs a reference maximum, and the number of tiles whose maxima are still
+  // checked. A check costs about half as much as recomputing a tile.
   static constexpr u32 kNoReferenceMax = 1, kWatchedTile = 2, kWatchedTiles = 15 * kWatchedTile;
 
   // This lane's share of each row's sum over the current tile.
   float tile_sum[2];
 
-  // The largest score of a row, over every `every`-th block of columns.
+  // The largest score of a row in every `every`-th block of columns.
   FLASHGEN_DEVICE static float highest(const Strip<columns>& scores, i32 h, i32 every) {
     float found = -kInfinity;
 #pragma unroll
@@ -304,9 +302,9 @@ struct ReferenceMaxSoftmax {
     return row_maximum(found);
   }
 
-  // A reference maximum for rows that have none: ahead of the maximum of a quarter of the columns, which need
-  // only be near that of all; or of all, where that is far from zero, as the others may be as far, or no
-  // number, as those are masked.
+  // Sets a reference maximum for rows that have none: ahead of the maximum of a quarter of the columns, which
+  // is usually near that of all. If that is far from zero, or if these columns are all masked, it takes all
+  // columns.
   FLASHGEN_DEVICE void set_reference_max(const Strip<columns>& scores, const Logits& logits) {
     set_reference_max_from<4>(scores, logits);
     if (warp_any((due & kNoReferenceMax) != 0)) set_reference_max_from<1>(scores, logits);
@@ -324,12 +322,12 @@ struct ReferenceMaxSoftmax {
       is_wide = is_wide || powers > Ahead<T>::wide;
     }
     if (!warp_any(has_no_reference_max())) due &= ~kNoReferenceMax;
-    // Some row's tiles would have to be taken in once more. To look at maxima of all is less.
+    // Some row is likely to need recomputed tiles. Following the maxima of all rows costs less.
     if (every == 1 && warp_any(is_wide)) due |= kWatchedTiles;
   }
 
-  // Moves the reference maxima of rows that reach too far above them to the maximum, or ahead of it: little,
-  // so that what such rows had before is not lost where it counts.
+  // Moves the reference maxima of rows that reach too far above them, to the maximum or `little` ahead of it.
+  // A larger distance would underflow what such rows had before.
   FLASHGEN_DEVICE void follow_maximum(const Strip<columns>& scores, const Logits& logits) {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {

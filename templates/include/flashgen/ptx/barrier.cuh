@@ -1,11 +1,12 @@
-// Barriers that threads arrive at without waiting, or wait at without arriving (sm_90 and later, but for
-// the named ones).
+// Barriers at which threads may arrive without waiting, or wait without arriving. Named barriers exist on
+// every GPU, mbarriers are for sm_90 and later.
 #pragma once
 #include "flashgen/primitives.cuh"
 
 namespace flashgen {
 
-// ---- Named barriers 1 to 15 of a block; 0 is block_sync's. Whole warps take part, `threads` in all.
+// ---- Named barriers 1 to 15 of a block. Barrier 0 is block_sync's. `threads` threads take part, in whole
+// warps.
 
 FLASHGEN_DEVICE void named_barrier_sync(i32 barrier, i32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -16,7 +17,7 @@ FLASHGEN_DEVICE void named_barrier_arrive(i32 barrier, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Waits, and tells whether the condition of any thread holds.
+// Waits, and returns whether the condition holds in any thread.
 FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition) {
   u32 any;
   asm volatile(
@@ -30,14 +31,14 @@ FLASHGEN_DEVICE bool named_barrier_any(i32 barrier, i32 threads, bool condition)
   return any != 0;
 }
 
-// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all the bytes
-// that were announced have come; phases are distinguished by their parity, that of the first one being 0.
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all expected
+// bytes have been copied. A wait names the parity of its phase; the first phase has parity 0.
 
 FLASHGEN_DEVICE void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Its memory may hold something else from now on.
+// Its memory may be reused from now on.
 FLASHGEN_DEVICE void mbarrier_invalidate(u32 barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -46,13 +47,13 @@ FLASHGEN_DEVICE void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, whose address is one of map_to_rank(). To release what was
-// written is a fence for the whole GPU here: not for every step of a loop.
+// Arrives at a barrier of any block of the cluster, whose address is from map_to_rank(). The release costs as
+// much as a fence of the whole GPU, so do not use it in every step of a loop.
 FLASHGEN_DEVICE void mbarrier_arrive_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Announces that `bytes` more will come in this phase.
+// This phase also waits for `bytes` more bytes.
 FLASHGEN_DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -63,7 +64,7 @@ FLASHGEN_DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// Whether the phase of this parity has ended; waits for a while before it says no.
+// Whether the phase of this parity has ended. Waits for a while before it returns false.
 FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -76,7 +77,7 @@ FLASHGEN_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// The same at once.
+// The same without waiting.
 FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -89,7 +90,7 @@ FLASHGEN_DEVICE bool mbarrier_test_wait(u32 barrier, u32 parity) {
   return ended != 0;
 }
 
-// Waiting for a while, and what threads of other blocks of the cluster did before they arrived is seen too.
+// As mbarrier_try_wait, and acquires what threads of other blocks of the cluster wrote before they arrived.
 FLASHGEN_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(
@@ -114,13 +115,14 @@ FLASHGEN_DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
 
 // ---- Fences
 
-// Shows this thread's mbarrier_init to asynchronous copies and, after a barrier of the cluster, to its
-// blocks.
+// Makes this thread's mbarrier_init visible to asynchronous copies and, after a barrier of the cluster, to
+// its other blocks.
 FLASHGEN_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Orders ordinary accesses of this thread, and those it knows of, before later ones by bulk copies and wgmma.
+// Orders ordinary accesses of this thread, and those that a barrier ordered before it, before later accesses
+// by bulk copies and wgmma.
 FLASHGEN_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // The same for shared memory alone.
@@ -128,7 +130,7 @@ FLASHGEN_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for global memory alone, which is not waited for.
+// The same for global memory alone. It does not wait for shared memory.
 FLASHGEN_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace flashgen

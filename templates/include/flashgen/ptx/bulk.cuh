@@ -1,16 +1,16 @@
-// Bulk copies: whole boxes and runs of bytes, moved by TMA (sm_90 and later). Loads end at an
-// mbarrier, on which they count their bytes; stores and reductions in groups of the thread that issued them.
-// Shared memory that they read must have been written before a fence_proxy_async of the writer.
+// Bulk copies: TMA moves whole boxes and runs of bytes (sm_90 and later). An mbarrier counts the bytes of
+// loads. The issuing thread waits for stores and reductions by groups. Whoever writes shared memory that a
+// bulk copy reads must call fence_proxy_async afterwards.
 #pragma once
 #include "flashgen/primitives.cuh"
 #include "flashgen/ptx/tensor_map.cuh"
 
 namespace flashgen {
 
-// ---- Boxes of tensors. Coordinates are elements, the first along the contiguous dimension, where
-// a box begins at a multiple of 16 bytes: anywhere else is an illegal instruction. Boxes may
-// reach out of the tensor on all sides, but one that is stored may not begin before it, and is
-// clipped at whole 16 bytes: rows that are no multiple of that are written beyond their end.
+// ---- Boxes of tensors. Coordinates count elements, the contiguous dimension first. There a box begins at a
+// multiple of 16 bytes; anything else is an illegal instruction. Boxes may extend beyond the tensor on all
+// sides. But a stored box must not begin before the tensor. The hardware clips it at a multiple of 16 bytes,
+// so it writes beyond the end of rows of any other length.
 
 FLASHGEN_DEVICE void tma_load_2d(u32 destination, const TensorMap* map, u32 barrier, i32 c0, i32 c1) {
   asm volatile(
@@ -46,8 +46,8 @@ FLASHGEN_DEVICE void tma_load_5d(u32 destination, const TensorMap* map, u32 barr
       : "memory");
 }
 
-// Into the same place of every block of the cluster whose bit is set; each one's own barrier counts the
-// bytes.
+// Multicast: loads to the same offset in every block of the cluster whose bit is set. The barrier at the same
+// offset of each block counts its bytes.
 
 FLASHGEN_DEVICE void tma_load_2d_multicast(u32 destination, const TensorMap* map, u32 barrier, u16 blocks,
                                            i32 c0, i32 c1) {
@@ -85,7 +85,7 @@ FLASHGEN_DEVICE void tma_load_5d_multicast(u32 destination, const TensorMap* map
       : "memory");
 }
 
-// What lies outside of the tensor is not written.
+// Stores and reductions do not write outside of the tensor.
 
 FLASHGEN_DEVICE void tma_store_2d(const TensorMap* map, u32 source, i32 c0, i32 c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
@@ -146,12 +146,12 @@ FLASHGEN_DEVICE void tma_reduce_add_5d(const TensorMap* map, u32 source, i32 c0,
       : "memory");
 }
 
-// Brings the map itself closer.
+// Prefetches the map itself.
 FLASHGEN_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// ---- Runs of bytes: a multiple of 16, between addresses that are.
+// ---- Runs of bytes. Sizes and addresses are multiples of 16.
 
 FLASHGEN_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
   asm volatile(
@@ -178,13 +178,13 @@ FLASHGEN_DEVICE void bulk_reduce_add(float* destination, u32 source, u32 bytes) 
 
 FLASHGEN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Waits until all but `pending` groups have read shared memory; what they write may still be under way.
+// Waits until all but `pending` groups have read shared memory. Their writes may still be in flight.
 template <int pending>
 FLASHGEN_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");

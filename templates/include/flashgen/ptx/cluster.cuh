@@ -1,4 +1,4 @@
-// Blocks of a cluster (sm_90 and later): who they are, their barrier, and each other's shared memory.
+// Clusters (sm_90 and later): ranks, the barrier, and distributed shared memory.
 #pragma once
 #include "flashgen/ptx/device.cuh"
 
@@ -16,28 +16,28 @@ FLASHGEN_DEVICE u32 cluster_size() {
   return size;
 }
 
-// Where the block of that rank has what this block has at `address` of its shared memory.
+// The address, in the block of that rank, that corresponds to `address` in this block's shared memory.
 FLASHGEN_DEVICE u32 map_to_rank(u32 address, u32 rank) {
   u32 mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
 
-// ---- The cluster's barrier. All threads arrive, then wait; those that have returned count as arrived. What
-// a thread did before it arrived is done for whoever has waited.
+// ---- The cluster's barrier. All threads arrive, then wait. Threads that have returned count as arrived.
+// After the wait, a thread sees what the others wrote before they arrived.
 
 FLASHGEN_DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-// Orders nothing: tells only that this thread has come here.
+// Arrives without ordering any memory access.
 FLASHGEN_DEVICE void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 FLASHGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// ---- Shared memory of any block of the cluster, by addresses of map_to_rank
+// ---- Shared memory of any block of the cluster, by addresses from map_to_rank()
 
 FLASHGEN_DEVICE u32 cluster_load(u32 address) {
   u32 value;

@@ -1,8 +1,8 @@
-// How wgmma finds an operand in shared memory: a 64-bit descriptor, the same on a GPU and on a CPU.
+// The 64-bit descriptor of an operand of wgmma in shared memory. The emulator uses the same one.
 //
 // An operand is made of core matrices: eight rows of 16 bytes. A row is a line along the major dimension: K
 // (the summed one) or MN. Swizzled by 32, 64 or 128 bytes, eight rows of that width lie one after another,
-// and the hardware exchanges the 16-byte chunks of each line by its address. The two byte offsets then mean
+// and the hardware permutes the 16-byte chunks of each line by its address. The two byte offsets then mean
 //
 //   swizzle    major   leading_bytes                       stride_bytes
 //   none       k       next chunk of 16 bytes along K      next 8 rows along MN
@@ -23,12 +23,12 @@ struct MatrixDescriptor {
   u32 low;   // address and leading offset, in units of 16 bytes
   u32 high;  // stride offset, and the swizzle
 
-  // The same operand `bytes` further on; the sum must stay within shared memory.
+  // The operand `bytes` later. The sum must stay within shared memory.
   constexpr MatrixDescriptor advanced(u32 bytes) const { return {low + (bytes >> 4), high}; }
   constexpr u64 bits() const { return static_cast<u64>(high) << 32 | low; }
 };
 
-// Within a cluster an address has the block's rank in its upper bits, which are not the descriptor's.
+// Within a cluster the upper bits of an address are the block's rank. Descriptors do not contain them.
 constexpr MatrixDescriptor encode_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes,
                                              Swizzle swizzle) {
   constexpr u32 mask = 0x3fff0;

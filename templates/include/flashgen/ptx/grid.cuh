@@ -1,11 +1,12 @@
-// Blocks of a grid, and grids that follow each other: atomics and ordered accesses of global memory, and
+// Communication between blocks and between grids: atomics, ordered accesses of global memory, and
 // programmatic dependent launch.
 #pragma once
 #include "flashgen/ptx/device.cuh"
 
 namespace flashgen {
 
-// ---- Atomic operations; additions give what was there before. They order nothing unless they say so.
+// ---- Atomic operations. Additions return the previous value. They are relaxed unless their names say
+// otherwise.
 
 FLASHGEN_DEVICE i32 atomic_add(i32* address, i32 value) {
   i32 before;
@@ -25,13 +26,12 @@ FLASHGEN_DEVICE float atomic_add(float* address, float value) {
   return before;
 }
 
-// The bits that are set stay set.
 FLASHGEN_DEVICE void atomic_or(u32* address, u32 bits) {
   asm volatile("red.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
 
-// What this thread did before, or knows of by a barrier, is done for whoever acquires this value or a later
-// one.
+// A thread that acquires this value or a later one sees what this thread wrote before, and what a barrier
+// ordered before that.
 FLASHGEN_DEVICE u32 atomic_add_release(u32* address, u32 value) {
   u32 before;
   asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
@@ -51,16 +51,17 @@ FLASHGEN_DEVICE u32 load_acquire(const u32* address) {
   return value;
 }
 
-// No instruction: says that what follows waits for other blocks, so that all of them must be resident.
+// No instruction. It tells the emulator that blocks wait for each other, so that all must be resident.
 FLASHGEN_DEVICE void expect_cooperative_launch() {}
 
 // ---- Programmatic dependent launch (sm_90 and later)
 
-// Waits until the grids before this one are done and what they wrote can be read. Nothing of theirs may be
-// touched earlier.
+// Waits until the grids before this one are complete and their writes are visible. Do not access their arrays
+// earlier.
 FLASHGEN_DEVICE void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The next grid may start. It sees what this one writes, also afterwards, once it has waited.
+// Lets the next grid start. After its griddep_wait, that grid sees all writes of this one, including later
+// ones.
 FLASHGEN_DEVICE void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

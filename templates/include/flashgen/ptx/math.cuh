@@ -4,7 +4,7 @@
 
 namespace flashgen {
 
-// 2^x; 2 ulp, subnormal results flushed to zero.
+// 2^x within 2 ulp. Subnormal results are flushed to zero.
 FLASHGEN_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -17,21 +17,21 @@ FLASHGEN_DEVICE float log2_approx(float x) {
   return y;
 }
 
-// 1 / x; 1 ulp, subnormal operands and results flushed to zero.
+// 1 / x within 1 ulp. Subnormal operands and results are flushed to zero.
 FLASHGEN_DEVICE float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// The larger of two; a NaN loses to a number.
+// The larger of two. If one is NaN, the result is the other.
 FLASHGEN_DEVICE float maximum(float a, float b) {
   float c;
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-// The smaller of two, or NaN if one of them is; from sm_80 on.
+// The smaller of two, or NaN if one of them is NaN (sm_80 and later).
 FLASHGEN_DEVICE float minimum_or_nan(float a, float b) {
   float c;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -44,7 +44,7 @@ FLASHGEN_DEVICE float fused_multiply_add(float a, float b, float c) {
   return d;
 }
 
-// The same clipped to [0, 1]; of a NaN comes 0.
+// The same, clipped to [0, 1]. NaN gives 0.
 FLASHGEN_DEVICE float fused_multiply_add_clipped(float a, float b, float c) {
   float d;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));

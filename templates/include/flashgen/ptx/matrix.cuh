@@ -4,7 +4,7 @@
 
 namespace flashgen {
 
-// Four 8x8 matrices of 16-bit elements; lane 8i+r gives the address of row r of matrix i.
+// Four 8x8 matrices of 16-bit elements. Lane 8i+r passes the address of row r of matrix i.
 FLASHGEN_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -44,7 +44,7 @@ FLASHGEN_DEVICE void ldmatrix_x1_trans(u32 (&r)[1], u32 address) {
                : "memory");
 }
 
-// The way back (sm_90 and later).
+// From registers to shared memory (sm_90 and later).
 FLASHGEN_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -94,7 +94,7 @@ FLASHGEN_DEVICE void mma_m16n8k16(half_t, float (&d)[4], const u32 (&a)[4], cons
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Turing's shape: half the depth.
+// Half the depth, for sm_75.
 FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
@@ -103,8 +103,8 @@ FLASHGEN_DEVICE void mma_m16n8k8(half_t, float (&d)[4], u32 a0, u32 a1, u32 b) {
       : "r"(a0), "r"(a1), "r"(b));
 }
 
-// The same, of which nobody reads d before mma_finish(). The hardware waits for its results by itself; the
-// emulator carries out all products of a batch at one meeting of the lanes.
+// The same, but d must not be read before mma_finish(). The hardware needs no such call. The emulator then
+// computes all products of a batch at once, after a single rendezvous of the lanes.
 FLASHGEN_DEVICE void mma_m16n8k16_batched(bfloat16_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   mma_m16n8k16(bfloat16_t{}, d, a, b);
 }
@@ -119,7 +119,8 @@ FLASHGEN_DEVICE void mma_m16n8k8_batched(half_t, float (&d)[4], u32 a0, u32 a1, 
 
 FLASHGEN_DEVICE void mma_finish() {}
 
-// Of bits: how many of a row's 128 a column has as well (sm_80 and later). A lane's word is 32 of them.
+// Adds, for each row of a and column of b, the number of bits that both have set, of 128 (sm_80 and later).
+// Each word has 32 of them.
 FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
   asm volatile(
       "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
@@ -128,7 +129,7 @@ FLASHGEN_DEVICE void mma_m16n8k128_bits(i32 (&d)[4], const u32 (&a)[2], u32 b) {
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-// 8-bit elements: twice the depth (sm_89 and later).
+// 8-bit elements, twice the depth (sm_89 and later).
 FLASHGEN_DEVICE void mma_m16n8k32(e4m3_t, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "

@@ -1,25 +1,25 @@
-// Arithmetic of two 16-bit numbers in a word (sm_90).
+// Arithmetic on pairs of 16-bit numbers packed in a word (sm_90).
 #pragma once
 #include "flashgen/ptx/types.cuh"
 
 namespace flashgen {
 
-// Two products of packed numbers, rounded.
+// Both products, rounded.
 FLASHGEN_DEVICE u32 multiply_packed(bfloat16_t, u32 a, u32 b) {
   u32 product;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
 }
 
-// The lower ones of two pairs of signed whole numbers.
+// Both minima of signed integers.
 FLASHGEN_DEVICE u32 minimum_packed(u32 a, u32 b) {
   u32 lower;
   asm("min.s16x2 %0, %1, %2;" : "=r"(lower) : "r"(a), "r"(b));
   return lower;
 }
 
-// All bits but the signs of those of two numbers that are infinite or NaN: times zero they are NaN of these
-// bits, and all others zero.
+// 0x7fff in place of each number that is infinite or NaN, and zero in place of any other: x * 0 + 0 is NaN,
+// which has these bits, exactly if x is not finite.
 FLASHGEN_DEVICE u32 not_finite_packed(bfloat16_t, u32 pair) {
   u32 bits;
   asm("fma.rn.bf16x2 %0, %1, %2, %2;" : "=r"(bits) : "r"(pair), "r"(0u));

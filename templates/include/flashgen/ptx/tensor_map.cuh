@@ -1,10 +1,10 @@
-// How tensor maps describe tensors to bulk copies of boxes.
+// Tensor maps, which describe tensors to bulk copies of boxes.
 #pragma once
 
 namespace flashgen {
 
-// A tensor in global memory and the box that is copied of it. The host makes it, and a kernel takes it in its
-// __grid_constant__ parameters.
+// Describes a tensor in global memory and the box that one copy moves. The host encodes it, and a kernel gets
+// it in its __grid_constant__ parameters.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
 };

@@ -10,16 +10,16 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-// IEEE binary16 and bfloat16 as bits; arithmetic happens in float or on tensor cores.
+// IEEE binary16 and bfloat16 as bits. Arithmetic uses float or tensor cores.
 struct half_t {
   u16 bits;
 };
 struct bfloat16_t {
   u16 bits;
 };
-// The element type of fp32 kernels. Specializations say float32_t, and sums and statistics float.
+// The element type of fp32 kernels. Sums and statistics are `float` in every kernel.
 using float32_t = float;
-// 8-bit floats: sign, then 4 bits of exponent and 3 of mantissa, or 5 and 2.
+// 8-bit floats. After the sign, e4m3 has 4 exponent and 3 mantissa bits; e5m2 has 5 and 2.
 struct e4m3_t {
   u8 bits;
 };

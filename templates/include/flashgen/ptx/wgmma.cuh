@@ -1,39 +1,39 @@
-// Matrix products of a warpgroup: four neighbouring warps, of which the first one's number is a multiple of 4
-// (sm_90a).
+// Matrix products of a warpgroup (sm_90a): four consecutive warps, of which the first has an index that is a
+// multiple of 4.
 //
-// A product is issued, and its operands and accumulators are the hardware's until a wait completes the group
-// that it was committed with. The left operand has 64 rows, the right one `n` columns; one product sums 32
-// bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32 / 4 + 8h, column
-// 8j + 2 (t % 4) + c.
+// Products are asynchronous. Their operands and accumulators must not be touched until a wait completes the
+// group in which they were committed. The left operand has 64 rows, the right one `n` columns, and one
+// product sums over 32 bytes of K. Thread t of the warpgroup holds in d[4j + 2h + c] row 16 (t / 32) + t % 32
+// / 4 + 8h, column 8j + 2 (t % 4) + c.
 #pragma once
 #include "flashgen/ptx/descriptor.cuh"
 #include "flashgen/ptx/device.cuh"
 
 namespace flashgen {
 
-// Orders what threads did to registers before what products do to them: needed before the first product, and
-// again when accumulators or fragments of the left operand were touched.
+// Orders accesses of registers before later products that use them. It is needed before the first product,
+// and again after accumulators or fragments of the left operand were modified.
 FLASHGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 FLASHGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 FLASHGEN_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// No instruction: what is done to the accumulators above stays above, what below stays below. Compilers do
-// not know that a fence or a wait concerns these registers.
+// No instruction. The compiler does not know that a fence or a wait concerns the accumulators; this keeps it
+// from moving accesses of them across.
 template <i32 count>
 FLASHGEN_DEVICE void wgmma_pin(float (&d)[count]) {
 #pragma unroll
   for (i32 i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// What `value`, which is never negative, is made of is computed before the next wait. Assemblers let waits
-// overtake arithmetic, which then no longer overlaps the products; they do not overtake stores, as this one
-// would be, to `scratch` in shared memory, if the value were negative.
+// Makes the assembler compute `value`, which is never negative, before the next wait. It moves waits up
+// across arithmetic, which then no longer overlaps the products, but not across stores. So this stores a
+// negative value, which never happens, to `scratch` in shared memory.
 FLASHGEN_DEVICE void wgmma_compute_before_wait(float value, u32 scratch) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value),
                "r"(scratch)
@@ -45,7 +45,7 @@ FLASHGEN_DEVICE MatrixDescriptor matrix_descriptor(u32 address, u32 leading_byte
   return encode_descriptor(address, leading_bytes, stride_bytes, swizzle);
 }
 
-// The instruction's name from its depth on.
+// The part of the instruction's name that begins with the depth.
 template <class T>
 struct WgmmaType;
 template <>
@@ -65,7 +65,7 @@ struct WgmmaType<e5m2_t> {
   static constexpr char name[] = "k32.f32.e5m2.e5m2";
 };
 
-// What follows the operands: signs and, where the type allows a choice, which dimensions are adjacent.
+// The immediates after the operands: signs and, for 16-bit types, the majors.
 template <bool has_majors, Major... majors>
 struct WgmmaTail {
   static constexpr char text[] = ", 1, 1";
@@ -83,8 +83,8 @@ struct WgmmaTail<true, a, b> {
 template <class T, Major... majors>
 using WgmmaTailOf = WgmmaTail<sizeof(T) == 2, majors...>;
 
-// An instruction must name each of its n / 2 accumulators, so there is one function for each n. The operands
-// that follow the accumulators have the numbers from n / 2 on.
+// An instruction names each of its n / 2 accumulators, so there is one function for each n. The operands
+// after the accumulators have the numbers from n / 2 on.
 template <i32 n>
 struct Wgmma {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256, "wgmma has 8 to 256 columns, in steps of 8");
@@ -227,7 +227,7 @@ struct Wgmma {
 #define WGMMA_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define WGMMA_SHAPE(n) WGMMA_EXPANDED(WGMMA_SHAPE_AT, n, WGMMA_FROM_##n)
 
-// A kernel may say which ones it uses, as compilers take some time for each.
+// A kernel may define WGMMA_SHAPES to the shapes that it uses, because each takes some time to compile.
 #ifdef WGMMA_SHAPES
 WGMMA_SHAPES(WGMMA_SHAPE)
 #else
@@ -272,14 +272,14 @@ FLASHGEN_DEVICE void wgmma_ss(float (&d)[n / 2], MatrixDescriptor a, MatrixDescr
                                                                             accumulate);
 }
 
-// d = a * b, where the compiler knows that nothing d held before matters.
+// d = a * b. The compiler knows that the previous value of d is dead.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_first(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b) {
   Wgmma<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, a.bits(), b.bits(), 0);
 }
 
-// The same with the left operand in registers: those of mma_m16n8k16 (of mma_m16n8k32 for 8-bit types), each
-// warp holding its 16 rows.
+// The same with the left operand in registers. Each warp holds its 16 rows in the layout of mma_m16n8k16, or
+// of mma_m16n8k32 for 8-bit types.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs(float (&d)[n / 2], const u32 (&a)[4], MatrixDescriptor b, bool accumulate) {
   Wgmma<n>::template add_rs<WgmmaType<T>, WgmmaTailOf<T, b_major>>(d, a, b.bits(), accumulate);

@@ -1,6 +1,6 @@
-// Four products of a warpgroup, one after another in the same accumulators, as one statement: compilers take
-// more time for the accumulators that go into statements and come out of them than for all else about
-// products. For kernels that say which shapes they use.
+// Four products of a warpgroup, which add to the same accumulators, as one asm statement. Compile time is
+// dominated by the accumulators that go into and out of statements, so this makes it shorter. The kernel must
+// define WGMMA_SHAPES.
 #pragma once
 #include "flashgen/ptx/wgmma.cuh"
 
@@ -15,7 +15,7 @@ struct WgmmaFours {
 #define WGMMA_PRODUCT(n, a, b, type, tail) \
   "wgmma.mma_async.sync.aligned.m64n" #n "%" #type " {" WGMMA_NAMES_##n "}, " a ", %" #b ", p%" #tail ";\n"
 #define WGMMA_BEGIN(accumulate) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate ", 0;\n"
-// What follows adds to what was there.
+// The products after the first one accumulate.
 #define WGMMA_ADD "setp.eq.b32 p, 0, 0;\n"
 #define WGMMA_LEFT(i0, i1, i2, i3) "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}"
 #define WGMMA_REGISTERS_OF(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
@@ -69,7 +69,7 @@ FLASHGEN_DEVICE void wgmma_ss_four(float (&d)[n / 2], const MatrixDescriptor (&a
   WgmmaFours<n>::template add_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 1);
 }
 
-// The same where nothing d held before matters.
+// d = the sum of four products a * b. The previous value of d is dead.
 template <class T, i32 n, Major a_major = Major::k, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescriptor (&a)[4],
                                          const MatrixDescriptor (&b)[4]) {
@@ -78,7 +78,7 @@ FLASHGEN_DEVICE void wgmma_ss_first_four(float (&d)[n / 2], const MatrixDescript
   WgmmaFours<n>::template set_ss<WgmmaType<T>, WgmmaTailOf<T, a_major, b_major>>(d, left, right, 0);
 }
 
-// With the left operands in registers, plus what d held if `accumulate`; the last product comes first.
+// With the left operands in registers, plus what d held if `accumulate`. The last product is issued first.
 template <class T, i32 n, Major b_major = Major::k>
 FLASHGEN_DEVICE void wgmma_rs_four(float (&d)[n / 2], const u32 (&a)[4][4], const MatrixDescriptor (&b)[4],
                                    bool accumulate) {
