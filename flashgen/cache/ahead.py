@@ -1,4 +1,4 @@
-"""Compiles several sources at a time into a cache, if processors are free."""
+"""Compiles several sources in parallel into a cache."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 def compiling_ahead(
     cache: Cache, sources: Sequence[KernelSource], compile_source: Callable[[KernelSource], Binary]
 ) -> Iterator[None]:
-    """While the caller compiles these sources in their order, threads compile the last ones first.
+    """Threads compile these sources from the last one on, while the caller compiles them from the first one on.
 
-    Threads report no error: the cache then has no binary, and the caller meets the error when it gets there.
+    Threads ignore errors. The caller gets the same error when it compiles that source.
     """
     left = list(sources)
     threads: list[Thread] = []
 
     def compile_last() -> None:
         while left:
-            # Another thread may have been quicker.
+            # Another thread may have taken the last one, and errors are for the caller.
             with suppress(Exception):
                 cache.get_or_compile(left.pop(), compile_source)
 
     try:
         for _ in range(min(len(left), _processors()) - 1):
             thread = Thread(target=compile_last, name="flashgen compiles ahead")
-            # Without threads, the caller compiles one kernel after another.
+            # If no thread can start, the caller compiles everything.
             with suppress(RuntimeError):
                 thread.start()
                 threads.append(thread)
         yield
     finally:
-        # Also after an error: a process forked while a thread is inside the compiler may find it locked.
+        # Wait even after an error: in a process that forks while a thread compiles, the compiler stays locked.
         left.clear()
         for thread in threads:
             thread.join()
 
 
 def _processors() -> int:
-    """How many this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

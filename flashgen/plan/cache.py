@@ -1,4 +1,4 @@
-"""What a cache of keys and values adds to the forward kernel of a spec that has one, and the kernels beside it."""
+"""What a KV cache adds to a spec's forward kernel, and the append and combine kernels."""
 
 from __future__ import annotations
 
@@ -9,53 +9,56 @@ from flashgen.plan.model.params import APPEND, COMBINE
 from flashgen.plan.model.plans import Constant, KernelPlan, Param, ParamTable, SmemMap
 from flashgen.spec import AttentionSpec, full
 
-#: Where the splits of a call leave their results.
+#: Workspaces with the partial results of the splits.
 PARTIALS = ("o_partial", "lse_partial")
-#: Say where the queries of each sequence begin, and how many keys all before it have.
+#: Prefix sums over the sequences: of their queries, and of their keys.
 PACKED_QUERIES, COUNTED_KEYS = "cu_seqlens_q", "cu_seqlens_k"
 _WARPS = 4
 _APPENDED_ROWS = 8
-_CORNER_NOTE = "the band of what is aligned at the top left; band_...: at the bottom right"
-_TABLE_NOTE = "the pages of each sequence; beyond its length it says nothing"
-#: What a parameter of any forward kernel means here.
-_NOTED = {"len_kv": "room for keys in each sequence", "band_lower": "from where the last query and the last key meet"}
+_CORNER_NOTE = "the band of terms aligned top-left; band_... is for those aligned bottom-right"
+_TABLE_NOTE = "the pages of each sequence; entries beyond its length are ignored"
+#: Notes on parameters that mean something else without a cache.
+_CHANGED_NOTES = {
+    "len_kv": "capacity in keys of each sequence",
+    "band_lower": "relative to the diagonal through the last query and the last key",
+}
 _NOTES = {
-    "cache_seqlens": "how many keys each sequence has, and had before some were appended; null: as many as fit",
-    "cache_batch_idx": "its row; null: its own number",
-    "cache_leftpad": "how many of its first keys are not there; null: none",
+    "cache_seqlens": "keys of each sequence, without appended ones; null: the capacity",
+    "cache_batch_idx": "row of the cache of each sequence; null: the sequence's index",
+    "cache_leftpad": "first keys of each sequence to skip; null: none",
     "block_table": _TABLE_NOTE,
-    "cu_seqlens_q": "where its queries begin among those of all; null: they have a batch of their own",
-    "cu_seqlens_k": "how many keys all before it have, instead of cache_seqlens; null: that says it",
+    "cu_seqlens_q": "first query of each packed sequence; null: queries are a batch",
+    "cu_seqlens_k": "prefix sums of the sequences' keys, in place of cache_seqlens; null: use that",
 }
 
 
 def cache_arrays(spec: AttentionSpec) -> tuple[str, ...]:
-    """The arrays that say where the keys of each sequence lie, in the order in which a call hands over their addresses.
+    """The arrays that locate the keys of each sequence, in the order in which a call passes their addresses.
 
-    Any but the table of pages may be left out.
+    All are optional except the page table.
     """
     table = ("block_table",) if spec.cache == "paged" else ()
     return ("cache_seqlens", "cache_batch_idx", "cache_leftpad", *table, PACKED_QUERIES, COUNTED_KEYS)
 
 
 def with_cache(kernel: KernelPlan) -> KernelPlan:
-    """The forward kernel, finding keys in the cache, and going over one split of them."""
+    """The forward kernel, which reads keys from the cache and handles one split of them."""
     if kernel.role != "forward":
         return kernel
     spec = kernel.spec
     partials = [p for p in COMBINE.params if p.name in PARTIALS]
     own = [
-        *_places(spec),
+        *_location_params(spec),
         *(replace(p, declared="float*") for p in partials),
-        Param("splits", "int32", "i32", "blocks that share the keys of a tile of queries"),
-        Param("appended", "int32", "i32", "keys that were put behind those that cache_seqlens counts"),
+        Param("splits", "int32", "i32", "blocks among which the keys of a tile of queries are split"),
+        Param("appended", "int32", "i32", "keys of each sequence after those in cache_seqlens"),
         Param("corner_lower", "int32", "i32", _CORNER_NOTE),
         Param("corner_upper", "int32", "i32"),
-        Param("lse_batch", "int64", "i64", "rows of results from one sequence to the next; 0 where queries are packed"),
+        Param("lse_batch", "int64", "i64", "stride between sequences; 0 if queries are packed"),
         Param("lse_head", "int64", "i64"),
-        Param("lse_rows", "int64", "i64", "and from one split to the next"),
+        Param("lse_rows", "int64", "i64", "stride between splits"),
     ]
-    params = [replace(p, note=_NOTED.get(p.name, p.note)) for p in kernel.params.params]
+    params = [replace(p, note=_CHANGED_NOTES.get(p.name, p.note)) for p in kernel.params.params]
     return replace(
         kernel,
         params=ParamTable.widest_first((*params, *own)),
@@ -65,26 +68,28 @@ def with_cache(kernel: KernelPlan) -> KernelPlan:
 
 
 def plan_cache(forward: KernelPlan) -> tuple[KernelPlan, ...]:
-    """The kernels that put new keys and values into the cache, and that combine the results of splits."""
+    """The kernels that append new keys and values to the cache, and that combine the results of splits."""
     return _append(forward), _combine(forward)
 
 
 def _append(forward: KernelPlan) -> KernelPlan:
     spec = forward.spec
     tables = [
-        *(p for p in _places(spec) if p.name not in ("cache_leftpad", PACKED_QUERIES, COUNTED_KEYS)),
-        Param("rotary_positions", "void*", "const i32*", "of the first new key and query; null: cache_seqlens"),
+        *(p for p in _location_params(spec) if p.name not in ("cache_leftpad", PACKED_QUERIES, COUNTED_KEYS)),
+        Param(
+            "rotary_positions", "void*", "const i32*", "position of the first new key and query; null: cache_seqlens"
+        ),
         Param("rotary_cos", "void*", "const element_t*", "(positions, rotary_dim / 2)"),
         Param("rotary_sin", "void*", "const element_t*"),
         Param("cos_row", "int64", "i64"),
         Param("sin_row", "int64", "i64"),
-        Param("rotary_rows", "int32", "i32", "positions of the table"),
-        Param("rotary_dim", "int32", "i32", "elements of each head that are turned; 0: none"),
-        Param("interleaved", "int32", "i32", "whether neighbours are turned together, or one of each half"),
-        Param("q_advance", "int32", "i32", "how far the position of a query is from that of the one before"),
+        Param("rotary_rows", "int32", "i32", "positions in the tables"),
+        Param("rotary_dim", "int32", "i32", "elements of each head that are rotated; 0: none"),
+        Param("interleaved", "int32", "i32", "1: adjacent elements form a pair; 0: one of each half"),
+        Param("q_advance", "int32", "i32", "difference of the positions of consecutive queries"),
     ]
     return replace(
-        _beside(forward, "append", ("head_dim", "head_dim_v")),
+        _row_kernel(forward, "append", ("head_dim", "head_dim_v")),
         template="append.cu.j2",
         config_type="AppendConfig",
         params=ParamTable.widest_first((*APPEND.params, *tables)),
@@ -95,7 +100,7 @@ def _append(forward: KernelPlan) -> KernelPlan:
 
 def _combine(forward: KernelPlan) -> KernelPlan:
     return replace(
-        _beside(forward, "combine", ("head_dim_v",)),
+        _row_kernel(forward, "combine", ("head_dim_v",)),
         template="combine.cu.j2",
         config_type="CombineConfig",
         params=COMBINE,
@@ -103,8 +108,8 @@ def _combine(forward: KernelPlan) -> KernelPlan:
     )
 
 
-def _beside(forward: KernelPlan, role: str, dims: tuple[str, ...]) -> KernelPlan:
-    """A kernel that moves rows of elements: the same for every mask and score, and so is its name."""
+def _row_kernel(forward: KernelPlan, role: str, dims: tuple[str, ...]) -> KernelPlan:
+    """A kernel that moves rows of elements. Neither the kernel nor its name depends on the mask or the score."""
     bare = replace(forward.spec, mask=full(), score=None)
     config = [Constant(name, forward.constant(name)) for name in dims]
     return replace(
@@ -121,13 +126,13 @@ def _beside(forward: KernelPlan, role: str, dims: tuple[str, ...]) -> KernelPlan
     )
 
 
-def _places(spec: AttentionSpec) -> list[Param]:
-    """The parameters that say where the keys of a sequence lie."""
+def _location_params(spec: AttentionSpec) -> list[Param]:
+    """The parameters that locate the keys of a sequence."""
     pointers = [Param(name, "void*", "const i32*", _NOTES[name]) for name in cache_arrays(spec)]
     if spec.cache != "paged":
         return pointers
     return [
         *pointers,
-        Param("table_row", "int64", "i64", "how far one row of the table lies behind the one before"),
-        Param("page_size", "int32", "i32", "keys of a page"),
+        Param("table_row", "int64", "i64", "stride between rows of the table"),
+        Param("page_size", "int32", "i32", "keys per page"),
     ]

@@ -1,6 +1,6 @@
-"""What a kernel computes of a mask and a score: the trees, and the parameters that they read.
+"""The expressions that a kernel evaluates for its mask and its score, and the parameters that they read.
 
-A mask that is a band needs none of this: two numbers and ``Band`` say everything about it.
+A mask that is a band needs none: ``Band`` and two numbers describe it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flashgen.spec import AttentionSpec
 if TYPE_CHECKING:
     from flashgen.expr import Node, Range, TileRule
 
-#: C++ types of captured tensors' elements.
+#: C++ types of the elements of captured tensors.
 ELEMENTS = {
     "bool": "u8",
     "uint8": "u8",
@@ -61,12 +61,12 @@ def expressions_of(spec: AttentionSpec) -> Expressions:
 
 
 def _is_band(spec: AttentionSpec) -> bool:
-    """Whether two numbers say everything about the mask; where lengths differ, two for each way to align it."""
+    """Whether the mask is a band. With own lengths per sequence, a mask that mixes both alignments is not."""
     return spec.mask.is_band and not (spec.has_own_lengths and spec.mask.rest is not None)
 
 
 def _tables(rule: TileRule) -> tuple[Table, ...]:
-    """The tables that answer what the rule asks of whole tiles."""
+    """The tables that hold what the tile rule reads of whole tiles."""
     from flashgen.expr import Range, Search, postorder
 
     roots = (rule.may, rule.full, rule.key_begin, rule.key_end, rule.query_begin, rule.query_end)
@@ -78,7 +78,7 @@ def _tables(rule: TileRule) -> tuple[Table, ...]:
         axes.setdefault((node.tensor.name, node.whole), set()).add(_varying_axis(node))
     sides = dict.fromkeys(searched, "")
     for (tensor, side), found in sorted(axes.items()):
-        # Indexed with q in two places, a tensor is asked for by looking at its elements.
+        # A tensor that is indexed with q in two places gets no table. Kernels then read its elements.
         if len(found) == 1:
             place = (tensor, found.pop())
             sides[place] = sides.get(place, "") + side
@@ -89,12 +89,12 @@ def _tables(rule: TileRule) -> tuple[Table, ...]:
 
 
 def _varying_axis(node: Range) -> int:
-    """The one dimension that a range over a whole tile runs along."""
+    """The dimension along which a range covers a whole tile."""
     return next(i for i, (low, high) in enumerate(zip(node.low, node.high, strict=True)) if low is not high)
 
 
 def with_captures(table: ParamTable, expressions: Expressions, *, writes_tables: bool = False) -> ParamTable:
-    """A kernel's parameters and those that its expressions read; widest first, so the struct has no holes."""
+    """A kernel's parameters with those that its expressions read, widest first, so that the struct has no padding."""
     if expressions is NO_EXPRESSIONS:
         return table
     tensors = expressions.tensors

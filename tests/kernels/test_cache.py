@@ -218,18 +218,18 @@ def complaint(name: str) -> tuple[Any, str]:
         "no cache": (attend(rows, None), "pass cache=flashgen.KVCache"),
         "no table": (attend(paged, here), "block_table=None"),
         "a table": (attend(rows, fg.KVCache(ints, block_table=ints[None])), "is for kernels built with cache='paged'"),
-        "a flat table": (attend(paged, fg.KVCache(ints, block_table=ints)), "pass a row of int32 page numbers"),
-        "long lengths": (attend(rows, fg.KVCache(np.zeros(2, np.int64))), "seqlens is int64 .* pass 2 integers"),
-        "lengths of three": (attend(rows, fg.KVCache(np.zeros(3, np.int32))), "of shape \\(3,\\); pass 2 integers"),
+        "a flat table": (attend(paged, fg.KVCache(ints, block_table=ints)), "pass a contiguous row of int32 page numbers"),
+        "long lengths": (attend(rows, fg.KVCache(np.zeros(2, np.int64))), "seqlens is int64 .* pass 2 contiguous int32"),
+        "lengths of three": (attend(rows, fg.KVCache(np.zeros(3, np.int32))), "of shape \\(3,\\); pass 2 contiguous int32"),
         "too few rows": (attend(rows, here, floats[:1]), "k has 1 rows and q has batch 2"),
         "a kernel without": (attend(plain, here), "build one with cache='contiguous' or 'paged'"),
         "backward": (lambda: rows.backward(floats, floats, floats, floats, floats, floats), "has no backward pass"),
         "append to none": (lambda: plain.append(floats, floats, floats, floats, cache=here), "built without a cache"),
-        "append nowhere": (append(fg.KVCache()), "say how many these are"),
+        "append nowhere": (append(fg.KVCache()), "pass how many keys it has"),
         "heads": (append(here, np.zeros((2, 8, 2, DIM), np.float32)), "k has 2 heads and k_cache has 1"),
         "three dimensions": (append(here, floats[0]), "k has shape .* must have 4 dimensions"),
         "half an angle": (append(here, rotary=fg.Rotary(table, table[:, :2])), "rotary.sin is fp32 of shape"),
-        "many angles": (append(here, rotary=fg.Rotary(*[np.zeros((30, 6), np.float32)] * 2)), "for 12 elements"),
+        "many angles": (append(here, rotary=fg.Rotary(*[np.zeros((30, 6), np.float32)] * 2)), "which rotates 12 elements"),
         "few positions": (append(here, rotary=fg.Rotary(table[:7], table[:7])), "has 7 positions"),
         "positions": (
             append(here, rotary=fg.Rotary(table, table, positions=table)),
@@ -312,5 +312,5 @@ def test_keys_may_be_counted_from_the_first_sequence_on(spec: fg.AttentionSpec) 
     ]
     assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
     wrong = replace(cache, seqlens=None, cu_seqlens_k=counted[1:])
-    with pytest.raises(fg.ArgumentError, match=r"cache\.cu_seqlens_k is .* pass 4 integers of 32 bits"):
+    with pytest.raises(fg.ArgumentError, match=r"cache\.cu_seqlens_k is .* pass 4 contiguous int32"):
         kernel(x["q"], x["k_cache"], x["v_cache"], cache=wrong)

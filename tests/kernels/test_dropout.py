@@ -109,7 +109,7 @@ def test_a_call_says_which_pairs_are_dropped_if_and_only_if_the_spec_drops_some(
     with pytest.raises(fg.ArgumentError, match="build one with dropout=True"):
         without(q, q, q, dropout=DROPOUT)
     for state in (np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(4, np.int64)[::2]):
-        with pytest.raises(fg.ArgumentError, match="2 integers of 64 bits, side by side"):
+        with pytest.raises(fg.ArgumentError, match="2 contiguous int64"):
             with_dropout(q, q, q, dropout=fg.Dropout(0.5, state=state))
 
 

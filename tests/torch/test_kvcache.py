@@ -100,7 +100,7 @@ def test_leftpad_window_softcap_and_alibi_count_from_the_first_key(emulated: Any
 
 def test_one_length_in_a_tensor_without_dimensions_is_refused(emulated: Any) -> None:
     at = Caches()
-    with pytest.raises(fg.ArgumentError, match=r"cache\.seqlens is torch.int32 of shape \(\); pass 2 integers"):
+    with pytest.raises(fg.ArgumentError, match=r"cache\.seqlens is torch.int32 of shape \(\); pass 2 contiguous int32"):
         fa2(at.q, at.k_cache, at.v_cache, cache_seqlens=torch.tensor(9, dtype=torch.int32), **at.places)
 
 

@@ -154,8 +154,7 @@ class SideArguments:
             dtypes = ("int64", "uint64") if info.name == STATE else ("int32",)
             known = info.dtype.rpartition(".")[2] in dtypes
             if not known or info.shape != (size,) or (size > 1 and info.strides != (1,)):
-                wanted = f"{size} integers of {dtypes[0].removeprefix('int')} bits, side by side"
-                raise ArgumentError(f"{name} is {info.dtype} of shape {info.shape}; pass {wanted}")
+                raise ArgumentError(f"{name} is {info.dtype} of shape {info.shape}; pass {size} contiguous {dtypes[0]}")
         return sequences
 
 

@@ -1,4 +1,4 @@
-"""Calls of the append kernel: new keys and values into a cache, and queries turned by their positions."""
+"""Calls of the append kernel, which appends keys and values to a cache and rotates them and the queries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from flashgen.launch.target import Buffer, Ready, Target
 from flashgen.plan.model.plans import Problem, Role
 from flashgen.spec import AttentionSpec, KVCache, Rotary
 
-#: Where queries go.
-_TURNED = "rotated_q"
+#: The output of rotated queries.
+_ROTATED_Q = "rotated_q"
 _WRITTEN = ("k", "v")
 _TENSORS = ("k", "v", "new_k", "new_v")
 
@@ -38,26 +38,28 @@ class Appender:
     def __call__(
         self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None, stream: Any
     ) -> Any:
-        """The queries, turned where there is a ``rotary``."""
+        """The queries, rotated if there is a ``rotary``."""
         made = run(self.find(k, v, new_k, new_v, cache, q, rotary, stream), new_k, stream)
         return made[0] if made else q
 
     def find(
         self, k: Any, v: Any, new_k: Any, new_v: Any, cache: KVCache, q: Any, rotary: Rotary | None, stream: Any
     ) -> Found:
-        """The call of these arguments, prepared if there was none like it before."""
+        """The prepared call for these arguments: a remembered one, if there was a call like it."""
         self._target.check()
         names, places = self._places.of(cache)
         if cache.seqlens is None:
-            raise ArgumentError("cache.seqlens=None: new keys come behind those that are there; say how many these are")
+            raise ArgumentError(
+                "cache.seqlens=None: new keys are appended to those in the cache; pass how many keys it has"
+            )
         arrays, how = (*places, k, v, new_k, new_v), None
         names += _TENSORS
         if rotary is not None:
             if not isinstance(rotary, Rotary):
                 raise ArgumentError(f"rotary={show(rotary)} is not a Rotary; pass flashgen.Rotary(cos, sin)")
             how = rotary.interleaved, rotary.one_position
-            more, turned = _turned(rotary, q)
-            names, arrays = names + more, arrays + turned
+            more, rotated = _rotary_arrays(rotary, q)
+            names, arrays = names + more, arrays + rotated
         framework = framework_of(k)
         try:
             signature, pointers = framework.signature(arrays, stream)
@@ -85,7 +87,7 @@ class Appender:
         check_writable(*(infos[name] for name in _WRITTEN))
         check_append(self._spec, infos, on_host=self._target.on_host)
         q, new_k, device = infos.get("q"), infos["new_k"], infos["k"].device
-        outputs = () if q is None else (Output(_TURNED, q.shape, self._spec.dtype),)
+        outputs = () if q is None else (Output(_ROTATED_Q, q.shape, self._spec.dtype),)
         heads = max(new_k.shape[2], q.shape[2] if q else 0)
         rows = Problem(new_k.shape[0], heads, heads, max(new_k.shape[1], q.shape[1] if q else 0), 0)
         kernels = self._load(device, framework.stream(device, stream))
@@ -95,7 +97,7 @@ class Appender:
         return make_call(framework, device, steps, outputs, (), stretches)
 
     def _stretches(self, infos: Mapping[str, ArrayInfo]) -> list[Buffer]:
-        """What the kernel may touch of the arrays of a call."""
+        """The memory that the kernel may access."""
         found = []
         for name, info in infos.items():
             item = self._spec.element.bytes if info.dtype == self._spec.dtype else 4
@@ -103,13 +105,13 @@ class Appender:
         return found
 
 
-def _turned(rotary: Rotary, q: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The arrays that turning takes, by parameter; q is one only where it is to be turned."""
+def _rotary_arrays(rotary: Rotary, q: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The arrays that rotation reads, by parameter: the tables and, if there is one, q."""
     arrays = {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions, "q": q}
     given = [name for name, array in arrays.items() if array is not None]
     return tuple(given), tuple([arrays[name] for name in given])
 
 
 def _displayed(names: tuple[str, ...]) -> tuple[str, ...]:
-    """What people call them."""
+    """The names that users know."""
     return tuple(DISPLAYED.get(name, name) for name in names)

@@ -1,4 +1,4 @@
-"""What a call of the append kernel must be given, and the parameters that it makes of that."""
+"""Checks the arguments of calls of the append kernel, and computes its parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashgen.launch.kvcache.cache_arrays import capacity, check_cache, is_ints
 from flashgen.plan.cache import cache_arrays
 from flashgen.spec import AttentionSpec, Rotary
 
-#: What people call the arrays whose parameters have other names.
+#: The arguments of arrays whose parameters have other names.
 DISPLAYED = {
     "k": "k_cache",
     "v": "v_cache",
@@ -28,7 +28,7 @@ Infos = Mapping[str, ArrayInfo]
 
 
 def check_append(spec: AttentionSpec, infos: Infos, *, on_host: bool) -> None:
-    """ArgumentError for what is wrong with the arrays, by parameter."""
+    """Raises ArgumentError, which lists everything that is wrong with the arrays."""
     new_k, k = infos["new_k"], infos["k"]
     q = infos.get("q", new_k)
     check_forward(spec, q, k, infos["v"], on_host=on_host)
@@ -44,7 +44,7 @@ def check_append(spec: AttentionSpec, infos: Infos, *, on_host: bool) -> None:
 def append_values(
     spec: AttentionSpec, infos: Infos, rotary: Rotary | None, outputs: Sequence[Output]
 ) -> dict[str | None, Value]:
-    """All parameters but the addresses; strides of what is not there mean nothing."""
+    """All parameters but the addresses. Strides of missing arrays are 0."""
     q, new_k, k, places = infos.get("q"), infos["new_k"], infos["k"], _places(spec, infos)
     values: dict[str | None, Value] = {
         None: 0,
@@ -66,7 +66,7 @@ def append_values(
 
 
 def _places(spec: AttentionSpec, infos: Infos) -> list[ArrayInfo]:
-    """The arrays that say where sequences lie."""
+    """The arrays that locate the sequences in the cache."""
     return [infos[name] for name in cache_arrays(spec) if name in infos]
 
 
@@ -86,7 +86,7 @@ def _angle_values(infos: Infos, rotary: Rotary | None) -> dict[str | None, Value
 
 
 def _problems(infos: Infos) -> Iterator[str]:
-    """How new keys fit the cache and the queries."""
+    """Mismatches of the new keys with the cache and the queries."""
     new_k, k, q = infos["new_k"], infos["k"], infos.get("q")
     if new_k.shape[2] != k.shape[2]:
         yield f"k has {new_k.shape[2]} heads and k_cache has {k.shape[2]}; they must be equal"
@@ -97,24 +97,25 @@ def _problems(infos: Infos) -> Iterator[str]:
 
 
 def _angle_problems(infos: Infos, room: int) -> Iterator[str]:
-    """How the table of angles fits the cache."""
+    """Mismatches of the rotary tables with the cache."""
     cos, sin, k, batch = infos["rotary_cos"], infos["rotary_sin"], infos["k"], infos["new_k"].shape[0]
     positions = infos.get("rotary_positions")
     if positions and (not is_ints(positions, 1) or positions.shape != (batch,) or positions.device != k.device):
         yield (
             f"{positions.name} is {positions.dtype} of shape {positions.shape} on {positions.where}; pass {batch} "
-            "integers of 32 bits, side by side, where the cache is"
+            "contiguous int32 on the cache's device"
         )
     wrong = [a for a in (cos, sin) if not _is_table(a, k) or a.shape != cos.shape]
     for a in wrong:
         yield (
             f"{a.name} is {a.dtype} of shape {a.shape} on {a.where}; pass (positions, rotary_dim / 2) in {k.dtype} "
-            "where the cache is, rows without gaps, and the other one of the same shape"
+            "on the cache's device, with contiguous rows, and both of the same shape"
         )
     if wrong:
         return
     if 2 * cos.shape[1] > k.shape[3]:
-        yield f"{cos.name} has shape {cos.shape}, for {2 * cos.shape[1]} elements of each head; heads have {k.shape[3]}"
+        rotated = 2 * cos.shape[1]
+        yield f"{cos.name} has shape {cos.shape}, which rotates {rotated} elements; heads have {k.shape[3]}"
     if cos.shape[0] < room:
         yield f"{cos.name} has {cos.shape[0]} positions, and sequences have room for {room} keys; pass as many"
 

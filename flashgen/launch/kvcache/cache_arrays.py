@@ -1,4 +1,4 @@
-"""The arrays that say where the keys and values of each sequence lie in a cache."""
+"""The arrays that locate the keys and values of each sequence in a cache."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LENGTH_LIMIT = 2**30
 
 
 class GivenArrays:
-    """Finds the arrays that calls of one spec bring, by the names of their parameters."""
+    """Extracts the arrays of a call's KVCache, by the names of their parameters."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
-        # Which arrays there are, is known by which are None: looked up, since this is asked for at every call.
+        # By which arrays are None, because this runs at every call.
         self._known: dict[tuple[bool, ...], tuple[tuple[str, ...], Callable[[KVCache], tuple[Any, ...]]]] = {}
 
     def of(self, cache: KVCache | None) -> tuple[tuple[str, ...], tuple[Any, ...]]:
@@ -54,13 +54,13 @@ class GivenArrays:
 
 
 def capacity(arrays: Sequence[ArrayInfo], k: ArrayInfo) -> int:
-    """How many keys of a sequence there is room for."""
+    """The number of keys that a sequence has room for."""
     table = next((a for a in arrays if a.name == "block_table"), None)
     return k.shape[1] if table is None else table.shape[1] * k.shape[1]
 
 
 def check_cache(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
-    """How many sequences there are; ArgumentError for arrays that kernels cannot read, or that do not fit q and k."""
+    """The number of sequences. Raises ArgumentError for arrays that kernels cannot read, or that do not fit q and k."""
     starts = next((a for a in arrays if a.name == PACKED_QUERIES), None)
     batch = q.shape[0] if starts is None else max((starts.shape or (1,))[0] - 1, 0)
     problems = list(_problems(arrays, batch, q, k))
@@ -70,7 +70,7 @@ def check_cache(arrays: Sequence[ArrayInfo], q: ArrayInfo, k: ArrayInfo) -> int:
 
 
 def is_packed(names: Iterable[str]) -> bool:
-    """Whether the queries of a call lie behind one another."""
+    """Whether the queries of a call are packed."""
     return PACKED_QUERIES in names
 
 
@@ -84,23 +84,23 @@ def _problems(arrays: Sequence[ArrayInfo], batch: int, q: ArrayInfo, k: ArrayInf
         if a.name == "block_table":
             if not is_ints(a, 2) or (not has_rows and a.shape[0] != batch):
                 yield (
-                    f"{label} is {a.dtype} of shape {a.shape}; pass a row of int32 page numbers, side by side, for "
+                    f"{label} is {a.dtype} of shape {a.shape}; pass a contiguous row of int32 page numbers for "
                     f"each of {batch} sequences"
                 )
         elif not is_ints(a, 1) or a.shape != (size,):
-            yield f"{label} is {a.dtype} of shape {a.shape}; pass {size} integers of 32 bits, side by side"
+            yield f"{label} is {a.dtype} of shape {a.shape}; pass {size} contiguous int32"
     if table is not None and len(table.shape) != 2:
         return
     if capacity(arrays, k) >= _LENGTH_LIMIT:
         yield f"the cache has room for {capacity(arrays, k)} keys of a sequence; it must be below 2^30"
     if not has_rows and table is None and k.shape[0] < batch:
         yield (
-            f"k has {k.shape[0]} rows and q has batch {batch}; pass a cache with a row for each sequence, or say in "
-            "cache.batch_idx which row it has"
+            f"k has {k.shape[0]} rows and q has batch {batch}; pass a cache with a row for each sequence, or "
+            "name the row of each sequence in cache.batch_idx"
         )
 
 
 def is_ints(a: ArrayInfo, rank: int) -> bool:
-    """Whether an array holds integers of 32 bits, those of a row side by side."""
+    """Whether an array is int32, of this rank, with contiguous rows."""
     known = a.dtype.rpartition(".")[2] == "int32" and len(a.shape) == rank
     return known and (a.shape[-1] <= 1 or a.strides[-1] == 1)

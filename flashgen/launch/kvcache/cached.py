@@ -1,4 +1,4 @@
-"""Forward calls whose keys and values lie in a cache: their sizes, splits and parameters."""
+"""Forward calls with a KV cache: their sizes, splits and parameters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flashgen.spec import Mask
 
 
 def cached_problem(rows: Problem, sequences: int, longest: int, arrays: Sequence[ArrayInfo], k: ArrayInfo) -> Problem:
-    """What the forward kernel's grid is made for: as many keys as each sequence has room for.
+    """The problem that sizes the forward kernel's grid: each sequence has as many keys as it has room for.
 
-    ``longest`` are the queries of the longest of packed sequences; 0 where queries are a batch.
+    ``longest`` is the number of queries of the longest packed sequence, or 0 if queries are a batch.
     """
     len_q = min(longest, rows.len_q) if longest else rows.len_q
     return replace(rows, batch=sequences, len_q=len_q, len_kv=capacity(arrays, k))
@@ -27,13 +27,13 @@ def cached_problem(rows: Problem, sequences: int, longest: int, arrays: Sequence
 def cached_values(
     mask: Mask, rows: Problem, arrays: Sequence[ArrayInfo], k: ArrayInfo, splits: int
 ) -> dict[str | None, Value]:
-    """The parameters that only calls with a cache have, but for the addresses; ``rows`` are those of the results."""
+    """The parameters that only calls with a cache have, except addresses; ``rows`` are those of the results."""
     table_row = next((a.strides[0] for a in arrays if a.name == "block_table"), 0)
     values: dict[str | None, Value] = {"splits": splits, "page_size": k.shape[1], "table_row": table_row}
     values |= {"lse_batch": rows.heads_q * rows.len_q, "lse_head": rows.len_q}
     values["lse_rows"] = rows.batch * rows.heads_q * rows.len_q
     if is_packed(a.name for a in arrays):
-        # A batch of one, that all sequences are in.
+        # The results are a batch of one, with the rows of all sequences.
         values |= {"lse_batch": 0, "o_batch": 0, "total_q": rows.len_q, "total_kv": 0}
     return values | band_values(mask)
 
@@ -45,7 +45,7 @@ def combine_steps(
     values: Mapping[str | None, Value],
     names: Sequence[str],
 ) -> tuple[Step, ...]:
-    """What combines the results of splits: row by row, whichever sequence a row is of."""
+    """The step that combines the results of splits. It treats the rows of all sequences alike."""
     if splits == 1:
         return ()
     own = {**values, "batch": rows.batch, "len_q": rows.len_q, "o_batch": rows.len_q * int(values["o_row"])}
@@ -53,6 +53,6 @@ def combine_steps(
 
 
 def partial_outputs(rows: Problem, splits: int, head_dim_v: int) -> tuple[Output, ...]:
-    """Where splits leave their results; without splits nothing does."""
+    """The workspaces for the results of splits; empty without splits."""
     count = 0 if splits == 1 else splits * rows.batch * rows.heads_q * rows.len_q
     return Output("o_partial", (count * head_dim_v,), "fp32"), Output("lse_partial", (count,), "fp32")
